@@ -1,0 +1,135 @@
+"""The contract between the loop and a drafting method.
+
+A drafter is a frozen, hashable dataclass whose fields are its settings. It proposes tokens and
+learns from the outcome; it never decides what is said.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import DraftTree, Verification
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.pytree import pytree
+
+State = Any  # a pytree of the drafter's own
+
+
+class Params(NamedTuple):
+    """The arrays of one request: all weights, and whatever else the drafter reads."""
+
+    target: Any
+    drafter: Any = None  # weights, a classifier, a datastore, or None
+
+
+class Context(NamedTuple):
+    """The committed text of each row; what stands in `tokens` beyond `length` does not matter."""
+
+    tokens: Int[Array, "B S"]
+    length: Int[Array, " B"]
+
+    @property
+    def root(self) -> Int[Array, " B"]:
+        """The last committed token, which is not in the target's cache yet."""
+        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+
+
+@pytree
+class Probe:
+    """W extra target rows: computed for the drafter's sake, never accepted."""
+
+    tokens: Int[Array, "B W"]
+    offset: Int[Array, "B W"]  # position relative to the root
+    anchor: Int[Array, "B W"]  # sees this node and its ancestors (0: the root)
+    visible: Bool[Array, "B W W"]  # and these probe rows
+
+
+class Proposal(NamedTuple):
+    """What the drafter asks the target to judge in one pass."""
+
+    tree: DraftTree
+    probe: Probe | None = None
+
+
+@pytree
+class Outcome:
+    """One finished round, as `Drafter.update` sees it. Unused parts cost nothing under jit."""
+
+    tree: DraftTree
+    output: ModelOutput  # N node rows, then W probe rows; rows of invalid nodes hold zeros
+    verification: Verification
+    context: Context  # after the commit
+    root_slot: Int[Array, " B"]  # position of the root in the text before the commit
+
+    def along_path(self, rows: Array) -> Array:
+        """Rows `[B, N(+W), ...]` of the accepted path, `[B, P, ...]`, root first."""
+        path = self.verification.path
+        return jax.vmap(lambda row, nodes: row[nodes])(rows, path)
+
+    @property
+    def last_node(self) -> Int[Array, " B"]:
+        """The deepest accepted node: its logits gave the bonus."""
+        at = self.verification.num_accepted[:, None]
+        return jnp.take_along_axis(self.verification.path, at, axis=1)[:, 0]
+
+    def at_last_node(self, rows: Array) -> Array:
+        """Rows `[B, N(+W), ...]` at the deepest accepted node, `[B, ...]`."""
+        return jax.vmap(lambda row, node: row[node])(rows, self.last_node)
+
+    def probe_logits(self) -> Float[Array, "B W V"]:
+        """The target's logits at the probe rows."""
+        assert self.output.logits is not None
+        return self.output.logits[:, self.tree.num_nodes :]
+
+
+@dataclass(frozen=True)
+class Drafter(Protocol):
+    """What a drafting method provides; see the methods' files for how each does it."""
+
+    @property
+    def taps(self) -> Taps:
+        """What the target must reveal."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """N: nodes of the tree, root included."""
+        ...
+
+    @property
+    def num_probes(self) -> int:
+        """W: rows of the probe, usually 0."""
+        ...
+
+    @property
+    def max_depth(self) -> int:
+        """D: the longest path, root not counted."""
+        ...
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        """Raises SpecjaxError if these settings or params do not fit the target."""
+        ...
+
+    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
+        """The state before the first round.
+
+        `prefill` holds the tapped hidden states of `prompt[:-1]` (no logits, no attention);
+        `num_slots` bounds the positions of text and rows together.
+        """
+        ...
+
+    def propose(
+        self, params: Params, state: State, context: Context, draw: Draw
+    ) -> tuple[Proposal, State]:
+        """Drafts below the root, which is the last token of `context`."""
+        ...
+
+    def update(self, params: Params, state: State, outcome: Outcome) -> State:
+        """Takes in what the target decided, and what it revealed on the way."""
+        ...

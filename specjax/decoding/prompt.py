@@ -1,0 +1,52 @@
+"""Prompt: padded token rows with their true lengths."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from specjax.errors import SpecjaxError
+from specjax.pytree import pytree
+
+BUCKET = 64  # prompts are padded to multiples of this, so that few lengths are compiled
+
+
+@pytree
+class Prompt:
+    """B prompts, padded on the right; what stands in the padding does not matter."""
+
+    tokens: Int[Array, "B P"]
+    length: Int[Array, " B"]
+
+
+def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
+    """Pads rows of token ids to the next multiple of `bucket`.
+
+    Raises:
+        SpecjaxError: for no rows or an empty row.
+    """
+    if len(ids) == 0:
+        raise SpecjaxError("no prompts given; pass at least one row of token ids")
+    for row, tokens in enumerate(ids):
+        if len(tokens) == 0:
+            raise SpecjaxError(f"prompt {row} is empty; give at least 2 tokens")
+    longest = max(len(tokens) for tokens in ids)
+    padded = np.zeros((len(ids), -(-longest // bucket) * bucket), np.int32)
+    for row, tokens in enumerate(ids):
+        padded[row, : len(tokens)] = tokens
+    return Prompt(jnp.asarray(padded), jnp.asarray([len(tokens) for tokens in ids], jnp.int32))
+
+
+def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
+    """Tokenizes texts as the tokenizer does by itself (its own BOS included) and pads them.
+
+    Raises:
+        SpecjaxError: for an empty text or no texts.
+    """
+    if isinstance(texts, str):
+        raise SpecjaxError("encode takes a list of texts; wrap the single text in [...]")
+    for row, text in enumerate(texts):
+        if not text:
+            raise SpecjaxError(f"prompt {row} is empty; write some text")
+    return from_ids([tokenizer(text)["input_ids"] for text in texts], bucket)

@@ -1,0 +1,54 @@
+"""Plain decoding without cache, tree or drafter: slow, and short enough to be believed."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, Key
+
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.models.cache import KVCache
+from specjax.models.llama import Llama
+from specjax.models.rows import causal_rows
+
+
+@partial(jax.jit, static_argnames=("target", "sampling", "max_new_tokens", "eos"))
+def reference_generate(
+    params,
+    prompt: Prompt,
+    key: Key[Array, ""],
+    *,
+    target: Llama,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    max_new_tokens: int = 256,
+    eos: tuple[int, ...] = (),
+) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
+    """What every method must say: new tokens (zero beyond the length) and their number per row.
+
+    Runs the whole text through the target for every token. `params` are the target's.
+    """
+    batch, padded = prompt.tokens.shape
+    num_slots = padded + max_new_tokens
+    keys = row_keys(key, batch)
+
+    def next_token(_, carry):
+        tokens, length, is_done = carry
+        rows = causal_rows(tokens, jnp.zeros((batch,), jnp.int32))
+        dtype = params["embed_tokens"]["weight"].dtype
+        cache = KVCache.create(target.config, batch, num_slots, dtype)
+        output, _ = target.apply({"params": params}, rows, cache)
+        last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)[:, 0]
+        token = jnp.argmax(Draw(keys, length, sampling).perturbed(last, length), axis=-1)
+        token = jnp.where(is_done, 0, token).astype(jnp.int32)
+        tokens = jax.vmap(lambda row, at, new: row.at[at].set(new))(tokens, length, token)
+        is_done = is_done | jnp.isin(token, jnp.asarray(eos, jnp.int32))
+        return tokens, jnp.where(carry[2], length, length + 1), is_done
+
+    start = jnp.pad(prompt.tokens, ((0, 0), (0, max_new_tokens)))
+    start = jnp.where(jnp.arange(num_slots)[None, :] < prompt.length[:, None], start, 0)
+    carry = (start, prompt.length, jnp.zeros((batch,), bool))
+    tokens, length, _ = lax.fori_loop(0, max_new_tokens, next_token, carry)
+    at = prompt.length[:, None] + jnp.arange(max_new_tokens)[None, :]
+    return jnp.take_along_axis(tokens, at, axis=1), length - prompt.length

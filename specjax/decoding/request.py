@@ -1,0 +1,80 @@
+"""Checks of a request before anything is compiled: one clear line instead of a failure inside XLA."""
+
+import jax
+import numpy as np
+
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.prompt import Prompt
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Llama
+
+
+def check_request(
+    params: Params, prompt: Prompt, target: Llama, drafter: Drafter, max_new_tokens: int
+) -> None:
+    """Raises SpecjaxError if the request cannot be served.
+
+    Values that are still traced (under an outer `jit`) are taken on trust; shapes are not.
+    """
+    if max_new_tokens < 1:
+        raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
+    check_target_params(params.target, target.config)
+    drafter.taps.check(target.config)
+    drafter.check(target.config, params.drafter)
+    if not isinstance(prompt.tokens, jax.core.Tracer):
+        check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
+        check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
+
+
+def check_target_params(params, config: LlamaConfig) -> None:
+    """Raises SpecjaxError if `params` are evidently those of another model."""
+    try:
+        table = params["embed_tokens"]["weight"]
+        query = params["layers_0"]["self_attn"]["q_proj"]["weight"]
+    except (KeyError, TypeError):
+        raise SpecjaxError(
+            "params.target are not those of a Llama; pass specjax.Params(target.params, ...)"
+        ) from None
+    layers = sum(name.startswith("layers_") for name in params)
+    found = (*table.shape, query.shape[0], layers)
+    width = config.num_attention_heads * config.head_dim
+    expected = (config.vocab_size, config.hidden_size, width, config.num_hidden_layers)
+    if found != expected:
+        raise SpecjaxError(
+            f"params.target belong to another model: vocabulary, width, query width, layers are "
+            f"{found}, the model wants {expected}; pass the params loaded with this target"
+        )
+
+
+def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: LlamaConfig) -> None:
+    """Raises SpecjaxError for prompts too short, wrongly padded, or outside the vocabulary."""
+    for row, length in enumerate(lengths):
+        if length < 2:
+            raise SpecjaxError(
+                f"prompt {row} has {length} token(s): drafters need at least 2; prepend BOS or "
+                "write a longer prompt"
+            )
+        if length > tokens.shape[1]:
+            raise SpecjaxError(
+                f"prompt {row} has length {length} but only {tokens.shape[1]} columns; build "
+                "prompts with specjax.from_ids"
+            )
+        wrong = tokens[row, :length]
+        wrong = wrong[(wrong < 0) | (wrong >= config.vocab_size)]
+        if wrong.size:
+            raise SpecjaxError(
+                f"prompt {row} holds token id {wrong[0]}, outside the vocabulary of "
+                f"{config.vocab_size} (0 to {config.vocab_size - 1}); tokenize it with the "
+                "target's own tokenizer"
+            )
+
+
+def check_length(prompt_length: int, max_new_tokens: int, config: LlamaConfig) -> None:
+    """Raises SpecjaxError if prompt and new tokens exceed the positions the model can tell apart."""
+    if prompt_length + max_new_tokens > config.longest_text:
+        raise SpecjaxError(
+            f"{prompt_length} prompt tokens + {max_new_tokens} new ones exceed the model's "
+            f"{config.longest_text} positions (max_position_embeddings); ask for at most "
+            f"{max(config.longest_text - prompt_length, 0)} new tokens or shorten the prompt"
+        )

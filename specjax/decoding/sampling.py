@@ -1,0 +1,141 @@
+"""How tokens are drawn: the filters, and noise that belongs to a position of the text.
+
+Under `coupled` verification (the default) the token at absolute position t of a row is
+`argmax(filtered logits + gumbel(fold_in(row_key, t)))`, whoever computes it and however often. So
+the text depends on the key alone, never on the drafter. `rejection` must not reuse a draw that has
+already had an influence, so its noise also depends on the round.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from specjax.errors import SpecjaxError
+from specjax.pytree import pytree, static
+
+# Streams of `rejection` noise: what drafters draw with, what accepts, what draws the bonus.
+DRAFT, ACCEPT, BONUS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Static settings of how the target's tokens are drawn.
+
+    Raises:
+        SpecjaxError: for a temperature that is negative or not finite, `top_k < 1`, `top_p` outside
+            (0, 1], or an unknown verification.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    verification: Literal["coupled", "rejection"] = "coupled"
+
+    def __post_init__(self):
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise SpecjaxError(
+                f"temperature {self.temperature} is not a finite number >= 0; 0 means greedy"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise SpecjaxError(f"top_k {self.top_k} must be at least 1; leave it out to keep all")
+        if not 0 < self.top_p <= 1:
+            raise SpecjaxError(f"top_p {self.top_p} is outside (0, 1]; 1 keeps all tokens")
+        if self.verification not in ("coupled", "rejection"):
+            raise SpecjaxError(
+                f"verification {self.verification!r} is unknown; use 'coupled' or 'rejection'"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
+        """Log-probabilities after temperature, top-k and top-p, in float32; -inf where cut.
+
+        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, at least one.
+        Greedy decoding ignores the filters: they never remove the most likely token.
+        """
+        logits = logits.astype(jnp.float32)
+        if self.is_greedy:
+            return jax.nn.log_softmax(logits, axis=-1)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
+            logits = jnp.where(logits >= least, logits, -jnp.inf)
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        if self.top_p < 1:
+            ordered = -jnp.sort(-log_probs, axis=-1)
+            before = jnp.cumsum(jnp.exp(ordered), axis=-1) - jnp.exp(ordered)
+            least = jnp.min(
+                jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True
+            )
+            log_probs = jnp.where(log_probs >= least, log_probs, -jnp.inf)
+            log_probs = jax.nn.log_softmax(log_probs, axis=-1)
+        return log_probs
+
+
+@pytree
+class Draw:
+    """The draws of one round; the same object serves the drafter and the verifier."""
+
+    row_keys: Key[Array, " B"]
+    round_start: Int[Array, " B"]  # committed length at the start of the round
+    sampling: Sampling = static()
+
+    def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
+        """Log-probabilities that tokens are drawn from: see `Sampling.filtered`."""
+        return self.sampling.filtered(logits)
+
+    def noise(
+        self, positions: Int[Array, "B *N"], vocab_size: int, stream: int = DRAFT
+    ) -> Float[Array, "B *N V"]:
+        """Gumbel noise for the tokens that will stand at `positions` of the text."""
+        keys = self._position_keys(positions, stream)
+        flat = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys.reshape(-1))
+        return flat.reshape(*positions.shape, vocab_size)
+
+    def uniform(
+        self, positions: Int[Array, "B *N"], count: int, stream: int = ACCEPT
+    ) -> Float[Array, "B *N C"]:
+        """`count` uniform numbers in [0, 1) for each of `positions`."""
+        keys = self._position_keys(positions, stream)
+        flat = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys.reshape(-1))
+        return flat.reshape(*positions.shape, count)
+
+    def perturbed(
+        self,
+        logits: Float[Array, "B *N V"],
+        positions: Int[Array, "B *N"],
+        stream: int = DRAFT,
+    ) -> Float[Array, "B *N V"]:
+        """Scores whose argmax is a draw from the filtered logits; at temperature 0 the logits.
+
+        The k best scores are k draws without replacement, in order.
+        """
+        if self.sampling.is_greedy:
+            return logits.astype(jnp.float32)
+        return self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
+
+    def _position_keys(self, positions: Int[Array, "B *N"], stream: int) -> Key[Array, "B *N"]:
+        def of_row(key, start, row_positions):
+            if self.sampling.verification == "rejection":
+                key = jax.random.fold_in(jax.random.fold_in(key, stream), start)
+            fold = jax.random.fold_in
+            keys = jax.vmap(lambda position: fold(key, position))(row_positions.reshape(-1))
+            return keys.reshape(row_positions.shape)
+
+        return jax.vmap(of_row)(self.row_keys, self.round_start, positions)
+
+
+def row_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
+    """One key per row, so that row b of a batch equals its prompt alone under `fold_in(key, b)`.
+
+    A batch of one uses the key itself: that is what "alone" means above.
+    """
+    if batch == 1:
+        return key[None]
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))

@@ -1,0 +1,165 @@
+"""DraftTree: the drafted tokens of one round, in static shapes, and what came of them.
+
+Node 0 is the root (committed, but not yet in the target's cache). Parents stand before their
+children and valid nodes before invalid ones, so the first n nodes are always a tree themselves.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.errors import SpecjaxError
+from specjax.pytree import pytree, static
+
+NO_PARENT = -1
+
+
+@pytree
+class DraftTree:
+    """B trees of N nodes each, root included. V: vocabulary."""
+
+    tokens: Int[Array, "B N"]
+    parents: Int[Array, "B N"]  # NO_PARENT at the root
+    depth: Int[Array, "B N"]  # 0 at the root
+    valid: Bool[Array, "B N"]  # the root is always valid
+    # Row n: probabilities that n's children were drawn from; None: children were chosen, not drawn.
+    proposal: Float[Array, "B N V"] | None = None
+    is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens.shape[1]
+
+    def first(self, count: int) -> "DraftTree":
+        """The tree of the first `count` nodes."""
+        return replace(
+            self,
+            tokens=self.tokens[:, :count],
+            parents=self.parents[:, :count],
+            depth=self.depth[:, :count],
+            valid=self.valid[:, :count],
+            proposal=None if self.proposal is None else self.proposal[:, :count],
+        )
+
+    def num_valid(self) -> Int[Array, " B"]:
+        """Valid nodes of each tree, root included."""
+        return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
+
+
+@pytree
+class Verification:
+    """The target's judgement. P = max_depth + 1."""
+
+    path: Int[Array, "B P"]  # accepted nodes, root first, zero padded
+    num_accepted: Int[Array, " B"]  # root not counted
+    bonus: Int[Array, " B"]  # the token the target adds after the path
+
+
+def chain(
+    root: Int[Array, " B"],
+    drafted: Int[Array, "B D"],
+    count: Int[Array, " B"],
+    proposal: Float[Array, "B N V"] | None = None,
+) -> DraftTree:
+    """A tree without branches: the root, then the first `count[b]` drafted tokens of each row."""
+    tokens = jnp.concatenate([root[:, None], drafted], axis=1)
+    batch, num_nodes = tokens.shape
+    steps = jnp.broadcast_to(jnp.arange(num_nodes), (batch, num_nodes))
+    return DraftTree(
+        tokens=tokens,
+        parents=steps - 1,  # the root's is NO_PARENT
+        depth=steps,
+        valid=steps <= count[:, None],
+        proposal=proposal,
+        is_chain=True,
+    )
+
+
+def from_choices(
+    root: Int[Array, " B"],
+    candidates: Int[Array, "B D K"],
+    choices: tuple[tuple[int, ...], ...],
+) -> DraftTree:
+    """A tree of static shape over candidates per depth (Medusa's `choices`).
+
+    Choice (r1, ..., rd) is a node at depth d with the token `candidates[:, d - 1, rd]`, a child of
+    choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
+
+    Raises:
+        SpecjaxError: if the parent of a choice is not among the choices.
+    """
+    ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
+    index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
+    for choice in ordered:
+        if choice[:-1] not in index:
+            raise SpecjaxError(
+                f"tree choice {choice} has no parent; add {choice[:-1]} to the choices"
+            )
+    depth = np.array([0] + [len(choice) for choice in ordered])
+    rank = np.array([choice[-1] for choice in ordered])
+    parents = np.array([NO_PARENT] + [index[choice[:-1]] for choice in ordered])
+    shape = (root.shape[0], len(depth))
+    drafted = candidates[:, depth[1:] - 1, rank]
+    return DraftTree(
+        tokens=jnp.concatenate([root[:, None], drafted], axis=1),
+        parents=jnp.broadcast_to(parents, shape),
+        depth=jnp.broadcast_to(depth, shape),
+        valid=jnp.ones(shape, bool),
+    )
+
+
+def merge_paths(
+    root: Int[Array, " B"],
+    paths: Int[Array, "B G L"],
+    lengths: Int[Array, "B G"],
+    num_nodes: int,
+) -> DraftTree:
+    """The prefix tree of G drafted continuations, the first of them first.
+
+    Path g counts `lengths[b, g]` tokens. Where the budget of `num_nodes` (root included) does not
+    hold all, the nodes of later paths are dropped.
+    """
+    batch, count, longest = paths.shape
+    steps = jnp.arange(longest)
+    used = steps < lengths[..., None]  # [B, G, L]
+    same = paths[:, :, None] == paths[:, None, :]
+    prefix = jnp.cumprod(same & used[:, None, :], axis=-1).astype(bool)  # [B, g, g', L]
+    owner = jnp.argmax(prefix, axis=2)  # the first path with the same tokens up to here
+    is_new = used & (owner == jnp.arange(count)[:, None])
+    rank = jnp.cumsum(is_new.reshape(batch, -1), axis=1).reshape(is_new.shape)
+    node = jnp.take_along_axis(rank, owner, axis=1)  # path-major, the root is node 0
+    parent = jnp.pad(node[..., :-1], ((0, 0), (0, 0), (1, 0)))
+    slot = jnp.where(is_new & (node < num_nodes), node, num_nodes).reshape(batch, -1)
+
+    def place(values, empty):
+        flat = jnp.broadcast_to(values, is_new.shape).reshape(batch, -1)
+        blank = jnp.full((batch, num_nodes), empty, flat.dtype)
+        return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(blank, slot, flat)
+
+    return DraftTree(
+        tokens=place(paths, 0).at[:, 0].set(root),
+        parents=place(parent, 0).at[:, 0].set(NO_PARENT),
+        depth=place(steps + 1, 0),
+        valid=place(jnp.ones((), bool), False).at[:, 0].set(True),
+    )
+
+
+def ancestors(tree: DraftTree, max_depth: int) -> Bool[Array, "B N N"]:
+    """Entry [b, i, j]: node j is node i or one of its ancestors.
+
+    Every pass doubles the distance looked back, so log2(depth) passes do.
+    """
+    batch, num_nodes = tree.tokens.shape
+    if tree.is_chain:
+        return jnp.broadcast_to(
+            jnp.tril(jnp.ones((num_nodes, num_nodes), bool)), (batch, num_nodes, num_nodes)
+        )
+    seen = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool), (batch, num_nodes, num_nodes))
+    jump = jnp.maximum(tree.parents, 0)
+    for _ in range(max(1, max_depth).bit_length()):
+        seen = seen | jnp.take_along_axis(seen, jump[..., None], axis=1)
+        jump = jnp.take_along_axis(jump, jump, axis=1)
+    return seen

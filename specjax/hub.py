@@ -1,0 +1,222 @@
+"""Load a target by name: "pocket", a folder in Hugging Face format, or a hub id.
+
+transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from huggingface_hub import errors, snapshot_download
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+from jax.typing import DTypeLike
+
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import load_llama
+from specjax.models.llama import Llama
+from specjax.models.weights import import_torch
+
+POCKET = "pocket"
+DTYPES = ("float32", "bfloat16", "float16")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+SMALL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+]
+SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json"]  # no "consolidated" twins
+TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of these makes one
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A model that is ready to decode: what it is, its weights and its tokenizer."""
+
+    model: Llama
+    params: Mapping[str, Any] = field(repr=False)
+    tokenizer: Any  # from transformers; None where the folder holds none
+    config: LlamaConfig
+    name: str
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The tokens that end a text, those of `generation_config.json` included."""
+        return self.config.eos_token_id
+
+
+def load(
+    name: str | Path,
+    dtype: DTypeLike | None = None,
+    revision: str | None = None,
+    progress: bool = True,
+) -> Target:
+    """Loads a target and its tokenizer.
+
+    Args:
+        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
+            id such as "lmsys/vicuna-7b-v1.3". A folder that is called pocket: "./pocket".
+        dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
+            bfloat16 elsewhere.
+        revision: branch, tag or commit of a hub id.
+        progress: show progress bars on stderr, if that is a terminal.
+
+    Raises:
+        SpecjaxError: if there is no such target, it cannot be fetched, its architecture is not
+            supported, or its files are damaged or do not fit together.
+    """
+    kind = _dtype_of(dtype)
+    folder = _folder_of(str(name), revision, progress)
+    config = _with_generation_eos(LlamaConfig.read(folder), folder)
+    params = load_llama(folder, config, kind, progress)
+    return Target(Llama(config), params, _read_tokenizer(folder), config, str(name))
+
+
+# ---- Where a name leads ------------------------------------------------------------------------
+
+
+def _folder_of(name: str, revision: str | None, progress: bool) -> Path:
+    folder = Path(name).expanduser()
+    is_local = name == POCKET or folder.is_dir()
+    if is_local and revision is not None:
+        raise SpecjaxError(
+            f"revision {revision!r} has no meaning for {name}; only hub ids have one"
+        )
+    if name == POCKET:
+        return _pocket_folder()
+    if is_local:
+        return folder
+    if HUB_ID.fullmatch(name):
+        return _download(name, revision, progress)
+    raise SpecjaxError(
+        f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
+        "or a hub id such as 'lmsys/vicuna-7b-v1.3'"
+    )
+
+
+def _pocket_folder() -> Path:
+    folder = Path(str(resources.files("specjax") / "pocket" / "weights" / "target"))
+    if not (folder / "config.json").is_file():
+        raise SpecjaxError(
+            f"the pocket weights are not in {folder}; install specjax again, "
+            "or give a folder or a hub id"
+        )
+    return folder
+
+
+def _download(name: str, revision: str | None, progress: bool) -> Path:
+    """The local copy of a hub repository: its config is judged before its weights are fetched."""
+    with _download_bars(progress), _hub_errors(name, revision):
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
+        LlamaConfig.read(folder)
+        commit = folder.name  # should the branch move meanwhile
+        snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS)
+        if not any(folder.glob("model*.safetensors")):
+            import_torch(name)
+            snapshot_download(name, revision=commit, allow_patterns=TORCH_WEIGHTS)
+    return folder
+
+
+@contextmanager
+def _download_bars(wanted: bool) -> Iterator[None]:
+    were_off = are_progress_bars_disabled()
+    if not wanted:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not wanted and not were_off:
+            enable_progress_bars()
+
+
+@contextmanager
+def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    try:
+        yield
+    except SpecjaxError:
+        raise
+    except errors.GatedRepoError:
+        advice = f"is gated; ask for access at https://huggingface.co/{name}, then `hf auth login`"
+        raise SpecjaxError(f"{name} {advice}") from None
+    except errors.RepositoryNotFoundError:
+        raise SpecjaxError(
+            f"{name} is neither a folder nor a public hub id; check the spelling, "
+            "or run `hf auth login` if it is private"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise SpecjaxError(
+            f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/tree/main"
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise SpecjaxError(
+            f"{name} is not a folder, and the hub cannot be reached for it; "
+            "check the network, or give a folder"
+        ) from None
+    except Exception as error:  # the network stack beneath the hub raises kinds of its own
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
+
+
+# ---- What a folder holds ------------------------------------------------------------------------
+
+
+def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
+    if dtype is None:
+        return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    try:
+        kind = jnp.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind is None or kind.name not in DTYPES:
+        raise SpecjaxError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)}")
+    return kind
+
+
+def _with_generation_eos(config: LlamaConfig, folder: Path) -> LlamaConfig:
+    """Adds the EOS tokens of `generation_config.json`: chat models name more of them there."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return config
+    try:
+        more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise SpecjaxError(f"{path} is not valid JSON ({error}); fetch it again") from None
+    tokens = () if more is None else (more,) if isinstance(more, int) else tuple(more)
+    return dataclasses.replace(
+        config, eos_token_id=tuple(dict.fromkeys(config.eos_token_id + tokens))
+    )
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers raises plain Exception for a damaged file
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SpecjaxError(
+            f"the tokenizer in {folder} cannot be read ({reason}); download it again"
+        ) from error
+
+
+# ---- Drafters ----------------------------------------------------------------------------------

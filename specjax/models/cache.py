@@ -1,0 +1,100 @@
+"""KVCache: keys and values of the committed text, with room for the rows of one round.
+
+A round writes its rows as *scratch* behind the committed part; `keep` then moves the rows of the
+accepted path to the front of the scratch and counts them as committed. What lies beyond is
+overwritten by the next round.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.config import LlamaConfig
+from specjax.pytree import pytree, static
+
+
+@pytree
+class KVCache:
+    """One array per layer: restacking layers at every step would copy the whole cache.
+
+    S counts slots (committed rows and scratch), K key-value heads, D the width of a head.
+    """
+
+    keys: tuple[Float[Array, "B K S D"], ...]
+    values: tuple[Float[Array, "B K S D"], ...]
+    positions: Int[Array, "B S"]  # where the row of each slot stands in the text
+    length: Int[Array, " B"]  # committed rows
+    text_length: int = static()  # longest text of the request; only dynamic RoPE reads it
+
+    @classmethod
+    def create(
+        cls,
+        config: LlamaConfig,
+        batch: int,
+        num_slots: int,
+        dtype: DTypeLike = jnp.float32,
+        text_length: int | None = None,
+    ) -> "KVCache":
+        """An empty cache for `batch` texts with `num_slots` slots each."""
+        shape = (batch, config.num_key_value_heads, num_slots, config.head_dim)
+        layers = range(config.num_hidden_layers)
+        return cls(
+            keys=tuple(jnp.zeros(shape, dtype) for _ in layers),
+            values=tuple(jnp.zeros(shape, dtype) for _ in layers),
+            positions=jnp.zeros((batch, num_slots), jnp.int32),
+            length=jnp.zeros((batch,), jnp.int32),
+            text_length=num_slots if text_length is None else text_length,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.positions.shape[1]
+
+    def visible_slots(self, visible: Bool[Array, "B Q C"]) -> Bool[Array, "B Q S"]:
+        """Which slots each row sees: all committed ones, and of the scratch what `visible` says."""
+        batch, count, _ = visible.shape
+        committed = jnp.arange(self.num_slots)[None, :] < self.length[:, None]
+        everywhere = jnp.broadcast_to(committed[:, None, :], (batch, count, self.num_slots))
+        return write_slots(everywhere, visible, self.length, axis=2)
+
+    def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"]) -> "KVCache":
+        """Commits `count` scratch rows of each text: row `path[b, i]` of the scratch becomes i-th.
+
+        Entries of `path` from `count` on are ignored (any row number within the scratch will do).
+        """
+        source = self.length[:, None] + path
+
+        def compact(buffer: Float[Array, "B K S D"]) -> Float[Array, "B K S D"]:
+            rows = jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+            return write_slots(buffer, rows, self.length, axis=2)
+
+        moved = jnp.take_along_axis(self.positions, source, axis=1)
+        return KVCache(
+            keys=tuple(compact(keys) for keys in self.keys),
+            values=tuple(compact(values) for values in self.values),
+            positions=write_slots(self.positions, moved, self.length, axis=1),
+            length=self.length + count,
+            text_length=self.text_length,
+        )
+
+    def advance(self, count: Int[Array, " B"]) -> "KVCache":
+        """Commits the first `count` scratch rows where they stand (a chain is already in place)."""
+        return KVCache(self.keys, self.values, self.positions, self.length + count, self.text_length)
+
+
+def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:
+    """Writes `rows` into `buffer` from slot `start[b]` of each text on, along `axis`.
+
+    The caller sizes the buffer so that `start + rows` fits: XLA would silently shift the write.
+    """
+    if buffer.shape[axis] == rows.shape[axis]:  # fills it: training, and passes over whole texts
+        return rows.astype(buffer.dtype)
+    if buffer.shape[0] == 1:  # one plain slice update; the batched form becomes a scatter
+        return lax.dynamic_update_slice_in_dim(buffer, rows.astype(buffer.dtype), start[0], axis)
+
+    def write(one_buffer, one_rows, one_start):
+        return lax.dynamic_update_slice_in_dim(one_buffer, one_rows, one_start, axis - 1)
+
+    return jax.vmap(write)(buffer, rows.astype(buffer.dtype), start)

@@ -1,0 +1,143 @@
+"""Params with their config and recipe in one folder, through Orbax.
+
+A checkpoint folder holds `params/` (Orbax) and `config.json` (whatever the caller wants to find
+again: the shape of the model, the recipe of the run). Orbax is imported on first use, because it
+takes longer than the rest of the package.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax.errors import SpecjaxError
+
+PARAMS = "params"
+CONFIG = "config.json"
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty sibling of `folder` that takes its name once the block has succeeded.
+
+    After a failure, an interrupt included, neither of the two is there.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be written.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpecjaxError(
+            f"{folder} already exists and is not an empty folder; delete it or choose another name"
+        )
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        if folder.exists():
+            folder.rmdir()
+        os.replace(unfinished, folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SpecjaxError(
+            f"cannot write {folder} ({reason}); free some space or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def save_checkpoint(folder: Path, params: Any, config: Mapping[str, Any]) -> None:
+    """Writes `params` (a pytree of arrays) and `config` (any JSON) into a new `folder`, atomically.
+
+    For one process; a run over many hosts saves through Orbax's own manager.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be written.
+    """
+    import orbax.checkpoint as ocp
+
+    text = json.dumps(config, indent=2) + "\n"
+    with new_folder(folder) as unfinished:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(unfinished / PARAMS, params)
+        (unfinished / CONFIG).write_text(text, encoding="utf-8")
+
+
+def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Reads back `(params, config)` from a folder written by `save_checkpoint`.
+
+    Args:
+        folder: the checkpoint.
+        like: a pytree of arrays or `jax.ShapeDtypeStruct`s that gives structure, dtype and
+            sharding; without it, nested dicts of arrays as saved, on the default device.
+
+    Raises:
+        SpecjaxError: if the folder is no checkpoint, is damaged, or does not fit `like`.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = Path(folder).expanduser().resolve()
+    config = _read_config(folder)
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            saved = checkpointer.metadata(folder / PARAMS).item_metadata.tree
+            mismatch = "" if like is None else _mismatch(saved, like)
+            if not mismatch:
+                target = _on_default_device(saved) if like is None else like
+                return checkpointer.restore(folder / PARAMS, target), config
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise SpecjaxError(
+                f"{folder / PARAMS} cannot be read ({reason}); save or copy the checkpoint again"
+            ) from error
+    raise SpecjaxError(f"{folder} does not fit this model: {mismatch}; check its {CONFIG}")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file() or not (folder / PARAMS).is_dir():
+        raise SpecjaxError(
+            f"{folder} is not a checkpoint: it needs {CONFIG} and {PARAMS}/; "
+            "give a folder that specjax has saved"
+        )
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SpecjaxError(
+            f"{folder / CONFIG} is not valid JSON ({error}); copy the checkpoint again"
+        ) from None
+
+
+def _on_default_device(saved: Any) -> Any:
+    # The device of the saving machine may not exist here.
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), saved
+    )
+
+
+def _mismatch(saved: Any, like: Any) -> str:
+    """The first few differences in names and shapes, as text; empty if there are none."""
+    found, wanted = _shapes(saved), _shapes(like)
+    lines = [f"{name} is missing" for name in wanted if name not in found]
+    lines += [f"{name} is unexpected" for name in found if name not in wanted]
+    lines += [
+        f"{name} is {found[name]}, expected {shape}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    return ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    # Tuples come back from disk as lists, structs as dicts: names compare without the brackets.
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape)
+        for path, leaf in leaves
+    }

@@ -1,0 +1,226 @@
+"""LlamaConfig: the shape of a Llama-family model, read from and written to Hugging Face's form.
+
+Fields carry the names of `config.json`, so that a reader finds the same word in both places.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.errors import SpecjaxError
+
+MODEL_TYPES = ("llama", "mistral")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+MISTRAL_DEFAULT_WINDOW = 4096  # what transformers assumes where the key is absent (not null)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: its base and how it is stretched to longer texts."""
+
+    rope_type: str = "default"
+    rope_theta: float = 10000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0  # llama3: the length before stretching
+
+    def inverse_frequencies(
+        self, head_dim: int, max_position_embeddings: int, text_length: int
+    ) -> np.ndarray:
+        """Angle per position of each of the `head_dim / 2` rotated pairs, float32.
+
+        `text_length` is the longest text of the request. Only `dynamic` reads it: its base grows
+        once texts outgrow `max_position_embeddings`, and it is fixed here once per request so that
+        a token's rotation does not depend on when the token was processed.
+        """
+        theta = self.rope_theta
+        if self.rope_type == "dynamic":
+            length = max(text_length, max_position_embeddings)
+            stretch = self.factor * length / max_position_embeddings - (self.factor - 1)
+            theta = theta * stretch ** (head_dim / (head_dim - 2))
+        frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        if self.rope_type == "linear":
+            frequencies = frequencies / self.factor
+        elif self.rope_type == "llama3":
+            frequencies = self._llama3(frequencies)
+        return frequencies.astype(np.float32)
+
+    def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
+        # Fast pairs stay, slow pairs are slowed by `factor`, those between are blended.
+        turns = self.original_max_position_embeddings * frequencies / (2 * np.pi)
+        span = self.high_freq_factor - self.low_freq_factor
+        keep = np.clip((turns - self.low_freq_factor) / span, 0.0, 1.0)
+        return keep * frequencies + (1 - keep) * frequencies / self.factor
+
+    @classmethod
+    def from_huggingface(cls, values: Mapping[str, Any]) -> "Rope":
+        """Reads `rope_parameters` (new spelling) or `rope_theta` with `rope_scaling` (old)."""
+        scaling = dict(values.get("rope_scaling") or {}) | dict(values.get("rope_parameters") or {})
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind not in ROPE_TYPES:
+            raise SpecjaxError(
+                f"RoPE type {kind!r} is not supported; specjax reads {', '.join(ROPE_TYPES)}"
+            )
+        if values.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise SpecjaxError(
+                "partial_rotary_factor is not supported; use a checkpoint with full rotary heads"
+            )
+        theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
+        names = [each.name for each in dataclasses.fields(cls)[2:]]
+        try:
+            extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
+            if kind != "default":
+                extras["factor"] = float(scaling["factor"])
+            if kind == "llama3":
+                for name in names:
+                    extras[name] = scaling[name]
+        except KeyError as missing:
+            raise SpecjaxError(
+                f"RoPE type {kind!r} needs {missing} in rope_scaling; add it to config.json"
+            ) from None
+        return cls(rope_type=kind, rope_theta=float(theta), **extras)
+
+    def to_huggingface(self) -> dict[str, Any]:
+        """Both spellings, so that old and new readers find what they look for."""
+        if self.rope_type == "default":
+            parameters: dict[str, Any] = {"rope_type": "default"}
+        else:
+            parameters = {"rope_type": self.rope_type, "factor": self.factor}
+        if self.rope_type == "llama3":
+            for each in dataclasses.fields(self)[3:]:
+                parameters[each.name] = getattr(self, each.name)
+        scaling = None if self.rope_type == "default" else dict(parameters)
+        parameters["rope_theta"] = self.rope_theta
+        return {
+            "rope_theta": self.rope_theta,
+            "rope_scaling": scaling,
+            "rope_parameters": parameters,
+        }
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Everything that decides the shapes and the arithmetic of one Llama-family model."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    rope: Rope = field(default_factory=Rope)
+    model_type: str = "llama"
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise SpecjaxError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}; check config.json"
+            )
+
+    @property
+    def longest_text(self) -> int:
+        """Positions that the model can tell apart: prompt and new tokens must fit in here."""
+        if self.rope.rope_type == "dynamic":
+            return int(self.max_position_embeddings * self.rope.factor)
+        return self.max_position_embeddings
+
+    @classmethod
+    def from_huggingface(cls, values: Mapping[str, Any]) -> "LlamaConfig":
+        """Reads the content of a `config.json`.
+
+        Raises:
+            SpecjaxError: for another architecture, activation or RoPE type, or a missing field.
+        """
+        kind = values.get("model_type")
+        if kind not in MODEL_TYPES:
+            raise SpecjaxError(
+                f"model_type {kind!r} is not supported; specjax runs {', '.join(MODEL_TYPES)} "
+                "(Llama 1 to 3, Vicuna, TinyLlama, Mistral)"
+            )
+        if values.get("hidden_act", "silu") != "silu":
+            raise SpecjaxError(
+                f"hidden_act {values['hidden_act']!r} is not supported; Llama models use 'silu'"
+            )
+        try:
+            heads = values["num_attention_heads"]
+            hidden_size = values["hidden_size"]
+            window = values.get("sliding_window", MISTRAL_DEFAULT_WINDOW)
+            return cls(
+                vocab_size=values["vocab_size"],
+                hidden_size=hidden_size,
+                intermediate_size=values["intermediate_size"],
+                num_hidden_layers=values["num_hidden_layers"],
+                num_attention_heads=heads,
+                num_key_value_heads=values.get("num_key_value_heads") or heads,
+                head_dim=values.get("head_dim") or hidden_size // heads,
+                max_position_embeddings=values.get("max_position_embeddings", 2048),
+                rms_norm_eps=values.get("rms_norm_eps", 1e-6),
+                tie_word_embeddings=values.get("tie_word_embeddings", False),
+                attention_bias=values.get("attention_bias") or False,
+                mlp_bias=values.get("mlp_bias") or False,
+                sliding_window=window if kind == "mistral" else None,
+                rope=Rope.from_huggingface(values),
+                model_type=kind,
+                bos_token_id=values.get("bos_token_id"),
+                eos_token_id=_as_tuple(values.get("eos_token_id")),
+            )
+        except KeyError as missing:
+            raise SpecjaxError(
+                f"config.json has no {missing}; it does not describe a {kind} model"
+            ) from None
+
+    @classmethod
+    def read(cls, folder: Path) -> "LlamaConfig":
+        """Reads `folder/config.json`; errors name the file."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise SpecjaxError(
+                f"{folder} holds no config.json; give a folder in Hugging Face format"
+            )
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise SpecjaxError(f"{path} is not valid JSON ({error}); fetch it again") from None
+        if not isinstance(values, dict):
+            raise SpecjaxError(f"{path} holds no JSON object; fetch it again")
+        try:
+            return cls.from_huggingface(values)
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{path}: {error}") from None
+
+    def to_huggingface(self) -> dict[str, Any]:
+        """The content of a `config.json` that `transformers` reads as the same model."""
+        values = dataclasses.asdict(self)
+        del values["rope"]
+        if self.model_type != "mistral":
+            del values["sliding_window"]
+        architecture = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+        eos = self.eos_token_id
+        values["eos_token_id"] = (list(eos) if len(eos) > 1 else eos[0]) if eos else None
+        return values | {
+            "architectures": [architecture[self.model_type]],
+            "hidden_act": "silu",
+            **self.rope.to_huggingface(),
+        }
+
+
+def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

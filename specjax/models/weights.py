@@ -1,0 +1,139 @@
+"""The tensors stored in a folder of weights, one at a time, whatever the file format.
+
+Safetensors are read without torch, bfloat16 included. Old `.bin` files are pickles: they are read
+by torch, with `weights_only=True`, and only where it is installed.
+"""
+
+import json
+import math
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from specjax.errors import SpecjaxError
+
+FORMATS = (  # single file, index of shards; the first that exists is read
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+FLOATS = {  # as safetensors spells them
+    "F64": jnp.dtype("float64"),
+    "F32": jnp.dtype("float32"),
+    "F16": jnp.dtype("float16"),
+    "BF16": jnp.dtype("bfloat16"),
+}
+
+
+class StoredTensor(NamedTuple):
+    """One tensor of a weight file; `read` copies it into memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # a key of `FLOATS`, or what else the file says
+    read: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in memory; only for the dtypes of `FLOATS`."""
+        return math.prod(self.shape) * FLOATS[self.dtype].itemsize
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of `folder`: one, or all shards that its index names.
+
+    Raises:
+        SpecjaxError: if there are no weights, the index is damaged, or a shard is missing.
+    """
+    for single, index in FORMATS:
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            return _shards(folder / index)
+    expected = " or ".join(name for names in FORMATS for name in names)
+    raise SpecjaxError(f"{folder} holds no weights ({expected}); download the checkpoint again")
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [index.parent / Path(name).name for name in sorted(names)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SpecjaxError(f"{index} is not a valid index of shards; download it again") from None
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise SpecjaxError(
+            f"{index.parent} lacks {', '.join(missing)}, named by {index.name}; "
+            "download the checkpoint again"
+        )
+    return files
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder by name, in file order; nothing but headers is read yet.
+
+    Raises:
+        SpecjaxError: if a file is missing or damaged, or is a `.bin` and torch is not installed.
+    """
+    tensors = {}
+    for path in weight_files(folder):
+        found = _from_torch(path) if path.suffix == ".bin" else _from_safetensors(path)
+        tensors |= {tensor.name: tensor for tensor in found}
+    return tensors
+
+
+def _from_safetensors(path: Path) -> list[StoredTensor]:
+    def tensor_of(name: str, header: Any) -> StoredTensor:
+        def read() -> np.ndarray:
+            with safe_open(path, framework="numpy") as file:
+                return file.get_tensor(name)
+
+        return StoredTensor(name, tuple(header.get_shape()), header.get_dtype(), read)
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return [tensor_of(name, file.get_slice(name)) for name in file.offset_keys()]
+    except (SafetensorError, OSError) as error:
+        raise SpecjaxError(f"{path} is damaged or cut short ({error}); download it again") from None
+
+
+def _from_torch(path: Path) -> list[StoredTensor]:
+    torch = import_torch(path)
+    codes = {getattr(torch, kind.name): code for code, kind in FLOATS.items()}
+
+    def tensor_of(name: str, tensor: Any) -> StoredTensor:
+        def read() -> np.ndarray:
+            if tensor.dtype is torch.bfloat16:  # which torch cannot hand to numpy
+                return tensor.contiguous().view(torch.int16).numpy().view(FLOATS["BF16"])
+            return tensor.numpy()
+
+        dtype = codes.get(tensor.dtype, str(tensor.dtype))
+        return StoredTensor(name, tuple(tensor.shape), dtype, read)
+
+    try:
+        is_zip = zipfile.is_zipfile(path)  # all but the oldest; only these can be memory-mapped
+        weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        return [tensor_of(name, tensor) for name, tensor in weights.items()]
+    except (RuntimeError, ValueError, EOFError, OSError, AttributeError, UnpicklingError):
+        raise SpecjaxError(f"{path} is damaged or holds no weights; download it again") from None
+
+
+def import_torch(path: Path | str) -> Any:
+    """The torch module, which only `.bin` files need.
+
+    Raises:
+        SpecjaxError: if torch is not installed; the message names `path`.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise SpecjaxError(
+            f"{path} needs torch to be read; run `pip install torch`, "
+            "or use a checkpoint in safetensors format"
+        ) from None
+    return torch

@@ -1,0 +1,269 @@
+"""How pocket is trained: `python -m specjax.pocket.recipe --size target --out DIR`, one command.
+
+Copying is taught first: without an opening of repeated segments the model learns the statistics of
+code long before it learns to look back, and an edit task is mostly looking back. Then come edit
+tasks and plain code, at last at twice the length. Every batch is a function of the step, so an
+interrupted run resumes from its newest checkpoint on the same path.
+"""
+
+import json
+import platform
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import rich.progress
+import tyro
+from jaxtyping import Array, Float, Int
+
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import save_llama
+from specjax.models.llama import Llama
+from specjax.models.rows import causal_rows
+from specjax.pocket import corpus, edits, tokenizer
+
+TARGET = LlamaConfig(
+    vocab_size=2048,
+    hidden_size=192,
+    intermediate_size=512,
+    num_hidden_layers=8,  # deep and narrow, so that a drafter of one layer is cheap beside it
+    num_attention_heads=3,
+    num_key_value_heads=3,
+    head_dim=64,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=(1,),
+)
+DRAFT = replace(
+    TARGET,
+    hidden_size=128,
+    intermediate_size=352,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on one mixture of (repeats, edits, code)."""
+
+    steps: int
+    batch_size: int
+    length: int
+    mixture: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the weights, apart from the Python whose library is read."""
+
+    config: LlamaConfig
+    phases: tuple[Phase, ...]
+    learning_rate: float = 4e-3
+    warmup_steps: int = 60
+    decay_fraction: float = 0.5  # the last part of training, over which the rate falls to zero
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    seed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase that step number `step` (from 0) belongs to."""
+        for phase in self.phases:
+            if step < phase.steps:
+                return phase
+            step -= phase.steps
+        return self.phases[-1]
+
+
+RECIPES = {
+    "target": Recipe(
+        TARGET,
+        (
+            Phase(300, 16, 256, (0.85, 0.0, 0.15)),
+            Phase(1900, 16, 256, (0.15, 0.65, 0.20)),
+            Phase(600, 8, 512, (0.10, 0.70, 0.20)),
+        ),
+    ),
+    "draft": Recipe(
+        DRAFT,
+        (
+            Phase(600, 16, 256, (0.85, 0.0, 0.15)),
+            Phase(2400, 16, 256, (0.15, 0.65, 0.20)),
+            Phase(500, 8, 512, (0.10, 0.70, 0.20)),
+        ),
+        learning_rate=6e-3,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train pocket's target or its draft model."""
+
+    size: str
+    """Which model: target or draft."""
+    out: Path
+    """Run folder: checkpoints, metrics.jsonl and, at the end, the model in Hugging Face format."""
+    vocabulary: Path | None = None
+    """A trained tokenizer folder to use instead of training one (target and draft must share it)."""
+    save_every: int = 100
+    evaluate_every: int = 250
+
+
+def optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """Muon for the matrices inside the layers, Adam for the embedding and the norms."""
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, recipe.learning_rate, recipe.warmup_steps),
+            optax.constant_schedule(recipe.learning_rate),
+            optax.linear_schedule(
+                recipe.learning_rate, 0.0, int(recipe.num_steps * recipe.decay_fraction)
+            ),
+        ],
+        [recipe.warmup_steps, int(recipe.num_steps * (1 - recipe.decay_fraction))],
+    )
+    inner = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
+
+    def dimensions(params):
+        def of(path, leaf):
+            return inner if leaf.ndim == 2 and path[0].key != "embed_tokens" else None
+
+        return jax.tree_util.tree_map_with_path(of, params)
+
+    return optax.chain(
+        optax.clip_by_global_norm(recipe.clip_norm),
+        optax.contrib.muon(
+            schedule,
+            weight_decay=recipe.weight_decay,
+            consistent_rms=0.2,  # updates as large as Adam's, so that one rate serves both
+            adam_b2=0.95,
+            muon_weight_dimension_numbers=dimensions,
+        ),
+    )
+
+
+def next_token_losses(
+    model: Llama, params: Any, tokens: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T-1"], Float[Array, "B T-1"]]:
+    """Cross-entropy and correctness (1.0 or 0.0) of predicting `tokens[:, 1:]`."""
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    batch, length = inputs.shape
+    cache = KVCache.create(model.config, batch, length)
+    rows = causal_rows(inputs, jnp.zeros((batch,), jnp.int32))
+    output, _ = model.apply({"params": params}, rows, cache)
+    losses = optax.softmax_cross_entropy_with_integer_labels(output.logits, labels)
+    return losses, (jnp.argmax(output.logits, axis=-1) == labels).astype(jnp.float32)
+
+
+def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
+    """Runs `recipe` to its end, or on from the newest checkpoint; returns the trained params."""
+    model = Llama(recipe.config)
+    transform = optimizer(recipe)
+
+    def loss_fn(params, tokens, weights):
+        losses, _ = next_token_losses(model, params, tokens)
+        weights = weights[:, 1:]
+        return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+
+    @jax.jit
+    def train_step(state, tokens, weights):
+        loss, gradient = jax.value_and_grad(loss_fn)(state["params"], tokens, weights)
+        updates, moments = transform.update(gradient, state["moments"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
+
+    params = model.initialise(jax.random.key(recipe.seed))
+    state = {"params": params, "moments": transform.init(params)}
+    metrics = options.out / "metrics.jsonl"
+    started = time.perf_counter()
+    with (
+        ocp.CheckpointManager(
+            (options.out / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2),
+        ) as manager,
+        rich.progress.Progress(
+            *rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn()
+        ) as bar,
+    ):
+        first = manager.latest_step() or 0
+        if first:
+            state = manager.restore(first, args=ocp.args.StandardRestore(state))
+        task = bar.add_task(f"pocket {options.size}", total=recipe.num_steps, completed=first)
+        for step in range(first, recipe.num_steps):
+            phase = recipe.phase_at(step)
+            batch = data.batch(step, phase.batch_size, phase.length, phase.mixture)
+            state, loss = train_step(state, *batch)
+            done = step + 1
+            bar.update(task, completed=done)
+            if done % options.save_every == 0 or done == recipe.num_steps:
+                manager.save(done, args=ocp.args.StandardSave(state))
+                row = {"step": done, "loss": round(float(loss), 4)}
+                row["seconds"] = round(time.perf_counter() - started, 1)
+                if done % options.evaluate_every == 0 or done == recipe.num_steps:
+                    row |= evaluate(model, state["params"], data)
+                with metrics.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                bar.console.print(row)
+    return state["params"]
+
+
+def evaluate(model: Llama, params: dict, data: corpus.TrainingData, length: int = 384) -> dict:
+    """Teacher-forced accuracy on held-out answers by kind of edit, and the loss over them."""
+    losses = jax.jit(lambda tokens: next_token_losses(model, params, tokens))
+    report, every_loss = {}, []
+    for kind in edits.KINDS:
+        tokens = np.full((12, length), tokenizer.END_ID, np.int32)
+        answers = np.zeros((12, length), np.float32)
+        for row, task in enumerate(edits.held_out_tasks(12, kinds=(kind,), max_characters=450)):
+            prompt = data.encode(edits.prompt_text(task))
+            whole = (prompt + data.encode(edits.answer_text(task)))[:length]
+            tokens[row, : len(whole)] = whole
+            answers[row, len(prompt) : len(whole)] = 1.0
+        loss, correct = losses(jnp.asarray(tokens))
+        answers = answers[:, 1:]
+        report[f"accuracy/{kind}"] = round(float(np.sum(correct * answers) / answers.sum()), 4)
+        every_loss.append(float(np.sum(loss * answers) / answers.sum()))
+    return report | {"held_out_answer_loss": round(float(np.mean(every_loss)), 4)}
+
+
+def main() -> None:
+    """Command line: trains, then writes the model, its tokenizer and the run's record."""
+    options = tyro.cli(Options)
+    if options.size not in RECIPES:
+        raise SpecjaxError(f"--size {options.size!r} is unknown; use {' or '.join(RECIPES)}")
+    recipe = RECIPES[options.size]
+    options.out.mkdir(parents=True, exist_ok=True)
+    vocabulary = options.vocabulary or options.out / "tokenizer"
+    if not vocabulary.exists():
+        tokenizer.train_tokenizer(
+            corpus.tokenizer_texts(), recipe.config.vocab_size, vocabulary
+        )
+    data = corpus.TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
+    params = train(recipe, data, options)
+    record = {
+        "recipe": asdict(recipe),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "history": [json.loads(line) for line in (options.out / "metrics.jsonl").open()],
+    }
+    save_llama(options.out / "model", recipe.config, params, jnp.float16)
+    for file in vocabulary.iterdir():
+        (options.out / "model" / file.name).write_bytes(file.read_bytes())
+    (options.out / "model" / "recipe.json").write_text(json.dumps(record, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

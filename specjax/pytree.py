@@ -1,0 +1,46 @@
+"""The one struct decorator: a frozen dataclass that JAX carries through its transformations.
+
+Unflattening skips `__init__`, because JAX rebuilds structures with placeholders in place of arrays
+(inside `vmap`, `scan`, `eval_shape`) that a shape check in `__init__` would reject. Ordinary
+construction still runs every check.
+"""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def static(**options: Any) -> Any:
+    """A field that is part of the structure: hashable, compared by value, never traced."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
+def pytree(cls: _Class) -> _Class:
+    """Make `cls` a frozen dataclass and register it as a JAX pytree node."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)
+    arrays = tuple(field.name for field in fields if not field.metadata.get("static"))
+    settings = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten_with_keys(node):
+        children = [(jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in arrays]
+        return children, tuple(getattr(node, name) for name in settings)
+
+    def flatten(node):
+        children = [getattr(node, name) for name in arrays]
+        return children, tuple(getattr(node, name) for name in settings)
+
+    def unflatten(structure, children):
+        node = object.__new__(cls)
+        for name, value in zip(arrays, children, strict=True):
+            object.__setattr__(node, name, value)
+        for name, value in zip(settings, structure, strict=True):
+            object.__setattr__(node, name, value)
+        return node
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls

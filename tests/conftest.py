@@ -1,0 +1,22 @@
+"""Settings for every test, in the environment so that the processes a test starts have them too.
+
+One device: a test of sharding runs in a process of its own with
+`XLA_FLAGS=--xla_force_host_platform_device_count=8`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+if "jax" in sys.modules:
+    raise pytest.UsageError("jax was imported before tests/conftest.py could configure it.")
+
+CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "jax"
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("SPECJAX_TEST_CACHE", str(CACHE))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,0 +1,76 @@
+"""Tiny random Hugging Face checkpoints, saved by transformers, and what transformers computes.
+
+Weights are drawn wide (standard deviation 0.2), so that attention is far from uniform and a wrong
+mask or rotation shows in the logits. torch is imported inside the functions: a test that needs them
+asks for it with `pytest.importorskip("torch")`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WIDTH = 0.2
+
+
+def build(kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
+    """A random transformers model (`kind` "llama" or "mistral") with eager attention, float32."""
+    import torch
+    import transformers
+
+    classes = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    }
+    config_class, model_class = classes[kind]
+    config = config_class(**(TINY | settings), attn_implementation="eager")
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator) * WIDTH
+            weight.copy_(1 + noise if "norm" in name else noise)
+    return model
+
+
+def save(folder: Path, model: Any, dtype: str = "float32", shard_size: str = "1GB") -> Path:
+    """Saves a copy of `model` stored as `dtype`, in safetensors shards of at most `shard_size`."""
+    import torch
+
+    stored = type(model)(model.config)
+    stored.load_state_dict(model.state_dict())
+    stored.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard_size)
+    return folder
+
+
+def forward(model: Any, tokens: np.ndarray) -> Any:
+    """What transformers computes for whole texts `[B, Q]`: logits, hidden states, attentions."""
+    import torch
+
+    with torch.no_grad():
+        return model(
+            torch.from_numpy(np.asarray(tokens)).long(),
+            output_hidden_states=True,
+            output_attentions=True,
+            use_cache=False,
+        )
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Rewrites `config.json` by hand; the value `...` removes a key."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | changes
+    kept = {name: value for name, value in values.items() if value is not ...}
+    path.write_text(json.dumps(kept))

@@ -1,0 +1,104 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.config import LlamaConfig
+
+CONFIG = LlamaConfig(
+    vocab_size=11,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=2,
+)
+
+
+def numbered_cache(lengths: list[int], num_slots: int) -> KVCache:
+    """A cache whose slot s of text b holds the number 100 b + s everywhere (negative: values)."""
+    cache = KVCache.create(CONFIG, len(lengths), num_slots)
+    numbers = 100.0 * jnp.arange(len(lengths))[:, None] + jnp.arange(num_slots)[None, :]
+    filled = jnp.broadcast_to(numbers[:, None, :, None], cache.keys[0].shape)
+    return KVCache(
+        keys=tuple(filled for _ in cache.keys),
+        values=tuple(-filled for _ in cache.values),
+        positions=numbers.astype(jnp.int32),
+        length=jnp.array(lengths, jnp.int32),
+        text_length=cache.text_length,
+    )
+
+
+def test_a_new_cache_is_empty_and_sized_by_the_config():
+    cache = KVCache.create(CONFIG, batch=3, num_slots=5, dtype=jnp.bfloat16)
+    assert len(cache.keys) == len(cache.values) == CONFIG.num_hidden_layers
+    assert cache.keys[0].shape == (3, CONFIG.num_key_value_heads, 5, CONFIG.head_dim)
+    assert cache.keys[0].dtype == jnp.bfloat16
+    assert cache.num_slots == cache.text_length == 5
+    assert cache.length.tolist() == [0, 0, 0]
+    assert KVCache.create(CONFIG, 1, 5, text_length=9).text_length == 9
+
+
+@pytest.mark.parametrize("starts", [[2], [0, 3, 1]], ids=["one text", "ragged batch"])
+def test_rows_are_written_from_the_start_of_each_text(starts):
+    buffer = jnp.arange(len(starts) * 6.0).reshape(len(starts), 6)
+    rows = -jnp.ones((len(starts), 3))
+    expected = np.array(buffer)
+    for text, start in enumerate(starts):
+        expected[text, start : start + 3] = -1
+    written = write_slots(buffer, rows, jnp.array(starts), axis=1)
+    np.testing.assert_array_equal(written, expected)
+
+
+def test_written_rows_take_the_dtype_of_the_buffer():
+    written = write_slots(jnp.zeros((2, 4), jnp.bfloat16), jnp.ones((2, 1)), jnp.array([0, 3]), 1)
+    assert written.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("lengths", [[2], [0, 3]], ids=["one text", "ragged batch"])
+def test_a_row_sees_what_is_committed_and_the_scratch_it_may_see(lengths):
+    cache = numbered_cache(lengths, num_slots=7)
+    visible = jnp.array([[True, False, False], [True, True, False]])
+    seen = cache.visible_slots(jnp.broadcast_to(visible, (len(lengths), 2, 3)))
+    for text, length in enumerate(lengths):
+        for row in range(2):
+            expected = [True] * length + visible[row].tolist() + [False] * (4 - length)
+            assert seen[text, row].tolist() == expected
+
+
+@pytest.mark.parametrize("lengths", [[2], [2, 4]], ids=["one text", "ragged batch"])
+def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
+    cache = numbered_cache(lengths, num_slots=9)
+    path = jnp.array([[0, 2, 4], [0, 3, 0]])[: len(lengths)]
+    count = jnp.array([3, 2])[: len(lengths)]
+    kept = cache.keep(path, count)
+    assert kept.length.tolist() == (jnp.array(lengths) + count).tolist()
+    for text, length in enumerate(lengths):
+        rows = path[text, : count[text]] + length
+        expected = 100 * text + np.concatenate([np.arange(length), rows])
+        used = kept.length[text]
+        np.testing.assert_array_equal(kept.positions[text, :used], expected)
+        for keys, values in zip(kept.keys, kept.values, strict=True):
+            np.testing.assert_array_equal(keys[text, 1, :used, 0], expected)
+            np.testing.assert_array_equal(values[text, 0, :used, 1], -expected)
+
+
+def test_keeping_a_chain_in_place_is_advancing():
+    cache = numbered_cache([1, 3], num_slots=8)
+    count = jnp.array([2, 3])
+    kept = cache.keep(jnp.broadcast_to(jnp.arange(3), (2, 3)), count)
+    advanced = cache.advance(count)
+    np.testing.assert_array_equal(kept.length, advanced.length)
+    np.testing.assert_array_equal(kept.keys[0], advanced.keys[0])
+    np.testing.assert_array_equal(kept.positions, advanced.positions)
+
+
+def test_keeping_nothing_leaves_the_committed_text():
+    cache = numbered_cache([2, 4], num_slots=8)
+    kept = cache.keep(jnp.zeros((2, 2), jnp.int32), jnp.array([0, 0]))
+    for text, length in enumerate([2, 4]):
+        assert kept.length[text] == length
+        np.testing.assert_array_equal(
+            kept.values[1][text, :, :length], cache.values[1][text, :, :length]
+        )

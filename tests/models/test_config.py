@@ -1,0 +1,121 @@
+import json
+
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig, Rope
+from tests.models.checkpoints import TINY
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def values_of(**changes) -> dict:
+    """The content of a small `config.json`; the value `...` removes a key."""
+    values = {"model_type": "llama"} | TINY | changes
+    return {name: value for name, value in values.items() if value is not ...}
+
+
+def read(folder, **changes) -> LlamaConfig:
+    (folder / "config.json").write_text(json.dumps(values_of(**changes)))
+    return LlamaConfig.read(folder)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("linear", {"factor": 2.0}), ("dynamic", {"factor": 4.0}), ("llama3", LLAMA3)],
+)
+def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
+    new = read(tmp_path, rope_parameters={"rope_type": kind, "rope_theta": 5e5} | settings)
+    old = read(tmp_path, rope_theta=5e5, rope_scaling={key: kind} | settings)
+    assert new == old
+    assert new.rope == Rope(rope_type=kind, rope_theta=5e5, **settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_key_value_heads": 1, "tie_word_embeddings": True, "eos_token_id": [2, 7]},
+        {"head_dim": 12, "attention_bias": True, "mlp_bias": True, "eos_token_id": None},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"model_type": "mistral", "sliding_window": 6},
+        {"model_type": "mistral", "sliding_window": None},
+    ],
+)
+def test_a_written_config_reads_back_as_it_was(tmp_path, changes):
+    config = read(tmp_path, **changes)
+    assert LlamaConfig.from_huggingface(json.loads(json.dumps(config.to_huggingface()))) == config
+
+
+def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path):
+    config = read(tmp_path, num_key_value_heads=..., max_position_embeddings=..., eos_token_id=...)
+    assert config.num_key_value_heads == config.num_attention_heads == 4
+    assert config.head_dim == 8
+    assert (config.rms_norm_eps, config.rope.rope_theta) == (1e-6, 10000.0)
+    assert config.eos_token_id == ()
+    assert config.sliding_window is None
+    assert read(tmp_path, model_type="mistral").sliding_window == 4096
+
+
+def test_a_sliding_window_counts_only_for_mistral(tmp_path):
+    assert read(tmp_path, sliding_window=6).sliding_window is None
+
+
+def test_dynamic_rope_allows_texts_longer_by_its_factor(tmp_path):
+    assert read(tmp_path).longest_text == 64
+    assert read(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}).longest_text == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "advice"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax runs llama, mistral"),
+        ({"model_type": ...}, "model_type None", "specjax runs llama, mistral"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'", "Llama models use 'silu'"),
+        ({"hidden_size": ...}, "no 'hidden_size'", "does not describe a llama model"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check config.json"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'", "default, linear, dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'", "default, linear, dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "needs 'factor'", "add it to config.json"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8.0}},
+            "needs 'low_freq_factor'",
+            "add it to config.json",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "full rotary heads"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_a_reason(tmp_path, changes, wrong, advice):
+    with pytest.raises(SpecjaxError) as caught:
+        read(tmp_path, **changes)
+    message = str(caught.value)
+    assert wrong in message
+    assert advice in message
+    assert str(tmp_path / "config.json") in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b'{"model_type": ', "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[]", "object"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path, content, wrong):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(SpecjaxError, match=f"config.json .*{wrong}.*; fetch it again"):
+        LlamaConfig.read(tmp_path)
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(SpecjaxError, match="holds no config.json; give a folder in Hugging Face"):
+        LlamaConfig.read(tmp_path)

@@ -1,0 +1,284 @@
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import load_llama
+from specjax.models.llama import Llama
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.rows import QueryRows, causal_rows
+from tests.models import checkpoints
+
+TEXT_LENGTH = 24
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES = {
+    "llama": {},
+    "grouped queries, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 12},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}},
+    "dynamic rope, long text": {
+        "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    },
+    "dynamic rope, short text": {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    },
+    "llama3 rope": {
+        "rope_parameters": LLAMA3
+        | {"rope_type": "llama3", "rope_theta": 1e4, "original_max_position_embeddings": 64},
+    },
+    "mistral, window": {"kind": "mistral", "num_key_value_heads": 2, "sliding_window": 6},
+    "mistral, no window": {"kind": "mistral", "sliding_window": None},
+    "like Vicuna": {"hidden_size": 64, "num_attention_heads": 16, "num_key_value_heads": 16},
+    "like llama-68m": {"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 12},
+    "like TinyLlama": {
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,
+    },
+}
+
+
+@partial(jax.jit, static_argnames=("model", "taps"))
+def run(params, rows: QueryRows, cache: KVCache, *, model: Llama, taps: Taps = Taps()):
+    return model.apply({"params": params}, rows, cache, taps)
+
+
+def run_whole(model: Llama, params, tokens, taps: Taps = Taps()) -> ModelOutput:
+    """One pass over whole texts `[B, Q]`: the reference of every other way to run them."""
+    tokens = jnp.asarray(tokens)
+    cache = KVCache.create(model.config, *tokens.shape)
+    start = jnp.zeros(len(tokens), jnp.int32)
+    return run(params, causal_rows(tokens, start), cache, model=model, taps=taps)[0]
+
+
+def random_tokens(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, 61, shape).astype(np.int32)
+
+
+# ---- Against transformers ----------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    config: LlamaConfig
+    ours: ModelOutput
+    theirs: object
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory) -> Pair:
+    """One text run by transformers, and by us from the checkpoint that transformers saved."""
+    pytest.importorskip("torch")
+    theirs = checkpoints.build(**CASES[request.param])
+    folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs)
+    config = LlamaConfig.read(folder)
+    params = load_llama(folder, config, jnp.float32)
+    tokens = random_tokens((2, TEXT_LENGTH))
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    taps = Taps(tuple(range(layers + 1)), tuple(np.ndindex(layers, heads)))
+    ours = run_whole(Llama(config), params, tokens, taps)
+    return Pair(config, ours, checkpoints.forward(theirs, tokens))
+
+
+def test_logits_equal_those_of_transformers(pair):
+    expected = pair.theirs.logits.numpy()
+    assert np.abs(expected).max() > 1  # weights wide enough to tell right from wrong
+    np.testing.assert_allclose(pair.ours.logits, expected, atol=1e-4, rtol=0)
+
+
+def test_hidden_states_equal_those_of_transformers(pair):
+    for layer, expected in enumerate(pair.theirs.hidden_states):
+        np.testing.assert_allclose(
+            pair.ours.hidden[:, :, layer], expected.numpy(), atol=1e-4, rtol=0
+        )
+
+
+def test_attention_rows_equal_those_of_transformers(pair):
+    expected = np.concatenate([layer.numpy() for layer in pair.theirs.attentions], axis=1)
+    assert expected.max(axis=-1)[..., 8:].mean() > 0.2  # uniform: 0.06
+    np.testing.assert_allclose(pair.ours.attention, expected, atol=1e-5, rtol=0)
+
+
+# ---- One text, many ways to run it -------------------------------------------------------------
+
+WAYS = {
+    "llama": {"num_key_value_heads": 2},
+    "mistral, window": CASES["mistral, window"] | {"model_type": "mistral"},
+    "dynamic rope": CASES["dynamic rope, long text"],
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def target(request) -> tuple[Llama, dict]:
+    """A model with wide random params, made without torch."""
+    values = {"model_type": "llama"} | checkpoints.TINY | WAYS[request.param]
+    model = Llama(LlamaConfig.from_huggingface(values))
+    params = model.initialise(jax.random.key(0))
+    return model, jax.tree.map(lambda leaf: leaf * 10 if leaf.ndim == 2 else leaf, params)
+
+
+def empty_cache(model: Llama, batch: int) -> KVCache:
+    """A cache of 40 slots for texts that will be `TEXT_LENGTH` long."""
+    return KVCache.create(model.config, batch, 40, text_length=TEXT_LENGTH)
+
+
+def prefilled(model, params, tokens, lengths) -> KVCache:
+    """A cache that holds the first `lengths[b]` tokens of each text."""
+    cache = empty_cache(model, len(tokens))
+    rows = causal_rows(jnp.asarray(tokens), cache.length)
+    return run(params, rows, cache, model=model)[1].advance(jnp.asarray(lengths))
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, atol=2e-5, rtol=0)
+
+
+def test_prefill_in_chunks_equals_one_pass(target):
+    model, params = target
+    tokens = random_tokens((2, TEXT_LENGTH))
+    cache, logits = empty_cache(model, 2), []
+    for begin, end in [(0, 10), (10, 20), (20, TEXT_LENGTH)]:
+        rows = causal_rows(jnp.asarray(tokens[:, begin:end]), cache.length)
+        output, cache = run(params, rows, cache, model=model)
+        cache = cache.advance(jnp.full(2, end - begin))
+        logits.append(output.logits)
+    assert_close(jnp.concatenate(logits, axis=1), run_whole(model, params, tokens).logits)
+
+
+def test_a_ragged_batch_equals_each_text_alone(target):
+    model, params = target
+    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [4, 17]
+    cache = prefilled(model, params, tokens, lengths)
+    after = np.stack(
+        [row[length : length + 4] for row, length in zip(tokens, lengths, strict=True)]
+    )
+    batched, _ = run(params, causal_rows(jnp.asarray(after), cache.length), cache, model=model)
+    for text, length in enumerate(lengths):
+        alone = run_whole(model, params, tokens[text : text + 1]).logits
+        assert_close(batched.logits[text], alone[0, length : length + 4])
+
+
+class Tree(NamedTuple):
+    """Random nodes under a root, for one text."""
+
+    tokens: np.ndarray
+    depth: np.ndarray
+    visible: np.ndarray  # node n sees itself and its ancestors
+
+    @classmethod
+    def grow(cls, num_nodes: int, seed: int) -> "Tree":
+        generator = np.random.default_rng(seed)
+        depth, visible = np.zeros(num_nodes, np.int32), np.eye(num_nodes, dtype=bool)
+        for node in range(1, num_nodes):
+            parent = generator.integers(node)
+            depth[node] = depth[parent] + 1
+            visible[node] |= visible[parent]
+        return cls(random_tokens((num_nodes,), seed), depth, visible)
+
+
+def query_rows(trees: list[Tree], lengths: list[int], begin: int = 0, end: int = 10) -> QueryRows:
+    """Nodes `begin` to `end` of one tree per text, the nodes before them written already."""
+    return QueryRows(
+        tokens=jnp.stack([tree.tokens[begin:end] for tree in trees]),
+        positions=jnp.stack(
+            [tree.depth[begin:end] + n for tree, n in zip(trees, lengths, strict=True)]
+        ),
+        visible=jnp.stack([tree.visible[begin:end, :end] for tree in trees]),
+    )
+
+
+def texts_of(prefix: np.ndarray, tree: Tree) -> tuple[np.ndarray, np.ndarray]:
+    """For every node the prefix with its path, padded to `TEXT_LENGTH`, and where the node is."""
+    paths = [tree.tokens[row] for row in tree.visible]
+    texts = [np.concatenate([prefix, path]) for path in paths]
+    padded = np.stack([np.pad(text, (0, TEXT_LENGTH - len(text))) for text in texts])
+    return padded, np.array([len(text) - 1 for text in texts])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_tree_row_equals_its_path_run_alone(target, seed):
+    model, params = target
+    tokens, lengths = random_tokens((2, TEXT_LENGTH), seed), [5, 9]
+    trees = [Tree.grow(10, seed), Tree.grow(10, seed + 10)]
+    cache = prefilled(model, params, tokens, lengths)
+    output, _ = run(params, query_rows(trees, lengths), cache, model=model)
+    for text, tree in enumerate(trees):
+        alone, where = texts_of(tokens[text, : lengths[text]], tree)
+        logits = run_whole(model, params, alone).logits
+        assert_close(output.logits[text], logits[jnp.arange(10), where])
+
+
+def test_scratch_written_in_two_passes_equals_one(target):
+    model, params = target
+    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
+    trees = [Tree.grow(10, 2), Tree.grow(10, 3)]
+    cache = prefilled(model, params, tokens, lengths)
+    whole, _ = run(params, query_rows(trees, lengths), cache, model=model)
+    first, cache = run(params, query_rows(trees, lengths, 0, 4), cache, model=model)
+    second, _ = run(params, query_rows(trees, lengths, 4, 10), cache, model=model)
+    assert_close(jnp.concatenate([first.logits, second.logits], axis=1), whole.logits)
+
+
+def test_a_kept_path_continues_like_running_text(target):
+    model, params = target
+    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
+    trees = [Tree.grow(10, 4), Tree.grow(10, 5)]
+    cache = prefilled(model, params, tokens, lengths)
+    _, cache = run(params, query_rows(trees, lengths), cache, model=model)
+    paths = [np.flatnonzero(tree.visible[tree.depth.argmax()]) for tree in trees]
+    assert len(paths[0]) != len(paths[1])
+    padded = jnp.stack([np.pad(path, (0, 10 - len(path))) for path in paths])
+    cache = cache.keep(padded, jnp.array([len(path) for path in paths]))
+    after = random_tokens((2, 4), seed=6)
+    output, _ = run(params, causal_rows(jnp.asarray(after), cache.length), cache, model=model)
+    for text, (tree, path) in enumerate(zip(trees, paths, strict=True)):
+        whole = np.concatenate([tokens[text, : lengths[text]], tree.tokens[path], after[text]])
+        alone = run_whole(model, params, np.pad(whole, (0, TEXT_LENGTH - len(whole)))[None])
+        assert_close(output.logits[text], alone.logits[0, len(whole) - 4 : len(whole)])
+
+
+# ---- Taps and dtypes ---------------------------------------------------------------------------
+
+
+ONE_WAY = pytest.mark.parametrize("target", ["llama"], indirect=True)
+
+
+@ONE_WAY
+def test_only_what_is_tapped_comes_back(target):
+    model, params = target
+    tokens = random_tokens((1, TEXT_LENGTH))
+    nothing = run_whole(model, params, tokens, Taps(logits=False))
+    assert nothing.logits is nothing.hidden is nothing.attention is None
+    some = run_whole(model, params, tokens, Taps((2, 0), ((1, 3),)))
+    every = run_whole(model, params, tokens, Taps((0, 1, 2), tuple(np.ndindex(2, 4))))
+    assert_close(some.hidden, every.hidden[:, :, jnp.array([2, 0])])
+    assert_close(some.attention, every.attention[:, 7:8])
+
+
+@ONE_WAY
+@pytest.mark.parametrize("taps", [Taps((3,)), Taps((), ((0, 4),)), Taps((), ((2, 0),))])
+def test_a_tap_that_the_model_lacks_is_refused(target, taps):
+    with pytest.raises(SpecjaxError, match="does not exist: the model has layers 0 to"):
+        taps.check(target[0].config)
+
+
+@ONE_WAY
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype):
+    model, params = target
+    tokens = random_tokens((2, TEXT_LENGTH))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    cache = KVCache.create(model.config, 2, TEXT_LENGTH, dtype)
+    output, cache = run(narrow, causal_rows(jnp.asarray(tokens), cache.length), cache, model=model)
+    assert output.logits.dtype == jnp.float32
+    assert cache.keys[0].dtype == dtype
+    expected = run_whole(model, params, tokens).logits
+    assert jnp.abs(output.logits - expected).mean() < 0.05 * jnp.abs(expected).mean()
