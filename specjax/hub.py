@@ -5,6 +5,7 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from huggingface_hub.utils import (
 )
 from jax.typing import DTypeLike
 
+from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafters import make_drafter
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 from specjax.models.convert import load_llama
@@ -94,8 +97,8 @@ def load(
 
 
 def _folder_of(name: str, revision: str | None, progress: bool) -> Path:
-    folder = Path(name).expanduser()
-    is_local = name == POCKET or folder.is_dir()
+    folder = Path(os.path.expanduser(name))
+    is_local = name == POCKET or (name != "" and folder.is_dir())
     if is_local and revision is not None:
         raise SpecjaxError(
             f"revision {revision!r} has no meaning for {name}; only hub ids have one"
@@ -104,7 +107,7 @@ def _folder_of(name: str, revision: str | None, progress: bool) -> Path:
         return _pocket_folder()
     if is_local:
         return folder
-    if HUB_ID.fullmatch(name):
+    if HUB_ID.fullmatch(name) and not folder.exists():  # a file is no target
         return _download(name, revision, progress)
     raise SpecjaxError(
         f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
@@ -220,3 +223,19 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 # ---- Drafters ----------------------------------------------------------------------------------
+
+
+def load_drafter(method: str, target: Target, **settings: Any) -> tuple[Drafter, Any]:
+    """A drafter for `target` and its params (None for the methods without weights).
+
+    Args:
+        method: a name from `specjax methods`.
+        target: the model whose tokens it will draft.
+        settings: fields of the drafter in place of its defaults.
+
+    Raises:
+        SpecjaxError: for an unknown method or setting, or one that does not fit the target.
+    """
+    drafter = make_drafter(method, target.config, settings)
+    drafter.taps.check(target.config)
+    return drafter, None

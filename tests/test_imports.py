@@ -23,6 +23,7 @@ FLOOR = ("pytree", "errors")
 MODELS = ("models", *FLOOR)
 WORDS = ("decoding.tree", "decoding.sampling", "decoding.prompt", *MODELS)
 DRAFTER = ("decoding.drafter", "decoding.drafters.length_rules", *WORDS)
+ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
 
 # File -> what it may import, without the leading "specjax."; a package stands for all it holds.
@@ -33,15 +34,16 @@ RULES = {
     "__main__": ("cli",),
     "cli": ("hub", "bench", "pocket", *UPPER),
     "cli.*": ("cli", "hub", "bench", "pocket", *UPPER),
-    "hub": ("decoding.drafters", "pocket", *MODELS),
+    "hub": ("decoding.drafters", "decoding.drafter", "pocket", *MODELS),
     "bench.*": ("bench", *UPPER),
     "pocket.*": ("pocket", *UPPER),
     "training.*": ("training", *MODELS),
-    "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *FLOOR),
+    "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.eagle2": ("decoding.drafters.eagle", *DRAFTER),
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
-    "decoding.generate": ("decoding.verify", "decoding.request", "decoding.drafter", *WORDS),
+    "decoding.generate": ("decoding.round", "decoding.request", *ROUND),
+    "decoding.round": ROUND,
     "decoding.verify": WORDS,
     "decoding.drafter": WORDS,
     "decoding.request": ("decoding.drafter", *WORDS),

@@ -1,0 +1,1 @@
+"""The engine: drafters propose, the target decides, one loop for all."""

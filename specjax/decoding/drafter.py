@@ -4,8 +4,7 @@ A drafter is a frozen, hashable dataclass whose fields are its settings. It prop
 learns from the outcome; it never decides what is said.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification
+from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 from specjax.models.outputs import ModelOutput, Taps
 from specjax.pytree import pytree
@@ -88,7 +88,7 @@ class Outcome:
         return self.output.logits[:, self.tree.num_nodes :]
 
 
-@dataclass(frozen=True)
+@runtime_checkable
 class Drafter(Protocol):
     """What a drafting method provides; see the methods' files for how each does it."""
 
@@ -133,3 +133,12 @@ class Drafter(Protocol):
     def update(self, params: Params, state: State, outcome: Outcome) -> State:
         """Takes in what the target decided, and what it revealed on the way."""
         ...
+
+
+def refuse_params(drafter: str, params: Any) -> None:
+    """Raises SpecjaxError if a drafter without weights is given some: they belong to another."""
+    if params is not None:
+        raise SpecjaxError(
+            f"{drafter} has no params but was given some; they belong to another drafter: pass the "
+            "pair that specjax.load_drafter returned"
+        )

@@ -21,7 +21,7 @@ def reference_generate(
     key: Key[Array, ""],
     *,
     target: Llama,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: tuple[int, ...] = (),
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
@@ -39,9 +39,9 @@ def reference_generate(
         dtype = params["embed_tokens"]["weight"].dtype
         cache = KVCache.create(target.config, batch, num_slots, dtype)
         output, _ = target.apply({"params": params}, rows, cache)
-        last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)[:, 0]
-        token = jnp.argmax(Draw(keys, length, sampling).perturbed(last, length), axis=-1)
-        token = jnp.where(is_done, 0, token).astype(jnp.int32)
+        last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)
+        scores = Draw(keys, length, sampling).perturbed(last, length[:, None])
+        token = jnp.where(is_done, 0, jnp.argmax(scores[:, 0], axis=-1)).astype(jnp.int32)
         tokens = jax.vmap(lambda row, at, new: row.at[at].set(new))(tokens, length, token)
         is_done = is_done | jnp.isin(token, jnp.asarray(eos, jnp.int32))
         return tokens, jnp.where(carry[2], length, length + 1), is_done

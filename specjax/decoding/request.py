@@ -1,4 +1,4 @@
-"""Checks of a request before anything is compiled: one clear line instead of a failure inside XLA."""
+"""Checks of a request before anything is compiled: one clear line, not a failure inside XLA."""
 
 import jax
 import numpy as np
@@ -71,7 +71,7 @@ def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: LlamaConfig) -
 
 
 def check_length(prompt_length: int, max_new_tokens: int, config: LlamaConfig) -> None:
-    """Raises SpecjaxError if prompt and new tokens exceed the positions the model can tell apart."""
+    """Raises SpecjaxError if prompt and new tokens outgrow the model's positions."""
     if prompt_length + max_new_tokens > config.longest_text:
         raise SpecjaxError(
             f"{prompt_length} prompt tokens + {max_new_tokens} new ones exceed the model's "

@@ -91,27 +91,25 @@ class Draw:
         return self.sampling.filtered(logits)
 
     def noise(
-        self, positions: Int[Array, "B *N"], vocab_size: int, stream: int = DRAFT
-    ) -> Float[Array, "B *N V"]:
+        self, positions: Int[Array, "B N"], vocab_size: int, stream: int = DRAFT
+    ) -> Float[Array, "B N V"]:
         """Gumbel noise for the tokens that will stand at `positions` of the text."""
         keys = self._position_keys(positions, stream)
-        flat = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys.reshape(-1))
-        return flat.reshape(*positions.shape, vocab_size)
+        return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,))))(keys)
 
     def uniform(
-        self, positions: Int[Array, "B *N"], count: int, stream: int = ACCEPT
-    ) -> Float[Array, "B *N C"]:
+        self, positions: Int[Array, "B N"], count: int, stream: int = ACCEPT
+    ) -> Float[Array, "B N C"]:
         """`count` uniform numbers in [0, 1) for each of `positions`."""
         keys = self._position_keys(positions, stream)
-        flat = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys.reshape(-1))
-        return flat.reshape(*positions.shape, count)
+        return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,))))(keys)
 
     def perturbed(
         self,
-        logits: Float[Array, "B *N V"],
-        positions: Int[Array, "B *N"],
+        logits: Float[Array, "B N V"],
+        positions: Int[Array, "B N"],
         stream: int = DRAFT,
-    ) -> Float[Array, "B *N V"]:
+    ) -> Float[Array, "B N V"]:
         """Scores whose argmax is a draw from the filtered logits; at temperature 0 the logits.
 
         The k best scores are k draws without replacement, in order.
@@ -120,13 +118,11 @@ class Draw:
             return logits.astype(jnp.float32)
         return self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
 
-    def _position_keys(self, positions: Int[Array, "B *N"], stream: int) -> Key[Array, "B *N"]:
+    def _position_keys(self, positions: Int[Array, "B N"], stream: int) -> Key[Array, "B N"]:
         def of_row(key, start, row_positions):
             if self.sampling.verification == "rejection":
                 key = jax.random.fold_in(jax.random.fold_in(key, stream), start)
-            fold = jax.random.fold_in
-            keys = jax.vmap(lambda position: fold(key, position))(row_positions.reshape(-1))
-            return keys.reshape(row_positions.shape)
+            return jax.vmap(lambda position: jax.random.fold_in(key, position))(row_positions)
 
         return jax.vmap(of_row)(self.row_keys, self.round_start, positions)
 

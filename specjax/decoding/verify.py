@@ -115,9 +115,7 @@ def _rejection(
     return Verification(_path(on_path, tree.depth, max_depth), num_accepted, bonus)
 
 
-def _normalise(
-    weights: Float[Array, " V"], otherwise: Float[Array, " V"]
-) -> Float[Array, " V"]:
+def _normalise(weights: Float[Array, " V"], otherwise: Float[Array, " V"]) -> Float[Array, " V"]:
     """`weights` scaled to sum 1; `otherwise` where they vanish (p equal to q up to rounding)."""
     total = jnp.sum(weights)
     return jnp.where(total > 0, weights / jnp.maximum(total, 1e-30), otherwise)

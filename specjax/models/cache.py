@@ -5,6 +5,8 @@ accepted path to the front of the scratch and counts them as committed. What lie
 overwritten by the next round.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -71,17 +73,19 @@ class KVCache:
             return write_slots(buffer, rows, self.length, axis=2)
 
         moved = jnp.take_along_axis(self.positions, source, axis=1)
-        return KVCache(
+        return replace(
+            self,
             keys=tuple(compact(keys) for keys in self.keys),
             values=tuple(compact(values) for values in self.values),
             positions=write_slots(self.positions, moved, self.length, axis=1),
             length=self.length + count,
-            text_length=self.text_length,
         )
 
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
-        """Commits the first `count` scratch rows where they stand (a chain is already in place)."""
-        return KVCache(self.keys, self.values, self.positions, self.length + count, self.text_length)
+        """Commits the first `count` scratch rows where they stand, as a chain's do."""
+        return KVCache(
+            self.keys, self.values, self.positions, self.length + count, self.text_length
+        )
 
 
 def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:

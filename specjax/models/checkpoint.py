@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from safetensors import SafetensorError
 
 from specjax.errors import SpecjaxError
 
 PARAMS = "params"
 CONFIG = "config.json"
+MOST_NAMED = 8  # weights named per complaint; the rest are counted
 
 
 @contextmanager
@@ -43,13 +45,36 @@ def new_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         os.replace(unfinished, folder)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SpecjaxError(
             f"cannot write {folder} ({reason}); free some space or choose another folder"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def mismatches(
+    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> str:
+    """All that is wrong with the names and shapes `found`, as one phrase; empty if they fit."""
+    misshapen = [
+        f"{name} is {found[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    groups = {
+        "missing": [name for name in expected if name not in found],
+        "wrong shape": misshapen,
+        "unexpected": [name for name in found if name not in expected],
+    }
+    return "; ".join(f"{title}: {first_few(names)}" for title, names in groups.items() if names)
+
+
+def first_few(names: list[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def save_checkpoint(folder: Path, params: Any, config: Mapping[str, Any]) -> None:
@@ -87,8 +112,8 @@ def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, A
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             saved = checkpointer.metadata(folder / PARAMS).item_metadata.tree
-            mismatch = "" if like is None else _mismatch(saved, like)
-            if not mismatch:
+            complaints = "" if like is None else mismatches(_shapes(saved), _shapes(like))
+            if not complaints:
                 target = _on_default_device(saved) if like is None else like
                 return checkpointer.restore(folder / PARAMS, target), config
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
@@ -96,7 +121,7 @@ def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, A
             raise SpecjaxError(
                 f"{folder / PARAMS} cannot be read ({reason}); save or copy the checkpoint again"
             ) from error
-    raise SpecjaxError(f"{folder} does not fit this model: {mismatch}; check its {CONFIG}")
+    raise SpecjaxError(f"{folder} does not fit this model: {complaints}; check its {CONFIG}")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -119,19 +144,6 @@ def _on_default_device(saved: Any) -> Any:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), saved
     )
-
-
-def _mismatch(saved: Any, like: Any) -> str:
-    """The first few differences in names and shapes, as text; empty if there are none."""
-    found, wanted = _shapes(saved), _shapes(like)
-    lines = [f"{name} is missing" for name in wanted if name not in found]
-    lines += [f"{name} is unexpected" for name in found if name not in wanted]
-    lines += [
-        f"{name} is {found[name]}, expected {shape}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    return ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -211,8 +211,8 @@ class LlamaConfig:
         if self.model_type != "mistral":
             del values["sliding_window"]
         architecture = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-        eos = self.eos_token_id
-        values["eos_token_id"] = (list(eos) if len(eos) > 1 else eos[0]) if eos else None
+        eos = list(self.eos_token_id)
+        values["eos_token_id"] = (eos if len(eos) > 1 else eos[0]) if eos else None
         return values | {
             "architectures": [architecture[self.model_type]],
             "hidden_act": "silu",

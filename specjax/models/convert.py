@@ -7,10 +7,10 @@ that no more than one is in memory twice.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,25 +22,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from safetensors.numpy import save_file
 
 from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import new_folder
+from specjax.models.checkpoint import first_few, mismatches, new_folder
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
 from specjax.models.weights import FLOATS, StoredTensor, stored_tensors
 
-NAMES = (  # our path, Hugging Face's name
-    (r"(embed_tokens|norm)\.weight", r"model.\1.weight"),
-    (r"layers_(\d+)\.(.+)", r"model.layers.\1.\2"),
-    (r"lm_head\.weight", r"lm_head.weight"),
+NAMES = (  # our path, Hugging Face's name; {} is the number of a layer
+    ("embed_tokens.", "model.embed_tokens."),
+    ("layers_{}.", "model.layers.{}."),
+    ("norm.", "model.norm."),
+    ("lm_head.", "lm_head."),
 )
 ROTARY_BUFFER = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # in old files; config.json decides it
-MOST_NAMED = 8  # weights named per complaint; the rest are counted
-
-
-class Expected(NamedTuple):
-    """Where one stored weight belongs among our params, and its shape."""
-
-    path: str
-    shape: tuple[int, ...]
 
 
 def huggingface_name(path: str) -> str:
@@ -49,17 +42,30 @@ def huggingface_name(path: str) -> str:
     Raises:
         SpecjaxError: if the param is not one of a Llama.
     """
-    for ours, theirs in NAMES:
-        if match := re.fullmatch(ours, path):
-            return match.expand(theirs)
-    raise SpecjaxError(f"{path} is not a weight of a Llama; give the params of the target model")
+    return _translate(path, NAMES)
 
 
-def expected_weights(config: LlamaConfig) -> dict[str, Expected]:
-    """Every weight of a model with this config, by Hugging Face name."""
+def param_path(name: str) -> str:
+    """Our path of a Llama weight with this Hugging Face name.
+
+    Raises:
+        SpecjaxError: if the weight is not one of a Llama.
+    """
+    return _translate(name, [(theirs, ours) for ours, theirs in NAMES])
+
+
+def _translate(name: str, table: Sequence[tuple[str, str]]) -> str:
+    for source, target in table:
+        pattern = re.escape(source).replace(r"\{\}", r"(\d+)")
+        if match := re.match(pattern, name):
+            return target.format(*match.groups()) + name[match.end() :]
+    raise SpecjaxError(f"{name} is not a weight of a Llama; give the weights of a target model")
+
+
+def expected_weights(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight of a model with this config, by Hugging Face name."""
     shapes = jax.eval_shape(Llama(config).initialise, jax.random.key(0))
-    flat = flatten_dict(shapes, sep=".")
-    return {huggingface_name(path): Expected(path, leaf.shape) for path, leaf in flat.items()}
+    return {huggingface_name(path): leaf.shape for path, leaf in _leaves(shapes).items()}
 
 
 def load_llama(
@@ -85,7 +91,7 @@ def load_llama(
     total = sum(tensor.num_bytes for tensor in wanted)
     with _progress_bar(f"Loading {folder.name}", total, progress) as advance:
         for tensor in wanted:
-            flat[expected[tensor.name].path] = jnp.asarray(tensor.read()).astype(dtype)
+            flat[param_path(tensor.name)] = jnp.array(tensor.read()).astype(dtype)
             advance(tensor.num_bytes)
     return unflatten_dict(flat, sep=".")
 
@@ -99,7 +105,7 @@ def save_llama(
         SpecjaxError: if `folder` already holds something or cannot be written, or if `params` are
             not those of `config`.
     """
-    leaves = {huggingface_name(path): leaf for path, leaf in flatten_dict(params, sep=".").items()}
+    leaves = {huggingface_name(path): leaf for path, leaf in _leaves(params).items()}
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     if complaints := mismatches(shapes, expected_weights(config)):
         raise SpecjaxError(f"cannot save {folder}: {complaints}; give the config of these params")
@@ -115,24 +121,11 @@ def save_llama(
         (unfinished / "config.json").write_text(text, encoding="utf-8")
 
 
-def mismatches(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, Expected]) -> str:
-    """All that is wrong with the names and shapes `found`, as one phrase; empty if they fit."""
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
-    misshapen = [
-        f"{name} is {found[name]}, expected {shape}"
-        for name, (_, shape) in expected.items()
-        if name in found and found[name] != shape
-    ]
-    groups = {"missing": missing, "wrong shape": misshapen, "unexpected": unexpected}
-    return "; ".join(f"{title}: {_first(names)}" for title, names in groups.items() if names)
-
-
 def _check_stored(
     folder: Path,
     config: LlamaConfig,
     stored: Mapping[str, StoredTensor],
-    expected: Mapping[str, Expected],
+    expected: Mapping[str, tuple[int, ...]],
 ) -> None:
     found = {
         name: tensor.shape
@@ -150,14 +143,13 @@ def _check_stored(
     ]
     if odd:
         raise SpecjaxError(
-            f"{folder}: quantised weights are not supported: {_first(odd)}; "
+            f"{folder}: quantised weights are not supported: {first_few(odd)}; "
             f"use a checkpoint stored as {', '.join(FLOATS)}"
         )
 
 
-def _first(names: list[str]) -> str:
-    rest = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten_dict(params, sep="."))
 
 
 @contextmanager

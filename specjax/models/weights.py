@@ -31,7 +31,7 @@ FLOATS = {  # as safetensors spells them
 
 
 class StoredTensor(NamedTuple):
-    """One tensor of a weight file; `read` copies it into memory."""
+    """One tensor of a weight file; `read` fetches it from there."""
 
     name: str
     shape: tuple[int, ...]
@@ -108,9 +108,10 @@ def _from_torch(path: Path) -> list[StoredTensor]:
 
     def tensor_of(name: str, tensor: Any) -> StoredTensor:
         def read() -> np.ndarray:
+            plain = tensor.detach().contiguous()
             if tensor.dtype is torch.bfloat16:  # which torch cannot hand to numpy
-                return tensor.contiguous().view(torch.int16).numpy().view(FLOATS["BF16"])
-            return tensor.numpy()
+                return plain.view(torch.int16).numpy().view(FLOATS["BF16"])
+            return plain.numpy()
 
         dtype = codes.get(tensor.dtype, str(tensor.dtype))
         return StoredTensor(name, tuple(tensor.shape), dtype, read)

@@ -1,0 +1,1 @@
+"""The embedded default: a small Llama that copies and predicts code, with all that made it."""

@@ -119,7 +119,7 @@ class Options:
     out: Path
     """Run folder: checkpoints, metrics.jsonl and, at the end, the model in Hugging Face format."""
     vocabulary: Path | None = None
-    """A trained tokenizer folder to use instead of training one (target and draft must share it)."""
+    """A trained tokenizer folder to use instead of training one: target and draft share theirs."""
     save_every: int = 100
     evaluate_every: int = 250
 
@@ -248,9 +248,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     vocabulary = options.vocabulary or options.out / "tokenizer"
     if not vocabulary.exists():
-        tokenizer.train_tokenizer(
-            corpus.tokenizer_texts(), recipe.config.vocab_size, vocabulary
-        )
+        tokenizer.train_tokenizer(corpus.tokenizer_texts(), recipe.config.vocab_size, vocabulary)
     data = corpus.TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
     params = train(recipe, data, options)
     record = {

@@ -55,6 +55,25 @@ def save(folder: Path, model: Any, dtype: str = "float32", shard_size: str = "1G
     return folder
 
 
+def save_bin(folder: Path, model: Any, num_files: int = 1, **options: Any) -> Path:
+    """The old format: `pytorch_model.bin`, or shards of it with their index."""
+    import torch
+
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    weights = list(model.state_dict().items())
+    if num_files == 1:
+        torch.save(dict(weights), folder / "pytorch_model.bin", **options)
+        return folder
+    index = {}
+    for number in range(num_files):
+        name = f"pytorch_model-{number}.bin"
+        torch.save(dict(weights[number::num_files]), folder / name, **options)
+        index |= {key: name for key, _ in weights[number::num_files]}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
 def forward(model: Any, tokens: np.ndarray) -> Any:
     """What transformers computes for whole texts `[B, Q]`: logits, hidden states, attentions."""
     import torch

@@ -1,27 +1,50 @@
 """The table of methods: name -> drafter class, what it needs, and where it comes from."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
+from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup, PromptLookupPlus
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of `specjax methods`."""
+    """One row of the table."""
 
-    drafter: Any  # the class; its fields are the method's settings
+    drafter: type  # a frozen dataclass; its fields are the method's settings
     needs: str
     paper: str
+    settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
 
 
 METHODS: dict[str, Method] = {
     "plain": Method(Autoregressive, "nothing", "plain decoding, the baseline"),
-    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena 2023)"),
+    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena, 2023)"),
     "pld-plus": Method(
         PromptLookupPlus,
         "hidden states of one target layer",
-        "PLD+ (Somasundaram et al. 2024, arXiv 2412.01447)",
+        "PLD+ (Somasundaram et al., 2024)",
+        lambda config: {"layer": PromptLookupPlus.layer_for(config)},
     ),
 }
+
+
+def make_drafter(method: str, config: LlamaConfig, settings: dict[str, Any]) -> Drafter:
+    """The drafter of a method with `settings` in place of its defaults.
+
+    Raises:
+        SpecjaxError: for an unknown method or setting, or a setting out of range.
+    """
+    if method not in METHODS:
+        raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    row = METHODS[method]
+    known = [field.name for field in fields(row.drafter)]
+    for name in settings:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
+    return row.drafter(**(row.settings_for(config) | settings))

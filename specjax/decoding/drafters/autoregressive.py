@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State, refuse_params
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
@@ -26,7 +26,7 @@ class Autoregressive:
     max_depth = 0
 
     def check(self, config: LlamaConfig, params: Any) -> None:
-        """Fits every target."""
+        refuse_params("Autoregressive", params)
 
     def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
         return None

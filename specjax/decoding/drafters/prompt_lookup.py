@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import (
+    Context,
+    Outcome,
+    Params,
+    Proposal,
+    State,
+    refuse_params,
+)
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, chain
@@ -62,7 +69,7 @@ class PromptLookup:
         return self.num_tokens
 
     def check(self, config: LlamaConfig, params: Any) -> None:
-        """Fits every target."""
+        refuse_params("PromptLookup", params)
 
     def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
         return None
@@ -143,7 +150,12 @@ class PromptLookupPlus:
         return self.num_tokens
 
     def check(self, config: LlamaConfig, params: Any) -> None:
-        """Fits every target that has the layer (which its taps check)."""
+        refuse_params("PromptLookupPlus", params)
+
+    @staticmethod
+    def layer_for(config: LlamaConfig) -> int:
+        """The layer as deep in this target as the paper's 9 of 32."""
+        return max(1, round(config.num_hidden_layers * 9 / 32))
 
     def init(
         self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int

@@ -1,0 +1,8 @@
+"""`python -m specjax` is the same as `specjax`."""
+
+import sys
+
+from specjax.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

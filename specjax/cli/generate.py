@@ -1,0 +1,108 @@
+"""`specjax generate`: text from a prompt, and how fast it came."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from specjax.cli.prompts import Source, read_source
+from specjax.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.cli.measure import Job
+
+NUM_PAIRS = 3  # interleaved runs per method with --compare
+MOST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Generate text with a drafting method; it says what plain decoding would say, in less time.
+
+    Without a prompt it runs an embedded example. On a terminal the text appears as it comes; the
+    speed is that of one more full run, in which prefill counts and compilation does not.
+    """
+
+    prompt: Annotated[Positional[str | None], arg(metavar="PROMPT")] = None
+    """Text to continue, taken as it stands."""
+    prompt_file: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A UTF-8 file with the text to continue, taken as it stands, last newline included."""
+    prompt_ids: Annotated[str | None, arg(metavar="1,2,3")] = None
+    """Token ids to continue, with commas between."""
+    chat: bool = False
+    """The prompt is a message: use the tokenizer's chat template, or Vicuna's if it has none."""
+    target: str = "pocket"
+    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    method: str = "pld"
+    """The drafting method; `specjax methods` lists them."""
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
+    """A setting of the method, such as num_tokens=20."""
+    max_new_tokens: int = 256
+    """Stop after so many new tokens, if the text has not ended before."""
+    temperature: float = 0.0
+    """0 takes the most likely token; above, tokens are drawn."""
+    top_k: Annotated[int | None, arg(metavar="K")] = None
+    """Draw from the K most likely tokens only."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens that is together this likely."""
+    seed: int = 0
+    """Decides what is drawn."""
+    verification: Literal["coupled", "rejection"] = "coupled"
+    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
+    ] = None
+    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+    compare: bool = False
+    """Also run plain decoding, in turn with the method, and compare."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+    def run(self) -> None:
+        """Generates, measures and prints."""
+        source = read_source(self.prompt, self.prompt_file, self.prompt_ids, self.chat)
+        from specjax.cli.measure import measure
+        from specjax.cli.report import Report
+
+        report = Report(self.json)
+        job = self._job(source)
+        report.source(source)
+        stream_seconds = report.stream(job) if report.is_live else 0.0
+        with report.busy("measuring"):
+            jobs = [job, job.with_plain()] if self.compare else [job]
+            results = measure(jobs, num_runs=NUM_PAIRS if self.compare else 1)
+        if self.json:
+            report.json(job, results)
+            return
+        if not report.is_live:
+            report.text(job, results[0])
+        report.figures(job, results, stream_seconds)
+
+    def _job(self, source: Source) -> "Job":
+        """The request, checked as far as possible before the target loads."""
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.cli.measure import Job
+        from specjax.cli.prompts import tokenize
+        from specjax.cli.settings import read_settings
+        from specjax.decoding.drafter import Params
+        from specjax.decoding.sampling import Sampling
+        from specjax.hub import load, load_drafter
+
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
+        settings = read_settings(self.method, self.set)
+        if not 0 <= self.seed <= MOST_SEED:
+            raise SpecjaxError(f"--seed {self.seed} is outside 0 to {MOST_SEED}; take another")
+        use_compilation_cache()
+        target = load(self.target, dtype=self.dtype)
+        drafter, drafter_params = load_drafter(self.method, target, **settings)
+        return Job(
+            method=self.method,
+            drafter=drafter,
+            params=Params(target.params, drafter_params),
+            target=target,
+            prompt=tokenize(source, target),
+            seed=self.seed,
+            sampling=sampling,
+            max_new_tokens=self.max_new_tokens,
+        )

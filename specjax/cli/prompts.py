@@ -1,0 +1,111 @@
+"""From what the user typed to a Prompt: text, a file, token ids, or the embedded example."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli.example import MESSAGE
+from specjax.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.decoding.prompt import Prompt
+    from specjax.hub import Target
+
+MOST_ID = 2**31 - 1
+VICUNA = (  # version 1.1, as Vicuna 1.3 and 1.5 use it
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+    "USER: {message} ASSISTANT:"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to continue; nothing in it depends on the target."""
+
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+    is_chat: bool = False  # the text is a user's message and goes through the chat template
+    is_example: bool = False
+
+
+def read_source(
+    prompt: str | None, prompt_file: Path | None, prompt_ids: str | None, chat: bool
+) -> Source:
+    """The one prompt that is given, or the example in chat form where there is none.
+
+    Raises:
+        SpecjaxError: for more than one prompt, an empty one, an unreadable file, or bad ids.
+    """
+    if sum(given is not None for given in (prompt, prompt_file, prompt_ids)) > 1:
+        raise SpecjaxError("more than one prompt; give one of PROMPT, --prompt-file, --prompt-ids")
+    if prompt_ids is not None:
+        if chat:
+            raise SpecjaxError("--chat is for text, not for --prompt-ids; leave one of them out")
+        return Source(ids=_read_ids(prompt_ids))
+    if prompt_file is not None:
+        return Source(text=_read_file(prompt_file), is_chat=chat)
+    if prompt is None:
+        return Source(text=MESSAGE, is_chat=True, is_example=True)
+    if not prompt:
+        raise SpecjaxError("the prompt is empty; write some text, or leave it out for an example")
+    return Source(text=prompt, is_chat=chat)
+
+
+def tokenize(source: Source, target: "Target") -> "Prompt":
+    """The prompt in the target's tokens.
+
+    Raises:
+        SpecjaxError: for text without a tokenizer.
+    """
+    from specjax.decoding.prompt import encode, from_ids
+
+    if source.ids is not None:
+        return from_ids([source.ids])
+    assert source.text is not None
+    if target.tokenizer is None:
+        raise SpecjaxError(f"{target.name} has no tokenizer; give token ids: --prompt-ids 1,2,3")
+    if not source.is_chat:
+        return encode(target.tokenizer, [source.text])
+    return from_ids([chat_ids(target.tokenizer, source.text)])
+
+
+def chat_ids(tokenizer: Any, message: str) -> Sequence[int]:
+    """A user's message in the tokenizer's chat template, or Vicuna's, up to the answer.
+
+    BOS comes from the template or else from the tokenizer, never from both.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer(VICUNA.format(message=message))["input_ids"]
+    messages = [{"role": "user", "content": message}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return tokenizer(text, add_special_tokens=not has_bos)["input_ids"]
+
+
+def _read_ids(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not re.fullmatch(r"-?[0-9]{1,10}", part) or abs(int(part)) > MOST_ID:
+            raise SpecjaxError(
+                f"--prompt-ids: {part!r} is not a token id; give whole numbers such as 1,2,3"
+            )
+    return tuple(int(part) for part in parts)
+
+
+def _read_file(path: Path) -> str:
+    try:
+        text = Path(os.path.expanduser(path)).read_bytes().decode("utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise SpecjaxError(
+            f"--prompt-file {path} cannot be read ({reason}); check the path"
+        ) from None
+    except UnicodeDecodeError:
+        raise SpecjaxError(f"--prompt-file {path} is not UTF-8 text; convert it first") from None
+    if not text:
+        raise SpecjaxError(f"--prompt-file {path} is empty; write some text into it")
+    return text

@@ -1,0 +1,57 @@
+"""Method settings as text: `num_tokens=20` becomes a value of the type that the field declares."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+from specjax.decoding.drafters import METHODS, make_drafter
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+
+# Settings are judged before a target loads, which may take minutes; Llama-2-7B stands in for it.
+STAND_IN = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+)
+BOOLEANS = {"true": True, "false": False}
+
+
+def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """The settings in `assignments`, each `name=value`, with the types of the method's fields.
+
+    Raises:
+        SpecjaxError: for an unknown method or setting, or a value that it cannot have.
+    """
+    texts = dict(_split(assignment) for assignment in assignments)
+    types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
+    settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
+    make_drafter(method, STAND_IN, settings)
+    return settings
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, text = assignment.partition("=")
+    if not (name and equals):
+        raise SpecjaxError(f"--set {assignment!r} is not NAME=VALUE; write --set num_tokens=20")
+    return name.strip().replace("-", "_"), text.strip()
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    try:
+        if kind is bool:
+            return BOOLEANS[text.lower()]
+        if kind in (int, float, str):
+            return kind(text)
+        return ast.literal_eval(text)
+    except (ValueError, KeyError, SyntaxError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise SpecjaxError(
+            f"--set {name}={text}: {text!r} is not {wanted.get(kind, 'a Python value')}; "
+            "`specjax methods` shows the defaults"
+        ) from None

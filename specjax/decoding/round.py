@@ -1,0 +1,159 @@
+"""One round: draft, verify, commit, learn. It does not know its method."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.state import LoopState, Stats
+from specjax.decoding.tree import DraftTree, Verification, ancestors
+from specjax.decoding.verify import verify
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.llama import Llama
+from specjax.models.outputs import ModelOutput
+from specjax.models.rows import QueryRows
+
+ROW_WIDTHS = (1, 8, 24, 64)  # a pass costs by its rows, so it runs at the least width that fits
+
+
+def one_round(
+    params: Params,
+    state: LoopState,
+    target: Llama,
+    drafter: Drafter,
+    sampling: Sampling,
+    max_new_tokens: int,
+    eos: tuple[int, ...],
+) -> LoopState:
+    """Draft, verify, commit, learn."""
+    context = Context(state.tokens, state.length)
+    draw = Draw(state.row_keys, state.length, sampling)
+    proposal, drafter_state = drafter.propose(params, state.drafter, context, draw)
+    is_root = jnp.arange(proposal.tree.num_nodes)[None, :] == 0
+    tree = replace(proposal.tree, valid=proposal.tree.valid & (~state.is_done[:, None] | is_root))
+    proposal = Proposal(tree, proposal.probe)
+    output, verification, cache = judge(params.target, state.cache, proposal, draw, target, drafter)
+    state, count = commit(state, tree, verification, max_new_tokens, eos)
+    cache = cache.advance(count) if tree.is_chain else cache.keep(verification.path, count)
+    outcome = Outcome(
+        tree=tree,
+        output=output,
+        verification=verification,
+        context=Context(state.tokens, state.length),
+        root_slot=context.length - 1,
+    )
+    return replace(state, cache=cache, drafter=drafter.update(params, drafter_state, outcome))
+
+
+def judge(
+    params: Any,
+    cache: KVCache,
+    proposal: Proposal,
+    draw: Draw,
+    target: Llama,
+    drafter: Drafter,
+) -> tuple[ModelOutput, Verification, KVCache]:
+    """One target pass over the proposal and its verification, as narrow as the draft allows.
+
+    Everything whose cost grows with the rows happens at the chosen width; only what the drafter
+    wants to read is padded back to all N rows.
+    """
+    tree, probe = proposal
+    num_nodes = tree.num_nodes
+    root_slot = cache.length
+
+    def at_width(width: int, cache: KVCache):
+        part = tree.first(width)
+        rows = query_rows(part, probe, root_slot, drafter.max_depth)
+        output, cache = target.apply({"params": params}, rows, cache, drafter.taps)
+        depth = min(drafter.max_depth, width - 1)
+        verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
+        missing = drafter.max_depth - depth
+        path = jnp.pad(verification.path, ((0, 0), (0, missing)))
+
+        def widen(values: Array | None, axis: int):
+            if values is None or width == num_nodes:
+                return values
+            nodes, probes = jnp.split(values, [width], axis=axis)
+            padding = [(0, 0)] * values.ndim
+            padding[axis] = (0, num_nodes - width)
+            return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
+
+        wide = ModelOutput(
+            widen(output.logits, 1), widen(output.hidden, 1), widen(output.attention, 2)
+        )
+        return wide, replace(verification, path=path), cache
+
+    widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes] + [num_nodes]
+    if len(widths) == 1:
+        return at_width(num_nodes, cache)
+    needed = jnp.max(tree.num_valid())
+    narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
+    return lax.switch(narrowest, [partial(at_width, width) for width in widths], cache)
+
+
+def query_rows(
+    tree: DraftTree, probe: Probe | None, root_slot: Int[Array, " B"], max_depth: int
+) -> QueryRows:
+    """The rows of a proposal: each node sees its ancestors and itself, probes see their anchor's.
+
+    Node rows come first, then the probe's.
+    """
+    positions = root_slot[:, None] + tree.depth
+    seen = ancestors(tree, max_depth)
+    if probe is None:
+        return QueryRows(tree.tokens, positions, seen)
+    anchored = jnp.take_along_axis(seen, probe.anchor[..., None], axis=1)
+    above = jnp.pad(seen, ((0, 0), (0, 0), (0, probe.tokens.shape[1])))
+    below = jnp.concatenate([anchored, probe.visible], axis=2)
+    return QueryRows(
+        tokens=jnp.concatenate([tree.tokens, probe.tokens], axis=1),
+        positions=jnp.concatenate([positions, root_slot[:, None] + probe.offset], axis=1),
+        visible=jnp.concatenate([above, below], axis=1),
+    )
+
+
+def commit(
+    state: LoopState,
+    tree: DraftTree,
+    verification: Verification,
+    max_new_tokens: int,
+    eos: tuple[int, ...],
+) -> tuple[LoopState, Int[Array, " B"]]:
+    """Appends path and bonus, cut after EOS and at `max_new_tokens`; returns how many per row."""
+    steps = jnp.arange(verification.path.shape[1])[None, :]
+    is_drafted = steps < verification.num_accepted[:, None]
+    below_root = jnp.pad(verification.path[:, 1:], ((0, 0), (0, 1)))
+    drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
+    fresh = jnp.where(is_drafted, drafted, verification.bonus[:, None])
+
+    room = state.prompt_length + max_new_tokens - state.length
+    count = jnp.minimum(verification.num_accepted + 1, room)
+    ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
+    has_eos = jnp.any(ends, axis=1)
+    count = jnp.where(has_eos, jnp.argmax(ends, axis=1) + 1, count)
+    count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
+
+    is_active = (~state.is_done).astype(jnp.int32)
+    stats = Stats(
+        rounds=state.stats.rounds + is_active,
+        drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
+        accepted_lengths=state.stats.accepted_lengths
+        + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
+        * is_active[:, None],
+    )
+    new_state = replace(
+        state,
+        tokens=write_slots(state.tokens, fresh, state.length, axis=1),
+        from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
+        length=state.length + count,
+        is_done=state.is_done | has_eos | (count == room),
+        stats=stats,
+    )
+    return new_state, count

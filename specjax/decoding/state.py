@@ -1,0 +1,63 @@
+"""What the loop carries from round to round, and what it returns."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
+
+from specjax.models.cache import KVCache
+from specjax.pytree import pytree
+
+
+@pytree
+class Stats:
+    """What the rounds of each row did. L = max_depth + 2: the longest accepted length, and 0."""
+
+    rounds: Int[Array, " B"]  # target passes, prefill not counted
+    drafted: Int[Array, " B"]  # valid nodes offered, roots not counted
+    accepted_lengths: Int[Array, "B L"]  # entry n: rounds that committed n tokens
+
+    @property
+    def mean_accepted_length(self) -> jax.Array:
+        """Tokens per target pass, bonus included, over all rows."""
+        lengths = jnp.arange(self.accepted_lengths.shape[1])
+        rounds = jnp.maximum(jnp.sum(self.rounds), 1)
+        return jnp.sum(self.accepted_lengths * lengths[None, :]) / rounds
+
+
+@pytree
+class Generation:
+    """New tokens of each row. M = max_new_tokens."""
+
+    tokens: Int[Array, "B M"]  # zero beyond length
+    length: Int[Array, " B"]  # EOS included
+    from_draft: Bool[Array, "B M"]  # the token was drafted and accepted, not added by the target
+    stats: Stats
+
+
+@pytree
+class LoopState:
+    """Everything that a round takes and returns."""
+
+    tokens: Int[Array, "B S"]  # prompt and new tokens; meaningless beyond length
+    from_draft: Bool[Array, "B S"]
+    length: Int[Array, " B"]  # committed tokens, root included
+    prompt_length: Int[Array, " B"]
+    is_done: Bool[Array, " B"]  # such rows keep still
+    row_keys: Key[Array, " B"]
+    cache: KVCache  # length - 1 committed rows
+    drafter: Any
+    stats: Stats
+
+    def generation(self, max_new_tokens: int) -> Generation:
+        """The new tokens so far."""
+        length = self.length - self.prompt_length
+        at = self.prompt_length[:, None] + jnp.arange(max_new_tokens)[None, :]
+        is_new = jnp.arange(max_new_tokens)[None, :] < length[:, None]
+        return Generation(
+            tokens=jnp.where(is_new, jnp.take_along_axis(self.tokens, at, axis=1), 0),
+            length=length,
+            from_draft=is_new & jnp.take_along_axis(self.from_draft, at, axis=1),
+            stats=self.stats,
+        )

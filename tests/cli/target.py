@@ -1,0 +1,33 @@
+"""The target of these tests: tiny, random, with a real tokenizer."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from specjax.cli.example import INSTRUCTION, SOURCE
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import save_llama
+from specjax.models.llama import Llama
+from specjax.pocket import tokenizer
+
+VOCABULARY = 320
+CONFIG = LlamaConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=8,
+    max_position_embeddings=320,
+    bos_token_id=tokenizer.BEGIN_ID,
+    eos_token_id=(tokenizer.END_ID,),
+)
+SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compiled
+
+
+def write_target(folder: Path) -> None:
+    """Saves the target in Hugging Face format."""
+    save_llama(folder, CONFIG, Llama(CONFIG).initialise(jax.random.key(3)), jnp.float32)
+    tokenizer.train_tokenizer([SOURCE, INSTRUCTION], VOCABULARY, folder)

@@ -1,0 +1,114 @@
+"""The small commands, and what only a process of its own can show."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from specjax.cli import main
+from specjax.cli.environment import cache_folder
+from specjax.decoding.drafters import METHODS
+from tests.cli.target import SHORT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_converted_target_says_the_same(generate, tiny, tmp_path, capsys, error_line):
+    folder = tmp_path / "new" / "target"
+    assert main(["convert", str(tiny), str(folder)]) == 0
+    assert str(folder) in capsys.readouterr().out
+    same = generate("best", "--chat")["tokens"]
+    assert generate("best", "--chat", target=folder)["tokens"] == same
+    assert main(["convert", str(tiny), str(folder)]) == 2
+    assert error_line().endswith("delete it or choose another name")
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["target"]
+
+
+def test_convert_stores_the_dtype_that_is_asked_for(tiny, tmp_path):
+    folder = tmp_path / "half"
+    folder.mkdir()
+    assert main(["convert", str(tiny), str(folder), "--dtype", "bfloat16"]) == 0
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    sizes = [(path / "model.safetensors").stat().st_size for path in (tiny, folder)]
+    assert sizes[0] > 1.8 * sizes[1]
+
+
+def test_convert_leaves_nothing_behind_when_it_fails(tmp_path, error_line):
+    assert main(["convert", "nope", str(tmp_path / "out")]) == 2
+    assert "no target" in error_line()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_methods_shows_every_method_and_setting(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["methods"]) == 0
+    out = capsys.readouterr().out
+    for name, method in METHODS.items():
+        assert name in out
+        assert method.paper in out
+        for field in fields(method.drafter):
+            assert f"{field.name}=" in out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"specjax \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+# ---- In a process of its own -------------------------------------------------------------------
+
+
+def specjax(*arguments: str, environment: dict | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "specjax", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_failing_process_shows_one_line_and_no_traceback():
+    run = specjax("generate", "best value", "--target", "nope")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.startswith("specjax: 'nope' is no target")
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_reader_who_leaves_is_no_error():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "specjax", "methods"]
+    run = subprocess.run(
+        command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write_end)
+    assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_process_keeps_its_compiled_programs_and_is_quiet(tiny, tmp_path):
+    chosen_by_tests = ("JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION")
+    environment = {name: os.environ[name] for name in os.environ if name not in chosen_by_tests}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    arguments = ("generate", *SHORT, "--target", str(tiny), "best value", "--json")
+    run = specjax(*arguments, environment=environment)
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["num_new_tokens"] <= 24
+    assert run.stderr == ""
+    assert any((tmp_path / "specjax" / "jax").iterdir())
+
+
+def test_where_compiled_programs_are_kept(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_folder() == Path("/cache/specjax/jax")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == Path("/home/ada/.cache/specjax/jax")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/home/ada/.cache/specjax/jax")

@@ -1,0 +1,111 @@
+"""What the command line refuses, and how it says so."""
+
+import pytest
+
+from specjax.cli import main
+from specjax.cli.generate import Generate
+from specjax.cli.settings import read_settings
+from tests.cli.target import VOCABULARY
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ([""], "the prompt is empty; write some text"),
+        (["b"], "has 1 token(s): drafters need at least 2"),
+        (["--prompt-ids", f"1,{VOCABULARY}"], f"{VOCABULARY}, outside the vocabulary"),
+        (["--prompt-ids=-1,2"], "-1, outside the vocabulary"),
+        (["--prompt-ids", "1,x"], "'x' is not a token id; give whole numbers"),
+        (["--prompt-ids", "1,,2"], "'' is not a token id"),
+        (["--prompt-ids", "1,99999999999999999999"], "is not a token id"),
+        (["--prompt-ids", "1,2", "value"], "give one of PROMPT, --prompt-file, --prompt-ids"),
+        (["--prompt-ids", "1,2", "--chat"], "leave one of them out"),
+        (["best value", "--max-new-tokens", "400"], "ask for at most"),
+        (["best value", "--max-new-tokens", "0"], "must be at least 1"),
+        (["best value", "--temperature", "-0.5"], "temperature -0.5 is not a finite number >= 0"),
+        (["best value", "--temperature", "nan"], "temperature nan is not a finite number"),
+        (["best value", "--top-p", "0"], "top_p 0.0 is outside (0, 1]"),
+        (["best value", "--top-p", "1.5"], "top_p 1.5 is outside (0, 1]"),
+        (["best value", "--top-k", "0"], "top_k 0 must be at least 1"),
+        (["best value", "--seed", "-1"], "--seed -1 is outside 0 to"),
+        (["best value", "--method", "psychic"], "'psychic' is unknown; choose one of plain, pld"),
+        (["best value", "--set", "colour=1"], "has no setting 'colour'; it has num_tokens"),
+        (["best value", "--set", "num_tokens"], "is not NAME=VALUE"),
+        (["best value", "--set", "num_tokens=few"], "'few' is not a whole number"),
+        (["best value", "--set", "allow_shorter=1"], "'1' is not true or false"),
+        (["best value", "--set", "num_tokens=0"], "num_tokens 0 must be at least 1"),
+        (["best value", "--method", "pld-plus", "--set", "layer=7"], "hidden layer 7 does not"),
+        (["--prompt-file", "missing.txt"], "missing.txt cannot be read (No such file"),
+        (["--prompt-file", "."], "cannot be read (Is a directory)"),
+        (["best value", "--target", "nope"], "'nope' is no target: give 'pocket'"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_exit_code_2(tiny, error_line, arguments, told):
+    if "--target" not in arguments:
+        arguments = [*arguments, "--target", str(tiny)]
+    assert main(["generate", *arguments]) == 2
+    assert told in error_line()
+
+
+def test_bad_prompt_files(tiny, tmp_path, error_line):
+    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
+    empty.touch()
+    latin.write_bytes("größer".encode("latin-1"))
+    for file, told in ((empty, "is empty; write"), (latin, "is not UTF-8 text; convert")):
+        assert main(["generate", "--target", str(tiny), "--prompt-file", str(file)]) == 2
+        assert told in error_line()
+
+
+def test_bad_target_folders(tmp_path, error_line):
+    empty, other = tmp_path / "empty", tmp_path / "other"
+    empty.mkdir()
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "gpt2"}')
+    for folder, told in ((empty, "holds no config.json"), (other, "'gpt2' is not supported")):
+        assert main(["generate", "best value", "--target", str(folder)]) == 2
+        assert told in error_line()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["invent"],
+        ["generate", "--temperature", "warm"],
+        ["generate", "--verification", "blind"],
+        ["generate", "--no-such-option"],
+        ["convert", "pocket"],
+    ],
+)
+def test_arguments_that_do_not_parse_are_exit_code_2(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert 0 < captured.err.count("\n") < 15
+
+
+def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
+    def raises(error):
+        monkeypatch.setattr(Generate, "run", lambda self: (_ for _ in ()).throw(error))
+
+    raises(KeyboardInterrupt())
+    assert main(["generate"]) == 130
+    assert capsys.readouterr() == ("", "")
+    raises(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["generate"])
+
+
+@pytest.mark.parametrize(
+    "method, text, value",
+    [
+        ("pld", "allow_shorter=True", True),
+        ("pld", "max-ngram = 4", 4),
+        ("pld-plus", "min_similarity=1", 1.0),
+    ],
+)
+def test_settings_have_the_types_of_their_fields(method, text, value):
+    [read] = read_settings(method, [text]).values()
+    assert (read, type(read)) == (value, type(value))

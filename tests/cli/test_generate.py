@@ -1,0 +1,145 @@
+"""`specjax generate`, in this process, on a tiny random target."""
+
+import json
+import re
+import shutil
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from specjax.cli import main
+from specjax.cli.example import INSTRUCTION, SOURCE
+from specjax.cli.text import decode
+from specjax.pocket import edits
+from tests.cli.target import SHORT, VOCABULARY
+
+FIELDS = (
+    "method text tokens num_new_tokens rounds mean_accepted_length seconds tokens_per_second "
+    "compile_seconds"
+).split()
+POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
+
+
+def check_consistent(values: dict):
+    assert values["num_new_tokens"] == len(values["tokens"]) <= 24
+    assert all(0 <= token < VOCABULARY for token in values["tokens"])
+    assert 1 <= values["rounds"] <= values["num_new_tokens"]
+    length = values["num_new_tokens"] / values["rounds"]
+    assert values["mean_accepted_length"] == pytest.approx(length)
+    assert values["seconds"] > 0 <= values["compile_seconds"]
+    speed = values["num_new_tokens"] / values["seconds"]
+    assert values["tokens_per_second"] == pytest.approx(speed)
+
+
+def test_json_holds_exactly_the_promised_fields(generate, tiny_tokenizer):
+    values = generate("def f(values):")
+    assert sorted(values) == sorted(FIELDS)
+    assert values["method"] == "pld"
+    assert values["text"] == decode(tiny_tokenizer, values["tokens"])
+    check_consistent(values)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8")]
+)
+def test_compare_finds_the_tokens_of_plain_decoding(generate, options):
+    values = generate("for value in values:", "--compare", *options)
+    assert sorted(values) == sorted([*FIELDS, "plain", "identical"])
+    assert values["identical"] is True
+    assert values["plain"]["method"] == "plain"
+    assert values["plain"]["tokens"] == values["tokens"]
+    assert values["plain"]["rounds"] == values["plain"]["num_new_tokens"]
+    assert sorted(values["plain"]) == sorted(FIELDS)
+    check_consistent(values)
+    check_consistent(values["plain"])
+
+
+def test_rejection_promises_no_equal_tokens(generate, tiny, capsys):
+    options = ("count = 1", "--method", "plain", "--compare", "--temperature", "0.8")
+    options += ("--verification", "rejection")
+    assert generate(*options)["identical"] is None
+    assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
+    assert "equal in distribution only" in capsys.readouterr().out
+
+
+def test_the_seed_decides_what_is_drawn(generate):
+    plain = ("best = ", "--method", "plain", "--temperature", "0.8")
+    drawn = [generate(*plain, "--seed", seed) for seed in "112"]
+    assert drawn[0]["tokens"] == drawn[1]["tokens"] != drawn[2]["tokens"]
+
+
+def test_text_file_and_ids_are_the_same_prompt(generate, tiny_tokenizer, tmp_path):
+    text = "previous = None\n"
+    file = tmp_path / "prompt.txt"
+    file.write_text(text)
+    ids = ", ".join(str(token) for token in tiny_tokenizer(text)["input_ids"])
+    tokens = generate(text)["tokens"]
+    assert generate("--prompt-file", str(file))["tokens"] == tokens
+    assert generate("--prompt-ids", ids)["tokens"] == tokens
+
+
+def test_chat_uses_the_template_of_the_tokenizer(generate):
+    verbatim = generate("<|begin|><|user|>previous?<|assistant|>")
+    assert generate("previous?", "--chat")["tokens"] == verbatim["tokens"]
+
+
+def test_without_a_prompt_the_example_runs(generate, tiny, capsys):
+    assert edits.rename_tokens(SOURCE, "count", "run_length") != SOURCE
+    assert "run_length" not in SOURCE
+    task = edits.EditTask("rename", INSTRUCTION, SOURCE, "")
+    assert generate()["tokens"] == generate(edits.prompt_text(task))["tokens"]
+    assert main(["generate", *SHORT, "--target", str(tiny)]) == 0
+    assert INSTRUCTION in capsys.readouterr().err
+
+
+def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsys):
+    text = generate("return best")["text"]
+    assert main(["generate", *SHORT, "--target", str(tiny), "return best"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == text + "\n"
+    assert re.search(r"tokens/s, accepted length \d", captured.err)
+    assert "compiling took" in captured.err
+
+
+def test_compare_prints_both_speeds_their_ratio_and_equality(tiny, capsys):
+    assert main(["generate", *SHORT, "--target", str(tiny), "return best", "--compare"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^pld +[\d.]+ +[\d.]+ +[\d.]+$", out, re.MULTILINE)
+    assert re.search(r"^plain +[\d.]+ +[\d.]+ +1.00$", out, re.MULTILINE)
+    assert re.search(r"^[\d.]+x plain decoding; all \d+ tokens are equal$", out, re.MULTILINE)
+
+
+def test_a_terminal_sees_the_same_text_in_colour(generate, tiny, capsys, monkeypatch):
+    text = generate("value value value", "--method", "pld")["text"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["generate", *SHORT, "--target", str(tiny), "value value value"]) == 0
+    legend, _, shown = capsys.readouterr().out.partition("\n")
+    assert "\x1b[32mdrafted and accepted" in legend
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).rstrip("\n")
+    printable = "".join(character for character in text if character.isprintable())
+    assert "".join(character for character in plain if character in printable) == printable
+
+
+def test_a_target_without_a_tokenizer_speaks_in_ids(generate, tiny, tmp_path, capsys):
+    folder = Path(shutil.copytree(tiny, tmp_path / "bare"))
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    values = generate("--prompt-ids", "5,6,7", target=folder)
+    assert values["text"] is None
+    check_consistent(values)
+    assert main(["generate", *SHORT, "--target", str(folder), "--prompt-ids", "5,6,7"]) == 0
+    assert capsys.readouterr().out.split() == [str(token) for token in values["tokens"]]
+    for arguments in (["text"], []):
+        assert main(["generate", "--target", str(folder), *arguments]) == 2
+        assert "--prompt-ids" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not POCKET.is_file(), reason="pocket is not trained yet")
+def test_pocket_copies_so_prompt_lookup_pays(capsys):
+    assert main(["generate", "--json", "--compare"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["identical"] is True
+    assert values["mean_accepted_length"] > 2

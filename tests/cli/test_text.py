@@ -1,0 +1,69 @@
+"""From text to tokens and back."""
+
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from specjax.cli.prompts import VICUNA, chat_ids
+from specjax.cli.text import DRAFTED, GrowingText, decode, show_live
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])
+def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template):
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    backend = type(tiny_tokenizer._tokenizer).from_str(tiny_tokenizer._tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+    )
+    adds_bos = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>")
+    if template is not None:
+        adds_bos.chat_template = template + "{{ messages[0]['content'] }}"
+    ids = chat_ids(adds_bos, "value")
+    if template is None:
+        assert ids == adds_bos(VICUNA.format(message="value"))["input_ids"]
+    assert ids[0] == 0
+    assert ids.count(0) == 1
+
+
+@pytest.mark.parametrize("text", ["value", "größer ≥ 🎉🎉 ok", "été🎉"])
+def test_a_character_appears_when_its_bytes_are_complete(tiny_tokenizer, text):
+    growing = GrowingText(tiny_tokenizer)
+    pieces = [growing.add(token) for token in tiny_tokenizer(text)["input_ids"]]
+    assert "".join(pieces) == text
+    assert growing.finish() == ""
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end(tiny_tokenizer):
+    broken = tiny_tokenizer("a🎉")["input_ids"][:-1]
+    growing = GrowingText(tiny_tokenizer)
+    assert "".join(growing.add(token) for token in broken) == "a"
+    assert growing.finish() == "\ufffd"
+
+
+def test_special_tokens_are_hidden(tiny_tokenizer):
+    growing = GrowingText(tiny_tokenizer)
+    ids = tiny_tokenizer("<|begin|>best<|end|>")["input_ids"]
+    assert "".join(growing.add(token) for token in ids) == "best"
+
+
+def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):
+    ids = tiny_tokenizer("best\x1b[2J\n")["input_ids"]
+    drafted = np.arange(len(ids)) == 0
+    generations = [
+        SimpleNamespace(
+            tokens=np.asarray([ids]), from_draft=np.asarray([drafted]), length=np.asarray([count])
+        )
+        for count in (1, len(ids))
+    ]
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system="standard", no_color=False)
+    show_live(iter(generations), tiny_tokenizer, console)
+    assert DRAFTED == "green"
+    first = decode(tiny_tokenizer, ids[:1])
+    rest = "best"[len(first) :]
+    assert file.getvalue() == f"\x1b[32m{first}\x1b[0m{rest}\u241b[2J\n\n"

@@ -1,0 +1,172 @@
+"""What the tests of the engine share: tiny random targets and drafters that misbehave on purpose."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.drafter import Context, Draw, Outcome, Params, Probe, Proposal
+from specjax.decoding.prompt import Prompt, from_ids
+from specjax.decoding.tree import chain, from_choices
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Llama
+from specjax.models.outputs import Taps
+
+
+@cache
+def target(vocab_size: int = 40, layers: int = 2, seed: int = 0, scale: float = 8.0):
+    """A random Llama whose weights are large enough for its context to matter."""
+    config = LlamaConfig(vocab_size, 32, 48, layers, 4, 2, 8, max_position_embeddings=512)
+    model = Llama(config)
+    params = model.initialise(jax.random.key(seed))
+    return model, jax.tree.map(lambda leaf: leaf * scale if leaf.ndim == 2 else leaf, params)
+
+
+@cache
+def prompt(batch: int, vocab_size: int = 40) -> Prompt:
+    """One prompt, or a ragged batch whose first row is the same prompt."""
+    numbers = np.random.default_rng(5)
+    lengths = [17, 30, 5, 23][:batch]
+    return from_ids([numbers.integers(0, vocab_size, n).tolist() for n in lengths], bucket=32)
+
+
+@dataclass(frozen=True)
+class Stateless:
+    """What the drafters below have in common."""
+
+    num_probes = 0
+    taps = Taps()
+
+    @property
+    def num_nodes(self) -> int:
+        return self.max_depth + 1
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        pass
+
+    def init(self, params: Params, prompt: Prompt, prefill, num_slots: int):
+        return None
+
+    def update(self, params: Params, state, outcome: Outcome):
+        return state
+
+
+@dataclass(frozen=True)
+class Oracle(Stateless):
+    """Knows what the target will say (`params.drafter [B, S]`, whole texts) and may spoil it.
+
+    Of every `wrong_every` drafted positions of the text one is wrong: 1 never agrees, 0 always.
+    """
+
+    max_depth: int = 4
+    wrong_every: int = 0
+    vary_length: bool = False  # drafts 0..max_depth tokens, by position
+
+    def propose(self, params: Params, state, context: Context, draw: Draw):
+        at = context.length[:, None] + jnp.arange(self.max_depth)[None, :]
+        drafted = jnp.take_along_axis(params.drafter, at, axis=1, mode="clip")
+        if self.wrong_every:
+            drafted = jnp.where(at % self.wrong_every == 0, (drafted + 1) % 40, drafted)
+        count = jnp.full_like(context.length, self.max_depth)
+        if self.vary_length:
+            count = context.length % (self.max_depth + 1)
+        return Proposal(chain(context.root, drafted, count)), state
+
+
+@dataclass(frozen=True)
+class OracleTree(Stateless):
+    """A branching tree in which the truth has another rank at every position of the text.
+
+    It also carries probe rows, which must change nothing.
+    """
+
+    choices: tuple[tuple[int, ...], ...] = (
+        *((0,), (1,), (2,), (0, 0), (0, 2), (1, 0), (1, 1), (2, 1), (2, 2)),
+        *((1, 1, 0), (2, 1, 0), (2, 1, 2), (2, 1, 2, 0), (2, 1, 2, 1)),
+    )
+    max_depth = 4
+    num_probes = 3
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.choices) + 1
+
+    def propose(self, params: Params, state, context: Context, draw: Draw):
+        at = context.length[:, None] + jnp.arange(self.max_depth)[None, :]
+        truth = jnp.take_along_axis(params.drafter, at, axis=1, mode="clip")
+        shifts = (jnp.arange(3)[None, None, :] - (at % 4)[..., None]) % 40
+        tree = from_choices(context.root, (truth[..., None] + shifts) % 40, self.choices)
+        rows = jnp.broadcast_to(jnp.arange(3), (context.root.shape[0], 3))
+        visible = jnp.broadcast_to(jnp.tril(jnp.ones((3, 3), bool)), (*rows.shape, 3))
+        return Proposal(tree, Probe(rows + 7, rows + 1, rows * 2, visible)), state
+
+
+def bigram(vocab_size: int, seed: int = 3):
+    """A random table of log-probabilities of the next token."""
+    logits = jax.random.normal(jax.random.key(seed), (vocab_size, vocab_size)) * 1.5
+    return jax.nn.log_softmax(logits, axis=-1)
+
+
+@dataclass(frozen=True)
+class DrawnChain(Stateless):
+    """Draws from the bigram table in `params.drafter`, and says so."""
+
+    max_depth: int = 2
+    lie: str = ""  # "" | "greedy": drafts argmax, claims the table | "peek": drops unlikely draws
+
+    def propose(self, params: Params, state, context: Context, draw: Draw):
+        token, tokens, tables = context.root, [], []
+        count, goes_on = jnp.zeros_like(context.length), jnp.ones_like(context.length, bool)
+        for step in range(self.max_depth):
+            log_probs = draw.filtered(params.drafter[token])
+            scores = draw.perturbed(params.drafter[token][:, None], context.length[:, None] + step)
+            token = jnp.argmax(log_probs if self.lie == "greedy" else scores[:, 0], axis=-1)
+            tokens.append(token)
+            tables.append(jnp.exp(log_probs))
+            if self.lie == "peek":
+                own = jnp.take_along_axis(tables[-1], token[:, None], axis=1)[:, 0]
+                goes_on = goes_on & (own > 0.25)
+            count = count + goes_on
+        tables.append(jnp.zeros_like(tables[0]))
+        return (
+            Proposal(chain(context.root, jnp.stack(tokens, 1), count, jnp.stack(tables, 1))),
+            state,
+        )
+
+
+@dataclass(frozen=True)
+class DrawnTree(Stateless):
+    """Two siblings below the root and two below each, drawn without replacement."""
+
+    max_depth = 2
+    num_nodes = 7
+
+    def propose(self, params: Params, state, context: Context, draw: Draw):
+        def two(token, position):
+            table = params.drafter[token]
+            scores = draw.perturbed(table[:, None], position[:, None])[:, 0]
+            return jax.lax.top_k(scores, 2)[1].astype(jnp.int32), jnp.exp(draw.filtered(table))
+
+        first, root_q = two(context.root, context.length)
+        # Positions below two siblings differ, so that their draws do.
+        left, left_q = two(first[:, 0], context.length + 1)
+        right, right_q = two(first[:, 1], context.length + 1001)
+        one = jnp.ones_like(context.root)[:, None]
+        parents = jnp.array([-1, 0, 0, 1, 1, 2, 2])[None, :] * one
+        tree = chain(context.root, jnp.concatenate([first, left, right], 1), context.length)
+        nothing = jnp.zeros_like(root_q)
+        return (
+            Proposal(
+                type(tree)(
+                    tokens=tree.tokens,
+                    parents=parents,
+                    depth=jnp.array([0, 1, 1, 2, 2, 2, 2])[None, :] * one,
+                    valid=jnp.ones_like(tree.valid),
+                    proposal=jnp.stack([root_q, left_q, right_q, *[nothing] * 4], axis=1),
+                )
+            ),
+            state,
+        )

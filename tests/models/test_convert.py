@@ -1,0 +1,239 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file, save_file
+
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import (
+    expected_weights,
+    huggingface_name,
+    load_llama,
+    param_path,
+    save_llama,
+)
+from specjax.models.llama import Llama
+from tests.models import checkpoints
+
+CONFIG = LlamaConfig.from_huggingface({"model_type": "llama"} | checkpoints.TINY)
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    return Llama(CONFIG).initialise(jax.random.key(0))
+
+
+@pytest.fixture
+def folder(tmp_path, params):
+    """A good checkpoint, made without torch, for a test to damage."""
+    save_llama(tmp_path / "checkpoint", CONFIG, params, jnp.float32)
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    pytest.importorskip("torch")
+    return checkpoints.build()
+
+
+def load(folder, dtype=jnp.float32):
+    return load_llama(folder, LlamaConfig.read(folder), dtype)
+
+
+def assert_same(actual, expected):
+    actual, expected = flatten_dict(actual, sep="."), flatten_dict(expected, sep=".")
+    assert actual.keys() == expected.keys()
+    for path, leaf in expected.items():
+        assert actual[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
+
+
+def rewrite(path, change):
+    """Edits the dict of tensors in a safetensors file."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def failure(folder) -> str:
+    """The one-line message of a load that must fail."""
+    with pytest.raises(SpecjaxError) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- Names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("embed_tokens.weight", "model.embed_tokens.weight"),
+        ("layers_11.self_attn.q_proj.bias", "model.layers.11.self_attn.q_proj.bias"),
+        ("layers_0.input_layernorm.weight", "model.layers.0.input_layernorm.weight"),
+        ("norm.weight", "model.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_every_param_has_a_hugging_face_name(ours, theirs):
+    assert huggingface_name(ours) == theirs
+    assert param_path(theirs) == ours
+
+
+@pytest.mark.parametrize("translate", [huggingface_name, param_path])
+@pytest.mark.parametrize("name", ["head_0.weight", "layers_x.weight", "model.layers.weight"])
+def test_a_weight_that_no_llama_has_is_refused(translate, name):
+    with pytest.raises(SpecjaxError, match=f"{re.escape(name)} is not a weight of a Llama"):
+        translate(name)
+
+
+def test_names_and_shapes_are_those_of_transformers(theirs):
+    expected = {name: tuple(weight.shape) for name, weight in theirs.state_dict().items()}
+    assert expected_weights(CONFIG) == expected
+
+
+# ---- Every way weights are stored --------------------------------------------------------------
+
+
+def test_shards_hold_the_same_as_one_file(theirs, tmp_path):
+    single = checkpoints.save(tmp_path / "single", theirs)
+    sharded = checkpoints.save(tmp_path / "sharded", theirs, shard_size="20KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    assert_same(load(sharded), load(single))
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_bin_files_hold_the_same_as_safetensors(theirs, tmp_path, num_files, zipped):
+    single = checkpoints.save(tmp_path / "single", theirs)
+    options = {"_use_new_zipfile_serialization": zipped}
+    assert_same(
+        load(checkpoints.save_bin(tmp_path / "bin", theirs, num_files, **options)), load(single)
+    )
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_weights_are_cast_from_any_dtype_to_any(theirs, tmp_path, stored, wanted, form):
+    torch = pytest.importorskip("torch")
+    if form == "bin":
+        copy = checkpoints.build()
+        folder = checkpoints.save_bin(tmp_path / "bin", copy.to(getattr(torch, stored)))
+    else:
+        folder = checkpoints.save(tmp_path / "safe", theirs, stored)
+    expected = {}
+    for name, weight in theirs.state_dict().items():
+        weight = weight.to(getattr(torch, stored)).to(getattr(torch, wanted))
+        expected[param_path(name)] = jnp.asarray(weight.float().numpy()).astype(
+            wanted
+        )  # widening is exact
+    assert_same(load(folder, wanted), unflatten_dict(expected, sep="."))
+
+
+def test_buffers_of_old_checkpoints_are_ignored(folder, params):
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    rewrite(folder / WEIGHTS, lambda tensors: tensors.update(buffer))
+    assert_same(load(folder), params)
+
+
+def test_a_stored_head_is_ignored_where_the_table_serves_as_head(folder, params):
+    checkpoints.edit_config(folder, tie_word_embeddings=True)
+    without_head = {name: leaf for name, leaf in params.items() if name != "lm_head"}
+    assert_same(load(folder), without_head)
+
+
+# ---- Saving ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_key_value_heads": 2, "tie_word_embeddings": True},
+        {"kind": "mistral", "sliding_window": 6},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}},
+    ],
+    ids=["llama", "mistral", "rope"],
+)
+def test_transformers_reads_what_we_save(tmp_path, settings, dtype):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    original = checkpoints.build(**settings)
+    folder = checkpoints.save(tmp_path / "theirs", original)
+    config = LlamaConfig.read(folder)
+    save_llama(tmp_path / "ours", config, load(folder), dtype)
+    assert LlamaConfig.read(tmp_path / "ours") == config
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    assert read(tmp_path / "ours").dtype is getattr(torch, dtype)
+    again = read(tmp_path / "ours", dtype=torch.float32, attn_implementation="eager")
+    for weight in original.parameters():
+        weight.data = weight.data.to(getattr(torch, dtype)).float()
+    tokens = np.arange(3, 23)[None]
+    expected = checkpoints.forward(original, tokens).logits
+    assert torch.equal(checkpoints.forward(again, tokens).logits, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+
+
+def test_saving_over_something_is_refused(folder, params):
+    with pytest.raises(SpecjaxError, match=r"checkpoint already exists .* choose another name"):
+        save_llama(folder, CONFIG, params, jnp.float32)
+    assert_same(load(folder), params)
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, params, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specjax.models.convert.save_file", fail)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SpecjaxError, match=r"out \(No space left on device\); free some space"):
+        save_llama(tmp_path / "out", CONFIG, params, jnp.float32)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
+
+
+def test_params_of_another_model_are_not_saved(tmp_path, params):
+    wrong = params | {"norm": {"weight": jnp.ones(7)}}
+    message = r"wrong shape: model\.norm\.weight is \(7,\), expected \(32,\).*give the config"
+    with pytest.raises(SpecjaxError, match=message):
+        save_llama(tmp_path / "out", CONFIG, wrong, jnp.float32)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- Weights that do not fit ---------------------------------------------------------------------
+
+
+def test_all_that_does_not_fit_is_told_at_once(folder):
+    def spoil(tensors):
+        del tensors["model.norm.weight"]
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["lm_head.weight"] = np.ones((60, 32), np.float32)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(32, np.float32)
+
+    rewrite(folder / WEIGHTS, spoil)
+    message = failure(folder)
+    assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight;" in message
+    assert "wrong shape: lm_head.weight is (60, 32), expected (61, 32);" in message
+    assert "unexpected: model.layers.0.self_attn.q_proj.bias;" in message
+    assert "check that both belong together, or download the checkpoint again" in message
+
+
+def test_long_lists_are_cut(folder):
+    checkpoints.edit_config(folder, num_hidden_layers=9)
+    assert " and 55 more; check that" in failure(folder)
+
+
+def test_quantised_weights_are_refused(folder):
+    name = "model.layers.0.mlp.up_proj.weight"
+    rewrite(folder / WEIGHTS, lambda t: t.update({name: np.ones((48, 32), np.int8)}))
+    message = failure(folder)
+    assert f"quantised weights are not supported: {name} (I8)" in message
+    assert message.endswith("use a checkpoint stored as F64, F32, F16, BF16")

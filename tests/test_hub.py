@@ -1,0 +1,291 @@
+import fnmatch
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from huggingface_hub import errors
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from specjax import hub
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import save_llama
+from specjax.models.llama import Llama
+from tests.models import checkpoints
+
+CONFIG = LlamaConfig.from_huggingface({"model_type": "llama"} | checkpoints.TINY)
+HUB_ID = "someone/tiny-llama"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    params = Llama(CONFIG).initialise(jax.random.key(0))
+    folder = tmp_path_factory.mktemp("saved") / "tiny"
+    save_llama(folder, CONFIG, params, jnp.float32)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A small checkpoint without tokenizer, for a test to change."""
+    return shutil.copytree(saved, tmp_path / "tiny")
+
+
+def add_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "def": 1, "f": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def failure(name, **options) -> str:
+    """The one-line message of a load that must fail."""
+    with pytest.raises(SpecjaxError) as caught:
+        hub.load(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- What comes back ---------------------------------------------------------------------------
+
+
+def test_a_folder_gives_model_params_and_config(folder):
+    target = hub.load(folder)
+    assert target.name == str(folder)
+    assert target.config == target.model.config == CONFIG
+    assert target.params["layers_1"]["mlp"]["up_proj"]["weight"].shape == (48, 32)
+    assert target.tokenizer is None
+    assert target.eos == (2,)
+    assert "params" not in repr(target)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        (None, "float32"),
+        ("bfloat16", "bfloat16"),
+        (jnp.float16, "float16"),
+        (np.float32, "float32"),
+    ],
+)
+def test_params_take_the_dtype_asked_for(folder, asked, given):
+    leaves = jax.tree.leaves(hub.load(folder, dtype=asked).params)
+    assert {leaf.dtype.name for leaf in leaves} == {given}
+
+
+def test_accelerators_default_to_bfloat16(folder, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert hub.load(folder).params["norm"]["weight"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp16", "float64"])
+def test_other_dtypes_are_refused(folder, dtype):
+    message = failure(folder, dtype=dtype)
+    assert message == f"dtype {dtype!r} is not supported; use float32, bfloat16, float16"
+
+
+@pytest.mark.parametrize(
+    ("more", "eos"),
+    [
+        ({}, (2,)),
+        ({"eos_token_id": None}, (2,)),
+        ({"eos_token_id": 9}, (2, 9)),
+        ({"eos_token_id": [5, 2, 9]}, (2, 5, 9)),
+    ],
+)
+def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
+    (folder / "generation_config.json").write_text(json.dumps(more))
+    target = hub.load(folder)
+    assert target.eos == target.model.config.eos_token_id == eos
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_generation_config_is_named(folder, content):
+    (folder / "generation_config.json").write_text(content)
+    message = failure(folder)
+    assert message.startswith(f"{folder / 'generation_config.json'} is not valid")
+    assert message.endswith("fetch it again")
+
+
+def test_the_tokenizer_of_the_folder_is_read(folder):
+    add_tokenizer(folder)
+    tokenizer = hub.load(folder).tokenizer
+    assert tokenizer("def f g")["input_ids"] == [1, 2, 0]
+
+
+def test_a_damaged_tokenizer_is_named(folder):
+    add_tokenizer(folder)
+    (folder / "tokenizer.json").write_text('{"model": ')
+    message = failure(folder)
+    assert f"the tokenizer in {folder} cannot be read" in message
+    assert message.endswith("download it again")
+
+
+def test_the_pocket_target_lies_inside_the_package(folder, monkeypatch):
+    root = folder.parent
+    monkeypatch.setattr(hub, "resources", SimpleNamespace(files=lambda package: root / package))
+    assert f"pocket weights are not in {root / 'specjax'}" in failure("pocket")
+    shutil.copytree(folder, root / "specjax" / "pocket" / "weights" / "target")
+    assert hub.load("pocket").config == CONFIG
+
+
+# ---- What cannot be loaded ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pockett", "./missing", "/missing/folder", "a/b/c", "", "../x"])
+def test_a_name_that_leads_nowhere_is_told_the_three_that_do(name):
+    message = failure(name)
+    assert message.startswith(f"{name!r} is no target: give 'pocket', an existing folder")
+    assert "or a hub id such as" in message
+
+
+def test_a_file_is_no_target(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert failure("tiny/model.safetensors").startswith("'tiny/model.safetensors' is no target")
+
+
+def test_a_revision_of_a_folder_is_refused(folder):
+    assert "only hub ids have one" in failure(folder, revision="main")
+    assert "only hub ids have one" in failure("pocket", revision="main")
+
+
+def test_files_that_do_not_fit_are_named(folder):
+    checkpoints.edit_config(folder, vocab_size=60)
+    message = failure(folder)
+    assert message.startswith(f"{folder}: the weights do not fit config.json; wrong shape:")
+
+
+# ---- The hub -----------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Serves `folder` as the repository `HUB_ID`, as `snapshot_download` does."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.snapshot = folder.parent / "snapshots" / "c0ffee"
+        self.revisions: list[str | None] = []
+
+    def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert repo_id == HUB_ID
+        self.revisions.append(revision)
+        self.snapshot.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if any(fnmatch.fnmatch(path.name, pattern) for pattern in allow_patterns):
+                shutil.copy(path, self.snapshot)
+        return str(self.snapshot)
+
+    @property
+    def fetched(self) -> set[str]:
+        return {path.name for path in self.snapshot.iterdir()}
+
+
+@pytest.fixture
+def fake_hub(folder, monkeypatch) -> FakeHub:
+    fake = FakeHub(folder)
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    return fake
+
+
+def test_a_hub_id_is_downloaded_at_one_commit(fake_hub):
+    add_tokenizer(fake_hub.folder)
+    for extra in ("consolidated.safetensors", "pytorch_model.bin", "README.md"):
+        (fake_hub.folder / extra).write_bytes(b"")
+    target = hub.load(HUB_ID, revision="v2")
+    assert (target.name, target.config) == (HUB_ID, CONFIG)
+    assert fake_hub.revisions == ["v2", "c0ffee"]
+    expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert fake_hub.fetched == expected
+
+
+def test_bin_weights_are_fetched_only_where_there_are_no_safetensors(fake_hub):
+    torch = pytest.importorskip("torch")
+    (fake_hub.folder / "model.safetensors").unlink()
+    weights = checkpoints.build().state_dict()
+    torch.save(weights, fake_hub.folder / "pytorch_model.bin")
+    target = hub.load(HUB_ID)
+    expected = weights["model.norm.weight"].numpy()
+    np.testing.assert_array_equal(target.params["norm"]["weight"], expected)
+    assert fake_hub.fetched == {"config.json", "pytorch_model.bin"}
+
+
+def test_bin_weights_are_not_fetched_without_torch(fake_hub, monkeypatch):
+    (fake_hub.folder / "model.safetensors").rename(fake_hub.folder / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert failure(HUB_ID).startswith(f"{HUB_ID} needs torch")
+    assert fake_hub.fetched == {"config.json"}
+
+
+def test_weights_of_another_architecture_are_not_fetched(fake_hub):
+    checkpoints.edit_config(fake_hub.folder, model_type="gpt2")
+    assert "model_type 'gpt2' is not supported" in failure(HUB_ID)
+    assert fake_hub.fetched == {"config.json"}
+
+
+def http_error(kind: type) -> Exception:
+    return kind(
+        "401 Client Error.\n\nMore lines.", response=SimpleNamespace(headers={}, request=None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (http_error(errors.GatedRepoError), "is gated; ask for access at https://huggingface.co/"),
+        (http_error(errors.RepositoryNotFoundError), "neither a folder nor a public hub id; check"),
+        (http_error(errors.RevisionNotFoundError), "has no revision 'v9'; see https://"),
+        (errors.LocalEntryNotFoundError("offline"), "the hub cannot be reached for it; check"),
+        (http_error(errors.HfHubHTTPError), "(HfHubHTTPError: 401 Client Error.); try again"),
+        (
+            ConnectionError("reset\nby peer"),
+            "could not be downloaded (ConnectionError: reset); try",
+        ),
+    ],
+)
+def test_what_the_hub_refuses_is_told_in_one_line(monkeypatch, error, expected):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    message = failure(HUB_ID, revision="v9")
+    assert message.startswith(HUB_ID)
+    assert expected in message
+
+
+def test_what_was_downloaded_once_loads_without_network(folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder.parent))
+    assert "the hub cannot be reached for it; check the network" in failure(HUB_ID)
+    repository = folder.parent / "models--someone--tiny-llama"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123456789" * 4)
+    shutil.copytree(folder, repository / "snapshots" / ("0123456789" * 4))
+    assert hub.load(HUB_ID).config == CONFIG
+
+
+def test_progress_bars_are_off_only_during_the_download(fake_hub, monkeypatch):
+    seen = []
+    download = fake_hub.__call__
+    monkeypatch.setattr(
+        hub,
+        "snapshot_download",
+        lambda *args, **options: (
+            seen.append(hub.are_progress_bars_disabled()) or download(*args, **options)
+        ),
+    )
+    hub.load(HUB_ID, progress=False)
+    hub.load(HUB_ID, progress=True)
+    assert seen == [True, True, False, False]
+
+
+def test_importing_the_hub_imports_neither_transformers_nor_torch():
+    check = "import sys, specjax.hub; print({'torch', 'transformers', 'orbax'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
