@@ -71,7 +71,7 @@ class Recipe:
     phases: tuple[Phase, ...]
     learning_rate: float = 4e-3
     warmup_steps: int = 60
-    decay_fraction: float = 0.5  # the last part of training, over which the rate falls to zero
+    decay_steps: int = 700  # the last steps, over which the rate falls to zero
     weight_decay: float = 0.01
     clip_norm: float = 1.0
     seed: int = 0
@@ -94,18 +94,19 @@ RECIPES = {
         TARGET,
         (
             Phase(300, 16, 256, (0.85, 0.0, 0.15)),
-            Phase(1900, 16, 256, (0.15, 0.65, 0.20)),
-            Phase(600, 8, 512, (0.10, 0.70, 0.20)),
+            Phase(1200, 16, 256, (0.15, 0.65, 0.20)),
+            Phase(400, 8, 512, (0.10, 0.70, 0.20)),
         ),
     ),
     "draft": Recipe(
         DRAFT,
         (
-            Phase(600, 16, 256, (0.85, 0.0, 0.15)),
-            Phase(2400, 16, 256, (0.15, 0.65, 0.20)),
-            Phase(500, 8, 512, (0.10, 0.70, 0.20)),
+            Phase(500, 16, 256, (0.85, 0.0, 0.15)),
+            Phase(1700, 16, 256, (0.15, 0.65, 0.20)),
+            Phase(300, 8, 512, (0.10, 0.70, 0.20)),
         ),
         learning_rate=6e-3,
+        decay_steps=900,
     ),
 }
 
@@ -130,11 +131,9 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
         [
             optax.linear_schedule(0.0, recipe.learning_rate, recipe.warmup_steps),
             optax.constant_schedule(recipe.learning_rate),
-            optax.linear_schedule(
-                recipe.learning_rate, 0.0, int(recipe.num_steps * recipe.decay_fraction)
-            ),
+            optax.linear_schedule(recipe.learning_rate, 0.0, recipe.decay_steps),
         ],
-        [recipe.warmup_steps, int(recipe.num_steps * (1 - recipe.decay_fraction))],
+        [recipe.warmup_steps, recipe.num_steps - recipe.decay_steps],
     )
     inner = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
 
@@ -188,7 +187,8 @@ def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
     params = model.initialise(jax.random.key(recipe.seed))
     state = {"params": params, "moments": transform.init(params)}
     metrics = options.out / "metrics.jsonl"
-    started = time.perf_counter()
+    spent = json.loads(metrics.read_text().splitlines()[-1])["seconds"] if metrics.exists() else 0.0
+    started = time.perf_counter() - spent
     with (
         ocp.CheckpointManager(
             (options.out / "checkpoints").absolute(),
