@@ -31,17 +31,15 @@ def verify(
         return _rejection(tree, logits, draw, root_slot, max_depth)
     after = root_slot[:, None] + tree.depth + 1
     wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
+    return follow(tree, wanted, max_depth)
+
+
+def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verification:
+    """The path from the root along children that carry their parent's wanted token.
+
+    All nodes at once: going node by node would cost a GPU several kernel launches for each.
+    """
     seen = ancestors(tree, max_depth)
-    return _walk(tree, wanted, seen, max_depth)
-
-
-def _walk(
-    tree: DraftTree,
-    wanted: Int[Array, "B N"],
-    seen: Bool[Array, "B N N"],
-    max_depth: int,
-) -> Verification:
-    """Follows `wanted` from the root; node by node would cost a kernel launch for each of N."""
     parent_wants = jnp.take_along_axis(wanted, jnp.maximum(tree.parents, 0), axis=1)
     agrees = tree.valid & (tree.tokens == parent_wants)
     agrees = agrees.at[:, 0].set(True)
@@ -73,46 +71,64 @@ def _rejection(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """Tries the nodes in order: a child of the current node is accepted with probability p / q.
-
-    A miss leaves the residual `p - q` for the siblings to come and for the bonus, and `q` without
-    the token that failed (siblings are drawn without replacement). Chosen nodes count as drawn
-    with certainty: q is 1 at the node's own token.
-    """
     target = jnp.exp(draw.filtered(logits))
     uniform = draw.uniform(root_slot[:, None], tree.num_nodes, ACCEPT)[:, 0]
-    last_valid = jnp.max(tree.num_valid())
-
-    def of_row(tokens, parents, valid, proposal, target, uniform):
-        def try_node(node, carry):
-            here, p, q = carry
-            token = tokens[node]
-            certain = jax.nn.one_hot(token, p.shape[0])
-            q = certain if proposal is None else q
-            is_child = valid[node] & (parents[node] == here)
-            hit = is_child & (q[token] > 0) & (uniform[node] * q[token] < p[token])
-            residual = _normalise(jax.nn.relu(p - q), otherwise=p)
-            rest = _normalise(q * (1 - certain), otherwise=q * 0)
-            next_q = certain if proposal is None else proposal[node]
-            return (
-                jnp.where(hit, node, here),
-                jnp.where(hit, target[node], jnp.where(is_child, residual, p)),
-                jnp.where(hit, next_q, jnp.where(is_child, rest, q)),
-            )
-
-        first_q = jnp.zeros_like(target[0]) if proposal is None else proposal[0]
-        start = (jnp.zeros((), jnp.int32), target[0], first_q)
-        return lax.fori_loop(1, last_valid, try_node, start)
-
-    axes = (0, 0, 0, None if tree.proposal is None else 0, 0, 0)
-    last, p, _ = jax.vmap(of_row, axes)(
-        tree.tokens, tree.parents, tree.valid, tree.proposal, target, uniform
+    axes = (0, 0, 0, None if tree.proposal is None else 0, 0, 0, None)
+    last, rest = jax.vmap(reject, axes)(
+        tree.tokens,
+        tree.parents,
+        tree.valid,
+        tree.proposal,
+        target,
+        uniform,
+        jnp.max(tree.num_valid()),
     )
-    at_bonus = draw.noise(root_slot[:, None], p.shape[-1], BONUS)[:, 0]
-    bonus = jnp.argmax(jnp.log(p) + at_bonus, axis=-1)
+    noise = draw.noise(root_slot[:, None], rest.shape[-1], BONUS)[:, 0]
     on_path = jnp.take_along_axis(ancestors(tree, max_depth), last[:, None, None], axis=1)[:, 0]
-    num_accepted = jnp.take_along_axis(tree.depth, last[:, None], axis=1)[:, 0]
-    return Verification(_path(on_path, tree.depth, max_depth), num_accepted, bonus)
+    return Verification(
+        path=_path(on_path, tree.depth, max_depth),
+        num_accepted=jnp.take_along_axis(tree.depth, last[:, None], axis=1)[:, 0],
+        bonus=jnp.argmax(jnp.log(rest) + noise, axis=-1),
+    )
+
+
+def reject(
+    tokens: Int[Array, " N"],
+    parents: Int[Array, " N"],
+    valid: Bool[Array, " N"],
+    proposal: Float[Array, "N V"] | None,
+    target: Float[Array, "N V"],
+    uniform: Float[Array, " N"],
+    last_valid: Int[Array, ""],
+) -> tuple[Int[Array, ""], Float[Array, " V"]]:
+    """Tries one tree's nodes in order; returns the deepest accepted one and the bonus's law.
+
+    A child of the current node is accepted with probability p / q. A miss leaves the residual
+    `p - q` to the siblings that follow and to the bonus, and `q` without the token that failed
+    (siblings are drawn without replacement). Chosen nodes, which have no `proposal`, count as drawn
+    with certainty. Only the first `last_valid` nodes are tried.
+    """
+
+    def try_node(node, carry):
+        here, p, q = carry
+        token = tokens[node]
+        own = jax.nn.one_hot(token, p.shape[0])
+        q = own if proposal is None else q
+        is_child = valid[node] & (parents[node] == here)
+        hit = is_child & (q[token] > 0) & (uniform[node] * q[token] < p[token])
+        residual = _normalise(jax.nn.relu(p - q), otherwise=p)
+        rest = _normalise(q * (1 - own), otherwise=q)
+        next_q = own if proposal is None else proposal[node]
+        return (
+            jnp.where(hit, node, here),
+            jnp.where(hit, target[node], jnp.where(is_child, residual, p)),
+            jnp.where(hit, next_q, jnp.where(is_child, rest, q)),
+        )
+
+    first_q = jnp.zeros_like(target[0]) if proposal is None else proposal[0]
+    start = (jnp.zeros((), jnp.int32), target[0], first_q)
+    last, rest, _ = lax.fori_loop(1, last_valid, try_node, start)
+    return last, rest
 
 
 def _normalise(weights: Float[Array, " V"], otherwise: Float[Array, " V"]) -> Float[Array, " V"]:

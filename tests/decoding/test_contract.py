@@ -126,9 +126,7 @@ def test_stats_add_up(name):
     tokens = jnp.sum(out.stats.accepted_lengths * lengths[None, :], axis=1)
     np.testing.assert_array_equal(tokens, out.length)
     np.testing.assert_array_equal(jnp.sum(out.stats.accepted_lengths, axis=1), out.stats.rounds)
-    np.testing.assert_array_equal(
-        jnp.sum(out.from_draft, axis=1), out.length - out.stats.rounds
-    )
+    np.testing.assert_array_equal(jnp.sum(out.from_draft, axis=1), out.length - out.stats.rounds)
     assert (out.stats.drafted >= out.length - out.stats.rounds).all()
 
 

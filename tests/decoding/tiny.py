@@ -1,4 +1,4 @@
-"""What the tests of the engine share: tiny random targets and drafters that misbehave on purpose."""
+"""What the engine's tests share: tiny random targets, and drafters that misbehave on purpose."""
 
 from dataclasses import dataclass
 from functools import cache
