@@ -1,29 +1,30 @@
 """specjax: lossless speculative decoding for Llama-family models in JAX and Flax.
 
-target = specjax.load("pocket")
-drafter, drafter_params = specjax.load_drafter("pld-plus", target)
-prompt = specjax.encode(target.tokenizer, ["..."])
-out = specjax.speculative_generate(
-    specjax.Params(target.params, drafter_params), prompt, jax.random.key(0),
-    target=target.model, drafter=drafter,
-)
+    target = specjax.load("pocket")
+    drafter, drafter_params = specjax.load_drafter("pld-plus", target)
+    prompt = specjax.encode(target.tokenizer, ["..."])
+    out = specjax.speculative_generate(
+        specjax.Params(target.params, drafter_params), prompt, jax.random.key(0),
+        target=target.model, drafter=drafter,
+    )
+
+Names are imported when they are first used, so that `import specjax` itself costs nothing.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.generate import speculative_generate, stream
-from specjax.decoding.prompt import Prompt, encode, from_ids
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling
-from specjax.decoding.state import Generation, Stats
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-
 if TYPE_CHECKING:
+    from specjax.decoding.drafter import Drafter, Params
+    from specjax.decoding.generate import speculative_generate, stream
+    from specjax.decoding.prompt import Prompt, encode, from_ids
+    from specjax.decoding.reference import reference_generate
+    from specjax.decoding.sampling import Sampling
+    from specjax.decoding.state import Generation, Stats
+    from specjax.errors import SpecjaxError
     from specjax.hub import Target, load, load_drafter
+    from specjax.models.config import LlamaConfig
+    from specjax.models.llama import Llama
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,10 +51,26 @@ __all__ = [
     "SpecjaxError",
 ]
 
-_FROM_HUB = ("load", "load_drafter", "Target")  # whose imports take longer than all the rest
+_HOMES = {
+    "specjax.hub": ("load", "load_drafter", "Target"),
+    "specjax.decoding.prompt": ("encode", "from_ids", "Prompt"),
+    "specjax.decoding.drafter": ("Drafter", "Params"),
+    "specjax.decoding.sampling": ("Sampling",),
+    "specjax.decoding.generate": ("speculative_generate", "stream"),
+    "specjax.decoding.reference": ("reference_generate",),
+    "specjax.decoding.state": ("Generation", "Stats"),
+    "specjax.models.llama": ("Llama",),
+    "specjax.models.config": ("LlamaConfig",),
+    "specjax.errors": ("SpecjaxError",),
+}
 
 
 def __getattr__(name: str):
-    if name in _FROM_HUB:
-        return getattr(import_module("specjax.hub"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

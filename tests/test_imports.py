@@ -26,16 +26,17 @@ DRAFTER = ("decoding.drafter", "decoding.drafters.length_rules", *WORDS)
 ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
 
-# File -> what it may import, without the leading "specjax."; a package stands for all it holds.
+# File -> what it may import, without the leading "specjax."; a package stands for all it holds,
+# "*" for anything, and "" for a name of specjax itself.
 # The first pattern that fits decides. A file that no pattern fits may import nothing of specjax,
 # and a new file of decoding gets a row of its own when it needs more than models.
 RULES = {
-    "__init__": ("",),
+    "__init__": ("*",),
     "__main__": ("cli",),
-    "cli": ("hub", "bench", "pocket", *UPPER),
-    "cli.*": ("cli", "hub", "bench", "pocket", *UPPER),
+    "cli": ("", "hub", "bench", "pocket", *UPPER),
+    "cli.*": ("", "cli", "hub", "bench", "pocket", *UPPER),
     "hub": ("decoding.drafters", "decoding.drafter", "pocket", *MODELS),
-    "bench.*": ("bench", *UPPER),
+    "bench.*": ("", "bench", "pocket", *UPPER),
     "pocket.*": ("pocket", *UPPER),
     "training.*": ("training", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
@@ -138,7 +139,7 @@ def violations(package: Path) -> list[str]:
 
 
 def lies_in(module: str, folder: str) -> bool:
-    return folder in ("", module) or module.startswith(f"{folder}.")
+    return folder in ("*", module) or module.startswith(f"{folder}.")
 
 
 def test_every_import_points_down():

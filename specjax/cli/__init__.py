@@ -7,11 +7,11 @@ imports what it needs, so that help and mistyped options answer at once.
 import os
 import sys
 from collections.abc import Sequence
-from pkgutil import resolve_name
 from typing import Annotated
 
 import tyro
 
+from specjax import __version__
 from specjax.cli.convert import Convert
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> None:
     if arguments == ["--version"]:
-        print("specjax", resolve_name("specjax:__version__"))
+        print("specjax", __version__)
         return
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]  # a union of dataclasses is no class

@@ -7,6 +7,7 @@ that no more than one is in memory twice.
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,9 +117,10 @@ def save_llama(
             name: np.ascontiguousarray(jnp.asarray(leaf).astype(dtype))
             for name, leaf in leaves.items()
         }
-        save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(values, indent=2) + "\n"
-        (unfinished / "config.json").write_text(text, encoding="utf-8")
+        weights_file, config_file = unfinished / "model.safetensors", unfinished / "config.json"
+        save_file(tensors, weights_file, metadata={"format": "pt"})
+        config_file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(config_file, weights_file)  # safetensors lets nobody else read its file
 
 
 def _check_stored(

@@ -6,20 +6,26 @@ can be scored by equality. Most of an answer is a copy of the prompt, as in real
 
 import ast
 import builtins
-import functools
-import io
 import keyword
 import random
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from specjax.pocket.source import (
+    changeable_literals,
+    code_tokens,
+    has_word,
+    parses,
+    renamable_names,
+    replace_at,
+    seedable_bugs,
+    split_docstring,
+)
 from specjax.pocket.tokenizer import ASSISTANT, BEGIN, END, USER
 
 KINDS = ("rename", "constant", "fix", "add-docstring", "strip-docstring")
-SNIPPET_LENGTH = 60  # longest code quoted in an instruction, in characters
 DOCSTRING_LENGTH = 90
 
 _RENAME_PHRASES = (
@@ -48,7 +54,6 @@ _STRIP_PHRASES = (
     "Delete the docstring from `{name}`.",
     "Strip the docstring.",
 )
-_PLAIN_STRING = re.compile(r"""'[^'"`\\]+'|"[^"'`\\]+\"""")
 _NOUNS = (
     "account amount batch block bound buffer cell channel chunk column count cursor depth digit "
     "element entry event field flag folder frame group handle header height index item kernel key "
@@ -71,14 +76,6 @@ _VERBS = (
     "prepare print process pull push read reduce remove render reset resolve run save scan select "
     "send set show sort split start store take test update use validate visit wrap write"
 ).split()
-# What a seeded bug writes for each operator.
-_SWAPS: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "/"),
-    ast.And: ("and", "or"), ast.Or: ("or", "and"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,22 +88,6 @@ class EditTask:
     result: str
 
 
-class CodeToken(NamedTuple):
-    """A lexical token: its `tokenize` type, its text and the character where it starts."""
-
-    type: int
-    text: str
-    start: int
-
-
-class Bug(NamedTuple):
-    """A way to break a piece: at `start`, write `wrong` where the piece has `right`."""
-
-    start: int
-    right: str
-    wrong: str
-
-
 def prompt_text(task: EditTask) -> str:
     """The text a model is given for `task`, up to where its answer begins."""
     return f"{BEGIN}{USER}{task.instruction}\n{task.source}{ASSISTANT}"
@@ -117,30 +98,10 @@ def answer_text(task: EditTask) -> str:
     return task.result + END
 
 
-def code_tokens(source: str) -> list[CodeToken]:
-    """The tokens of `source`. An f-string is one STRING token on every Python version."""
-    starts = _line_starts(source)
-    opening, closing = (getattr(tokenize, f"FSTRING_{end}", -1) for end in ("START", "END"))
-    tokens, depth, outer = [], 0, 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        start = starts[token.start[0] - 1] + token.start[1]
-        if token.type == opening:
-            outer = start if depth == 0 else outer
-            depth += 1
-        elif token.type == closing:
-            depth -= 1
-            if depth == 0:
-                end = starts[token.end[0] - 1] + token.end[1]
-                tokens.append(CodeToken(tokenize.STRING, source[outer:end], outer))
-        elif depth == 0:
-            tokens.append(CodeToken(token.type, token.string, start))
-    return tokens
-
-
 def rename_tokens(source: str, old: str, new: str) -> str:
     """`source` with every name token `old` replaced by `new`; strings and comments stay."""
     starts = [t.start for t in code_tokens(source) if t.type == tokenize.NAME and t.text == old]
-    return _replace_at(source, starts, old, new)
+    return replace_at(source, starts, old, new)
 
 
 def make_edit(kind: str, piece: str, rng: random.Random) -> EditTask | None:
@@ -151,7 +112,7 @@ def make_edit(kind: str, piece: str, rng: random.Random) -> EditTask | None:
     task = _MAKERS[kind](piece, rng)
     if task is None or task.result == task.source:
         return None
-    return task if _parses(task.source) and _parses(task.result) else None
+    return task if parses(task.source) and parses(task.result) else None
 
 
 def held_out_tasks(
@@ -191,40 +152,40 @@ def _first_edit(
 
 
 def _rename(piece: str, rng: random.Random) -> EditTask | None:
-    names = _renamable(piece)
+    names = renamable_names(piece)
     if not names:
         return None
     old, is_function, starts = rng.choice(names)
     new = _new_name(old, is_function, rng)
-    if _has_word(piece, new):
+    if has_word(piece, new):
         return None
     instruction = rng.choice(_RENAME_PHRASES).format(old=old, new=new)
-    return EditTask("rename", instruction, piece, _replace_at(piece, starts, old, new))
+    return EditTask("rename", instruction, piece, replace_at(piece, starts, old, new))
 
 
 def _constant(piece: str, rng: random.Random) -> EditTask | None:
-    literals = _changeable(piece)
+    literals = changeable_literals(piece)
     if not literals:
         return None
     start, old = rng.choice(literals)
     new = _new_string(old, rng) if old[0] in "\"'" else _new_number(old, rng)
-    if new == old or _has_word(piece, new):
+    if new == old or has_word(piece, new):
         return None
     instruction = rng.choice(_CONSTANT_PHRASES).format(old=old, new=new)
-    return EditTask("constant", instruction, piece, _replace_at(piece, [start], old, new))
+    return EditTask("constant", instruction, piece, replace_at(piece, [start], old, new))
 
 
 def _fix(piece: str, rng: random.Random) -> EditTask | None:
-    bugs = _bugs(piece)
+    bugs = seedable_bugs(piece)
     if not bugs:
         return None
     start, right, wrong = rng.choice(bugs)
     instruction = rng.choice(_FIX_PHRASES).format(old=wrong, new=right)
-    return EditTask("fix", instruction, _replace_at(piece, [start], right, wrong), piece)
+    return EditTask("fix", instruction, replace_at(piece, [start], right, wrong), piece)
 
 
 def _add_docstring(piece: str, rng: random.Random) -> EditTask | None:
-    source, docstring = _split_docstring(piece)
+    source, docstring = split_docstring(piece)
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     if ast.get_docstring(definition) is not None:
@@ -242,7 +203,7 @@ def _add_docstring(piece: str, rng: random.Random) -> EditTask | None:
 
 
 def _strip_docstring(piece: str, rng: random.Random) -> EditTask | None:
-    result, docstring = _split_docstring(piece)
+    result, docstring = split_docstring(piece)
     if docstring is None:
         return None
     definition = ast.parse(piece).body[0]
@@ -258,151 +219,6 @@ _MAKERS: dict[str, Callable[[str, random.Random], EditTask | None]] = {
     "add-docstring": _add_docstring,
     "strip-docstring": _strip_docstring,
 }
-
-
-@functools.cache
-def _renamable(source: str) -> tuple[tuple[str, bool, tuple[int, ...]], ...]:
-    """(name, is a function, where it starts) for every name that only means one thing.
-
-    Out go names that also occur as an attribute, a keyword of a call, an import, or as a word in
-    a string or comment: for what remains, renaming tokens and renaming words agree.
-    """
-    defined, barred = _defined_names(ast.parse(source))
-    places: dict[str, list[int]] = {}
-    prose = []
-    before = ""
-    for token in code_tokens(source):
-        if token.type == tokenize.NAME:
-            places.setdefault(token.text, []).append(token.start)
-            if before == ".":
-                barred.add(token.text)
-        elif token.type in (tokenize.STRING, tokenize.COMMENT):
-            prose.append(token.text)
-        before = token.text
-    barred |= set(re.findall(r"\w+", " ".join(prose)))
-    return tuple(
-        (name, defined[name], tuple(places[name])) for name in sorted(defined) if name not in barred
-    )
-
-
-def _defined_names(tree: ast.AST) -> tuple[dict[str, bool], set[str]]:
-    """The names that `tree` defines (is it a function?) and those that must keep their name."""
-    defined: dict[str, bool] = {}
-    barred = {"self", "cls", "_", *keyword.kwlist, *keyword.softkwlist}
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                defined[name] = True
-            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
-                defined.setdefault(name, False)
-            case ast.keyword(arg=str(name)):
-                barred.add(name)
-            case ast.alias(name=name, asname=other):
-                barred |= {*name.split("."), other or ""}
-            case ast.Global(names=names) | ast.Nonlocal(names=names):
-                barred |= set(names)
-    barred |= {name for name in defined if name.startswith("__")}
-    return defined, barred
-
-
-@functools.cache
-def _changeable(source: str) -> tuple[tuple[int, str], ...]:
-    """(start, text) of every number or plain short string that occurs once in the whole text."""
-    docstrings = {
-        _span(source, node.value)[0]  # only indentation comes before it, so bytes are characters
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    found = []
-    for token in code_tokens(source):
-        if token.type == tokenize.NUMBER and re.fullmatch(r"\d{1,6}(\.\d{1,4})?", token.text):
-            once = len(re.findall(rf"(?<![\w.]){re.escape(token.text)}(?![\w.])", source)) == 1
-        elif token.type == tokenize.STRING and _PLAIN_STRING.fullmatch(token.text):
-            once = source.count(token.text) == 1 and len(token.text) <= 30
-        else:
-            continue
-        if once and token.start not in docstrings:
-            found.append((token.start, token.text))
-    return tuple(found)
-
-
-@functools.cache
-def _bugs(source: str) -> tuple[Bug, ...]:
-    """Every bug that can be seeded so that its wrong code occurs once, hence names its place."""
-    if not source.isascii():
-        return ()  # the columns of `ast` count bytes
-    found = []
-    for node in _outside_strings(ast.parse(source)):
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            found += _swap(source, node, node.left, node.ops[0], node.comparators[0])
-        elif isinstance(node, ast.BinOp):
-            found += _swap(source, node, node.left, node.op, node.right)
-        elif isinstance(node, ast.BoolOp):
-            found += _swap(source, node, node.values[0], node.op, node.values[1])
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
-            found += _wrong_constants(source, node)
-    return tuple(bug for bug in found if _names_its_place(source, bug))
-
-
-def _swap(
-    source: str, node: ast.expr, left: ast.expr, operator: ast.AST, right: ast.expr
-) -> Iterator[Bug]:
-    good, bad = _SWAPS.get(type(operator), ("", ""))
-    (start, end), (_, gap_start), (gap_end, _) = (_span(source, n) for n in (node, left, right))
-    if good and good in source[gap_start:gap_end]:
-        gap = source[gap_start:gap_end].replace(good, bad, 1)
-        wrong = source[start:gap_start] + gap + source[gap_end:end]
-        yield Bug(start, source[start:end], wrong)
-
-
-def _wrong_constants(source: str, node: ast.Constant) -> Iterator[Bug]:
-    """True for False, or one off; the whole line is quoted, as the constant alone says little."""
-    start, end = _span(source, node)
-    text = source[start:end]
-    others = [str(not node.value)]
-    if type(node.value) is int:
-        if not text.isdecimal() or node.value > 100:
-            return
-        others = [str(node.value + step) for step in (-1, 1) if node.value + step >= 0]
-    line_start = source.rfind("\n", 0, start) + 1
-    line_end = source.find("\n", start)
-    line = source[line_start : line_end if line_end >= 0 else len(source)]
-    first = line_start + len(line) - len(line.lstrip())
-    right = line.strip()
-    for other in others:
-        yield Bug(first, right, right[: start - first] + other + right[end - first :])
-
-
-def _names_its_place(source: str, bug: Bug) -> bool:
-    quotable = not set("\n`#") & set(bug.right) and len(bug.right) <= SNIPPET_LENGTH
-    if not quotable:
-        return False
-    broken = _replace_at(source, [bug.start], bug.right, bug.wrong)
-    return broken.count(bug.wrong) == 1
-
-
-def _outside_strings(node: ast.AST) -> Iterator[ast.AST]:
-    """Like `ast.walk`, without the insides of f-strings, whose columns depend on the version."""
-    if not isinstance(node, ast.JoinedStr):
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from _outside_strings(child)
-
-
-def _split_docstring(piece: str) -> tuple[str, str | None]:
-    """The piece without the docstring of its definition, and that docstring."""
-    definition = ast.parse(piece).body[0]
-    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    first, lines = definition.body[0], piece.split("\n")
-    docstring = ast.get_docstring(definition)
-    on_own_lines = first.lineno > definition.lineno and len(definition.body) > 1
-    on_own_lines &= lines[(first.end_lineno or 0) - 1].rstrip().endswith(("'", '"'))
-    if docstring is None or not on_own_lines:
-        return piece, None
-    rest = lines[first.end_lineno :]
-    while rest and not rest[0].strip():
-        rest = rest[1:]
-    return "\n".join(lines[: first.lineno - 1] + rest), docstring
 
 
 def _summary(docstring: str | None) -> str | None:
@@ -454,38 +270,3 @@ def _new_string(old: str, rng: random.Random) -> str:
         )
     )
     return old[0] + rng.choice(" _-").join(words) + old[0]
-
-
-def _has_word(source: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source) is not None
-
-
-def _replace_at(source: str, starts: Sequence[int], old: str, new: str) -> str:
-    parts, end = [], 0
-    for start in starts:
-        parts += [source[end:start], new]
-        end = start + len(old)
-    return "".join([*parts, source[end:]])
-
-
-def _line_starts(source: str) -> list[int]:
-    starts = [0]
-    for line in source.split("\n"):
-        starts.append(starts[-1] + len(line) + 1)
-    return starts
-
-
-def _span(source: str, node: ast.expr) -> tuple[int, int]:
-    """Where the text of `node` starts and ends, in bytes."""
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    starts = _line_starts(source)
-    start = starts[node.lineno - 1] + node.col_offset
-    return start, starts[node.end_lineno - 1] + node.end_col_offset
-
-
-def _parses(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError):
-        return False
-    return True

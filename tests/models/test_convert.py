@@ -1,3 +1,4 @@
+import os
 import re
 
 import jax
@@ -187,6 +188,18 @@ def test_saving_over_something_is_refused(folder, params):
     with pytest.raises(SpecjaxError, match=r"checkpoint already exists .* choose another name"):
         save_llama(folder, CONFIG, params, jnp.float32)
     assert_same(load(folder), params)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_saved_files_follow_the_umask(tmp_path, params, umask, mode):
+    before = os.umask(umask)
+    try:
+        save_llama(tmp_path / "out", CONFIG, params, jnp.float32)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert modes == {WEIGHTS: mode, "config.json": mode}
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path, params, monkeypatch):

@@ -1,0 +1,107 @@
+"""Which prompts are measured: pocket's held-out edit tasks, or a JSONL file."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specjax.errors import SpecjaxError
+
+POCKET = "pocket"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt and the kind of task that it is counted under."""
+
+    kind: str
+    text: str
+    is_chat: bool = False  # a user's message, for the chat template of the target's tokenizer
+
+
+def read_tasks(source: str, limit: int, seed: int = 0) -> tuple[Task, ...]:
+    """The first `limit` tasks of each kind, ordered by kind.
+
+    Args:
+        source: "pocket", or a file with a JSON object per line: `prompt` is continued as it
+            stands; else the first of `turns` is a user's message. The kind is `category`, or else
+            the name of the file. Other fields are ignored, so Spec-Bench's questions do.
+        limit: tasks per kind.
+        seed: decides which edit tasks pocket makes.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read, holds no tasks or a malformed line.
+    """
+    if limit < 1:
+        raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
+    tasks = _pocket_tasks(limit, seed) if source == POCKET else _file_tasks(Path(source))
+    return tuple(_first_of_each_kind(tasks, limit))
+
+
+def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
+    """The prompt in the target's tokens; BOS comes from the template or the tokenizer, not both.
+
+    A message goes through the tokenizer's chat template, or stands as it is if there is none.
+    """
+    if not (task.is_chat and tokenizer.chat_template):
+        return tuple(tokenizer(task.text)["input_ids"])
+    messages = [{"role": "user", "content": task.text}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return tuple(tokenizer(text, add_special_tokens=not has_bos)["input_ids"])
+
+
+def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
+    taken = Counter()
+    kept = []
+    for task in tasks:
+        taken[task.kind] += 1
+        if taken[task.kind] <= limit:
+            kept.append(task)
+    kinds = list(taken)
+    yield from sorted(kept, key=lambda task: kinds.index(task.kind))
+
+
+def _pocket_tasks(limit: int, seed: int) -> Sequence[Task]:
+    """Edit tasks as pocket was trained on them; other targets get them as a user's message."""
+    from specjax.pocket import edits
+
+    made = edits.held_out_tasks(limit * len(edits.KINDS), seed)
+    return [Task(task.kind, f"{task.instruction}\n{task.source}", is_chat=True) for task in made]
+
+
+def _file_tasks(path: Path) -> Sequence[Task]:
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise SpecjaxError(
+            f"tasks {path} cannot be read ({reason}); give 'pocket' or a JSONL file"
+        ) from None
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise SpecjaxError(f"{path} holds no tasks; write one JSON object per line")
+    return [_task(line, f"{path}:{number}", path.stem) for number, line in numbered]
+
+
+def _task(line: str, place: str, default_kind: str) -> Task:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise SpecjaxError(f"{place} is not JSON ({error}); write one object per line") from None
+    if not isinstance(fields, dict):
+        raise SpecjaxError(f'{place} is no JSON object; write {{"prompt": "..."}}')
+    is_chat = "prompt" not in fields
+    turns = fields.get("turns")
+    first_turn = turns[0] if isinstance(turns, list) and turns else None
+    text = first_turn if is_chat else fields["prompt"]
+    if not isinstance(text, str) or not text:
+        raise SpecjaxError(f"{place} has no text: it needs a `prompt`, or `turns` with a first one")
+    kind = fields.get("category", default_kind)
+    if not isinstance(kind, str) or not kind:
+        raise SpecjaxError(
+            f"{place}: its category {kind!r} is no name; give a text or leave it out"
+        )
+    return Task(kind, text, is_chat)

@@ -1,0 +1,225 @@
+"""The filters against a plain reading, and the laws of the noise."""
+
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, row_keys
+from specjax.errors import SpecjaxError
+
+VOCAB = 11
+DRAWS = 6000
+ROWS = [
+    *np.random.default_rng(0).normal(0, 2, (12, VOCAB)),
+    [3, 3, 3, 1, 1, 1, 1, 0, 0, 0, -2],  # ties, also at the cut
+    [0] * VOCAB,
+    [50, -50, -50, -50, -50, -50, -50, -50, -50, -50, -50],
+]
+LOGITS = np.asarray(ROWS, np.float32)
+
+
+def slow_filtered(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Temperature, then top-k, then top-p of what is left; tokens as likely as the last stay."""
+    scores = logits.astype(np.float64) / sampling.temperature
+    if sampling.top_k is not None:
+        least = np.sort(scores)[::-1][: sampling.top_k][-1]
+        scores = np.where(scores >= least, scores, -np.inf)
+    probs = np.exp(scores - scores.max())
+    probs /= probs.sum()
+    if sampling.top_p < 1:
+        total = 0.0
+        for prob in np.sort(probs)[::-1]:
+            if total < sampling.top_p - 1e-9:
+                least, total = prob, total + prob
+        probs = np.where(probs >= least, probs, 0)
+        probs /= probs.sum()
+    with np.errstate(divide="ignore"):
+        return np.log(probs)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
+@pytest.mark.parametrize("top_k", [None, 1, 4, VOCAB, 1000])
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+def test_filters_are_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
+    sampling = Sampling(temperature, top_k, top_p)
+    found = sampling.filtered(jnp.asarray(LOGITS))
+    expected = np.stack([slow_filtered(row, sampling) for row in LOGITS])
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(1.0, top_k=2), [0, 1]),
+        (Sampling(1.0, top_p=0.75), [0, 1, 2]),  # 0.4 + 0.3 do not reach it
+        (Sampling(1.0, top_k=2, top_p=0.55), [0]),  # 0.4 / 0.7 reaches it, 0.4 would not
+        (Sampling(0.5, top_p=0.5), [0]),  # 0.53 after the temperature
+        (Sampling(2.0, top_p=0.5), [0, 1]),
+    ],
+)
+def test_filters_by_hand(sampling, kept):
+    found = sampling.filtered(jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1])))
+    assert np.flatnonzero(np.isfinite(found)).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [({"top_k": 1}, 3), ({"top_k": 4}, 7), ({"top_p": 1e-6}, 3), ({"top_p": 0.9}, 7)],
+)
+def test_tokens_equally_likely_are_kept_or_cut_together(filters, kept):
+    found = Sampling(1.0, **filters).filtered(jnp.asarray(LOGITS[12]))
+    assert np.flatnonzero(np.isfinite(found)).tolist() == list(range(kept))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=5, top_p=0.9)])
+def test_bfloat16_logits_are_filtered_in_float32(sampling):
+    narrow = jnp.asarray(LOGITS).astype(jnp.bfloat16)
+    found = sampling.filtered(narrow)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, sampling.filtered(narrow.astype(jnp.float32)))
+
+
+# ---- Draws -------------------------------------------------------------------------------------
+
+
+def draw(sampling: Sampling, rows: int = 1, start: int = 7, seed: int = 0) -> Draw:
+    return Draw(row_keys(jax.random.key(seed), rows), jnp.full((rows,), start), sampling)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_greedy_is_the_most_likely_token_whatever_the_filters(dtype):
+    logits = jnp.asarray(LOGITS)[None].astype(dtype)
+    positions = jnp.arange(len(LOGITS))[None]
+    found = draw(Sampling(0.0, top_k=2, top_p=0.1)).perturbed(logits, positions)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, logits.astype(jnp.float32))
+    assert Sampling(0.0).is_greedy
+    assert not Sampling(1e-3).is_greedy
+
+
+def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
+    assert counts[probs == 0].sum() == 0, "a token outside the filters was drawn"
+    likely = probs > 0
+    return chisquare(counts[likely], probs[likely] * counts.sum() / probs.sum()).pvalue
+
+
+def scores_at_many_positions(sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """Perturbed scores of one law at many positions, and that law."""
+    logits = jnp.asarray([1.5, 0.0, 0.7, -1.0, 0.2])
+    many = jnp.broadcast_to(logits, (1, DRAWS, 5))
+    scores = draw(sampling).perturbed(many, jnp.arange(DRAWS)[None])
+    return np.asarray(scores[0]), np.exp(np.asarray(sampling.filtered(logits), np.float64))
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.8}])
+def test_the_best_score_is_a_draw_from_the_filtered_law(filters, verification):
+    sampling = Sampling(0.8, **filters, verification=verification)
+    scores, law = scores_at_many_positions(sampling)
+    counts = np.bincount(scores.argmax(axis=1), minlength=5)
+    assert p_value(counts, law) > 1e-3
+    assert p_value(counts, np.where(law > 0, law**1.3, 0)) < 1e-6, "another law passes too"
+
+
+def test_the_two_best_scores_are_draws_without_replacement_in_order():
+    scores, law = scores_at_many_positions(Sampling(0.8))
+    first, second = np.argsort(-scores, axis=1)[:, :2].T
+    pairs = list(permutations(range(5), 2))
+    counts = np.array([np.sum((first == a) & (second == b)) for a, b in pairs])
+    assert p_value(counts, np.array([law[a] * law[b] / (1 - law[a]) for a, b in pairs])) > 1e-3
+    assert p_value(counts, np.array([law[a] * law[b] for a, b in pairs])) < 1e-6
+
+
+COUPLED, REJECTION = Sampling(1.0), Sampling(1.0, verification="rejection")
+SETTINGS = pytest.mark.parametrize("sampling", [COUPLED, REJECTION], ids=["coupled", "rejection"])
+
+
+@SETTINGS
+def test_noise_of_a_position_does_not_depend_on_the_others_asked_for(sampling):
+    positions = np.array([[5, 9, 4, 30], [9, 2, 9, 5]])
+    noise = draw(sampling, rows=2).noise(jnp.asarray(positions), VOCAB)
+    seen = {}
+    for row, at in np.ndindex(2, 4):
+        alone = draw(sampling, rows=2).noise(jnp.full((2, 1), positions[row, at]), VOCAB)
+        np.testing.assert_array_equal(noise[row, at], alone[row, 0])
+        seen[row, positions[row, at]] = tuple(np.asarray(noise[row, at]))
+    assert len(set(seen.values())) == len(seen) == 7, "rows and positions differ"
+
+
+@pytest.mark.parametrize("change", ["round", "stream"])
+def test_only_the_noise_of_rejection_depends_on_round_and_stream(change):
+    positions = jnp.array([[8, 9]])
+    other = {"round": {"start": 8}, "stream": {}}[change]
+    stream = {"round": DRAFT, "stream": BONUS}[change]
+    for sampling in (COUPLED, REJECTION):
+        one = draw(sampling).noise(positions, VOCAB, DRAFT)
+        two = draw(sampling, **other).noise(positions, VOCAB, stream)
+        assert (one == two).all() if sampling is COUPLED else (one != two).all()
+
+
+@SETTINGS
+def test_noise_depends_on_the_key(sampling):
+    positions = jnp.arange(6)[None]
+    one, two = (draw(sampling, seed=seed).noise(positions, VOCAB) for seed in (0, 1))
+    assert (one != two).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@SETTINGS
+def test_row_b_of_a_batch_draws_as_it_would_alone(sampling, batch):
+    key, positions = jax.random.key(5), jnp.arange(4)[None]
+    together = Draw(row_keys(key, batch), jnp.full((batch,), 7), sampling)
+    noise = together.noise(jnp.tile(positions, (batch, 1)), VOCAB)
+    for row in range(batch):
+        own = key if batch == 1 else jax.random.fold_in(key, row)
+        alone = Draw(row_keys(own, 1), jnp.array([7]), sampling)
+        np.testing.assert_array_equal(noise[row], alone.noise(positions, VOCAB)[0])
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_stream():
+    positions = jnp.arange(300)[None]
+    one = np.asarray(draw(REJECTION).uniform(positions, 5, ACCEPT))
+    assert one.shape == (1, 300, 5)
+    assert 0 <= one.min() < one.max() < 1
+    assert p_value(np.histogram(one, bins=10, range=(0, 1))[0], np.full(10, 0.1)) > 1e-3
+    assert (one != draw(REJECTION).uniform(positions, 5, BONUS)).all()
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1.0, -1e-9, float("nan"), float("inf"))),
+        *(("top_p", value) for value in (0.0, -0.1, 1.5, float("nan"))),
+        *(("top_k", value) for value in (0, -3)),
+    ],
+)
+def test_bad_settings_are_refused_by_name_and_value(name, value):
+    with pytest.raises(SpecjaxError) as caught:
+        Sampling(**{"temperature": 1.0, name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name} {value} ")
+    assert "\n" not in message
+
+
+def test_an_unknown_verification_is_refused_by_value():
+    sampling = Sampling()
+    object.__setattr__(sampling, "verification", "typical")  # past the type check of test runs
+    with pytest.raises(SpecjaxError, match="verification 'typical' is unknown; use 'coupled' or"):
+        sampling.__post_init__()
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1e-40}, {"top_p": 1e-9}, {"top_k": 1}])
+def test_settings_at_the_edge_of_their_range_leave_the_most_likely_token(settings):
+    logits = jnp.asarray(LOGITS[:12])[None]
+    sampling = Sampling(**{"temperature": 1.0} | settings)
+    scores = draw(sampling).perturbed(logits, jnp.arange(12)[None])
+    assert not jnp.isnan(scores).any()
+    np.testing.assert_array_equal(jnp.argmax(scores, -1), jnp.argmax(logits, -1))

@@ -1,0 +1,226 @@
+"""Trees against their definitions, one node at a time."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, from_choices, merge_paths
+from specjax.errors import SpecjaxError
+
+BATCH = 12
+
+
+def path_of(tree: DraftTree, row: int, node: int) -> list[int]:
+    """The nodes from the root to `node`."""
+    path = [node]
+    while path[0] != 0:
+        path.insert(0, int(tree.parents[row, path[0]]))
+        assert 0 <= path[0] < path[1], "a parent stands before its child"
+    return path
+
+
+def assert_well_formed(tree: DraftTree):
+    """What the file promises of every tree."""
+    tree = jax.tree.map(np.asarray, tree)
+    assert (tree.parents[:, 0] == NO_PARENT).all()
+    assert (tree.depth[:, 0] == 0).all()
+    assert tree.valid[:, 0].all()
+    assert (tree.parents[:, 1:] >= 0).all()
+    assert (tree.parents < np.arange(tree.num_nodes)).all(), "parents before children"
+    assert (tree.valid[:, :-1] | ~tree.valid[:, 1:]).all(), "valid nodes first"
+    for row in range(len(tree.tokens)):
+        valid = [node for node in range(1, tree.num_nodes) if tree.valid[row, node]]
+        siblings = {(tree.parents[row, node], tree.tokens[row, node]) for node in valid}
+        assert len(siblings) == len(valid), "siblings carry distinct tokens"
+        for node in valid:
+            assert tree.depth[row, node] == len(path_of(tree, row, node)) - 1
+
+
+# ---- chain -------------------------------------------------------------------------------------
+
+
+def test_a_chain_is_the_root_and_its_first_drafted_tokens():
+    drafted = np.arange(100, 100 + 4 * 5).reshape(5, 4)
+    tree = chain(jnp.arange(5), jnp.asarray(drafted), count=jnp.arange(5))
+    assert_well_formed(tree)
+    assert tree.is_chain
+    np.testing.assert_array_equal(tree.num_valid(), 1 + np.arange(5))
+    for row in range(5):
+        assert tree.tokens[row].tolist() == [row, *drafted[row]]
+        assert tree.parents[row].tolist() == [NO_PARENT, 0, 1, 2, 3]
+        assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_chain_of_nothing_is_the_root():
+    tree = chain(jnp.array([3, 4]), jnp.zeros((2, 0), jnp.int32), jnp.zeros((2,), jnp.int32))
+    assert_well_formed(tree)
+    assert tree.tokens.tolist() == [[3], [4]]
+
+
+# ---- from_choices ------------------------------------------------------------------------------
+
+
+def random_choices(seed: int, depth: int = 4, width: int = 3) -> list[tuple[int, ...]]:
+    """A random tree of ranks in a random order."""
+    numbers = np.random.default_rng(seed)
+    choices: list[tuple[int, ...]] = []
+    for _ in range(14):
+        parents = [(), *[choice for choice in choices if len(choice) < depth]]
+        parent = parents[numbers.integers(len(parents))]
+        choices.append((*parent, int(numbers.integers(width))))
+    unique = list(dict.fromkeys(choices))
+    return [unique[index] for index in numbers.permutation(len(unique))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_choice_is_one_node_below_its_prefix_with_the_token_of_its_rank(seed):
+    choices = random_choices(seed)
+    candidates = np.random.default_rng(seed).permuted(np.arange(24)).reshape(2, 4, 3)
+    tree = from_choices(jnp.array([97, 98]), jnp.asarray(candidates), tuple(choices))
+    assert_well_formed(tree)
+    assert tree.valid.all()
+    assert tree.tokens[:, 0].tolist() == [97, 98]
+    expected = [
+        [[candidates[row, step, rank] for step, rank in enumerate(choice)] for choice in choices]
+        for row in range(2)
+    ]
+    for row in range(2):
+        paths = [path_of(tree, row, node)[1:] for node in range(1, tree.num_nodes)]
+        found = [[int(tree.tokens[row, node]) for node in path] for path in paths]
+        assert sorted(found) == sorted(expected[row])
+
+
+def test_the_order_and_repetition_of_choices_do_not_matter():
+    choices = random_choices(0)
+    candidates = jnp.arange(12).reshape(1, 4, 3)
+    one = from_choices(jnp.array([50]), candidates, tuple(choices))
+    other = from_choices(jnp.array([50]), candidates, (*choices[::-1], *choices[:3]))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("missing", [(1,), (0, 2)])
+def test_a_choice_without_its_parent_is_refused(missing):
+    choices = {(0,), (1,), (0, 2), (1, 0), (0, 2, 1)} - {missing}
+    orphan = {(1,): (1, 0), (0, 2): (0, 2, 1)}[missing]
+    with pytest.raises(SpecjaxError) as caught:
+        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), tuple(choices))
+    message = str(caught.value)
+    assert f"tree choice {orphan} has no parent; add {missing}" in message
+    assert "\n" not in message
+
+
+# ---- merge_paths -------------------------------------------------------------------------------
+
+
+def trie(root: int, paths, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, parents and depths of the prefix tree, grown token by token until it is full."""
+    tokens, parents, nodes = [root], [NO_PARENT], {(): 0}
+    for path in paths:
+        for end in range(1, len(path) + 1):
+            prefix = tuple(path[:end])
+            if prefix not in nodes and len(tokens) < num_nodes:
+                nodes[prefix] = len(tokens)
+                tokens.append(path[end - 1])
+                parents.append(nodes[prefix[:-1]])
+    depth = sorted((node, len(prefix)) for prefix, node in nodes.items())
+    return tokens, parents, [steps for _, steps in depth]
+
+
+@partial(jax.jit, static_argnums=3)
+def merged(root, paths, lengths, num_nodes):
+    return merge_paths(root, paths, lengths, num_nodes)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 7, 14, 40])
+def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
+    numbers = np.random.default_rng(2)
+    alphabet = 1 + np.arange(BATCH)[:, None, None] % 4  # from paths all alike to hardly any
+    paths = numbers.integers(0, alphabet, (BATCH, 6, 5))
+    lengths = numbers.integers(0, 6, (BATCH, 6))
+    root = numbers.integers(0, 4, BATCH)
+    tree = merged(jnp.asarray(root), jnp.asarray(paths), jnp.asarray(lengths), num_nodes)
+    assert_well_formed(tree)
+    assert tree.num_nodes == num_nodes
+    counts = []
+    for row in range(BATCH):
+        given = [paths[row, path, :length].tolist() for path, length in enumerate(lengths[row])]
+        tokens, parents, depth = trie(root[row], given, num_nodes)
+        count = len(tokens)
+        assert tree.num_valid()[row] == count
+        assert tree.tokens[row, :count].tolist() == tokens
+        assert tree.parents[row, :count].tolist() == parents
+        assert tree.depth[row, :count].tolist() == depth
+        counts.append(count)
+    if num_nodes < 40:
+        assert max(counts) == num_nodes, "the budget cuts none of them"
+    else:
+        assert min(counts) < max(counts) < num_nodes, "the budget cuts some of them"
+
+
+def test_tokens_beyond_a_path_do_not_matter():
+    paths = jnp.array([[[1, 2, 3], [1, 2, 4], [0, 0, 0]]])
+    lengths = jnp.array([[1, 3, 0]])
+    tree = merge_paths(jnp.array([9]), paths, lengths, 6)
+    assert tree.valid[0].tolist() == [True] * 4 + [False] * 2
+    assert tree.tokens[0, :4].tolist() == [9, 1, 2, 4]
+    assert tree.parents[0, :4].tolist() == [NO_PARENT, 0, 1, 2]
+
+
+# ---- ancestors ---------------------------------------------------------------------------------
+
+
+def tree_of(parents: np.ndarray, **fields) -> DraftTree:
+    """A tree that is nothing but its parents."""
+    parents = np.asarray(parents)
+    depth = np.zeros_like(parents)
+    for node in range(1, parents.shape[1]):
+        depth[:, node] = 1 + np.take_along_axis(depth, parents[:, [node]], axis=1)[:, 0]
+    return DraftTree(
+        tokens=jnp.zeros(parents.shape, jnp.int32),
+        parents=jnp.asarray(parents),
+        depth=jnp.asarray(depth),
+        valid=jnp.ones(parents.shape, bool),
+        **fields,
+    )
+
+
+def brute_force(tree: DraftTree) -> np.ndarray:
+    seen = np.zeros((*tree.tokens.shape, tree.num_nodes), bool)
+    for row, node in np.ndindex(*tree.tokens.shape):
+        seen[row, node, path_of(tree, row, node)] = True
+    return seen
+
+
+def random_parents(num_nodes: int, reach: int) -> np.ndarray:
+    """Trees in which a node's parent is one of the `reach` nodes before it."""
+    numbers = np.random.default_rng(num_nodes)
+    nodes = np.arange(num_nodes)
+    parents = numbers.integers(np.maximum(nodes - reach, 0), np.maximum(nodes, 1), (4, num_nodes))
+    parents[:, 0] = NO_PARENT
+    return parents
+
+
+@pytest.mark.parametrize("reach", [1, 2, 12])
+def test_ancestors_are_found_by_climbing(reach):
+    tree = tree_of(random_parents(12, reach))
+    deepest = int(tree.depth.max())
+    np.testing.assert_array_equal(ancestors(tree, deepest), brute_force(tree))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, 7, 8])
+def test_the_root_is_an_ancestor_at_exactly_the_greatest_depth(depth):
+    parents = np.arange(depth + 1)[None] - 1
+    as_tree, as_chain = tree_of(parents), tree_of(parents, is_chain=True)
+    expected = np.tril(np.ones((1, depth + 1, depth + 1), bool))
+    np.testing.assert_array_equal(ancestors(as_tree, depth), expected)
+    np.testing.assert_array_equal(ancestors(as_chain, depth), expected)
+
+
+def test_the_first_nodes_are_a_tree_themselves():
+    tree = tree_of(random_parents(12, 4), proposal=jnp.zeros((4, 12, 3)))
+    first = tree.first(5)
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(first)} == {(4, 5)}
+    np.testing.assert_array_equal(ancestors(first, 4), brute_force(tree)[:, :5, :5])
