@@ -292,4 +292,7 @@ def test_a_request_holds_one_cache(method):
     config = replace(CONFIG, num_hidden_layers=2, head_dim=64, max_position_embeddings=4096)
     found, _ = held(method, config, prompt_length=64, max_new_tokens=2000)
     assert found.cache_copies == 0
-    assert found.caches < 1.5
+    scores = (
+        2 * found.scores
+    )  # as they are, and as weights: more than the cache of so small a model
+    assert found.temporary - scores < 1.1 * found.cache

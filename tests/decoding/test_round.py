@@ -117,7 +117,9 @@ def start() -> KVCache:
     model, params = target(VOCAB)
     given = prompt(BATCH, VOCAB)
     cache = KVCache.create(model.config, BATCH, 32 + NODES + PROBES)
-    _, cache = prefill(params, given.tokens, cache, model, Taps(), 32)
+    _, cache = jax.jit(prefill, static_argnums=(3, 4, 5))(
+        params, given.tokens, cache, model, Taps(), 32
+    )
     return replace(cache, length=given.length - 1)
 
 
@@ -167,11 +169,12 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     output, _, _ = judged(Proposal(tree, probe))
     given = prompt(BATCH, VOCAB)
     texts = []
+    tree = jax.tree.map(np.asarray, tree)
     for row in range(BATCH):
         before = given.tokens[row, : given.length[row] - 1].tolist()
 
         def along(node, row=row, before=before):
-            return before + tree.tokens[row, jnp.asarray(path_of(tree, row, node))].tolist()
+            return before + tree.tokens[row, path_of(tree, row, node)].tolist()
 
         texts += [along(node) for node in range(NODES)]
         for at in range(PROBES):

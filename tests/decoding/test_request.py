@@ -1,0 +1,185 @@
+"""Bad requests: one line that says what is wrong and what to do, before anything is compiled."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.prompt_lookup import PromptLookup, PromptLookupPlus
+from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.prompt import Prompt, encode, from_ids
+from specjax.errors import SpecjaxError
+from tests.decoding.tiny import prompt, target
+
+
+def request(**changes):
+    """A good request with `changes`."""
+    model, params = target()
+    good = {
+        "params": Params(params),
+        "prompt": prompt(1),
+        "key": jax.random.key(0),
+        "target": model,
+        "drafter": PromptLookup(),
+        "max_new_tokens": 4,
+    }
+    return good | changes
+
+
+def assert_refused(message: str, run, **given):
+    """`run` fails with one line that holds `message`."""
+    with pytest.raises(SpecjaxError) as caught:
+        run(**given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def of_length(*lengths: int, token: int = 1) -> Prompt:
+    return from_ids([[token] * length for length in lengths], bucket=8)
+
+
+PARAMS = target()[1]
+BAD = {
+    "one token": ({"prompt": of_length(5, 1)}, "prompt 1 has 1 token(s): drafters need at least 2"),
+    "no token": (
+        {"prompt": Prompt(jnp.ones((1, 8), int), jnp.array([0]))},
+        "prompt 0 has 0 token(s): drafters need at least 2; prepend BOS",
+    ),
+    "length without columns": (
+        {"prompt": Prompt(jnp.ones((1, 8), int), jnp.array([9]))},
+        "prompt 0 has length 9 but only 8 columns; build prompts with specjax.from_ids",
+    ),
+    "token beyond the vocabulary": (
+        {"prompt": of_length(3, token=40)},
+        "prompt 0 holds token id 40, outside the vocabulary of 40 (0 to 39); tokenize it with",
+    ),
+    "negative token": (
+        {"prompt": from_ids([[1, 2], [1, -1]], bucket=8)},
+        "prompt 1 holds token id -1, outside the vocabulary of 40",
+    ),
+    "too long": (
+        {"prompt": of_length(500, 2), "max_new_tokens": 13},
+        "500 prompt tokens + 13 new ones exceed the model's 512 positions "
+        "(max_position_embeddings); ask for at most 12 new tokens or shorten the prompt",
+    ),
+    "prompt alone too long": (
+        {"prompt": of_length(513)},
+        "ask for at most 0 new tokens or shorten the prompt",
+    ),
+    "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+    "fewer than no new tokens": ({"max_new_tokens": -3}, "max_new_tokens -3 must be at least 1"),
+    "other vocabulary": (
+        {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
+        "params.target belong to another model: vocabulary, width, query width, layers are "
+        "(6, 32, 32, 2), the model wants (40, 32, 32, 2); pass the params loaded with this target",
+    ),
+    "other layers": (
+        {"params": Params({name: PARAMS[name] for name in PARAMS if name != "layers_1"})},
+        "(40, 32, 32, 1), the model wants (40, 32, 32, 2); pass the params loaded with this",
+    ),
+    "no params": ({"params": Params(None)}, "params.target are not those of a Llama; pass specjax"),
+    "params of something else": ({"params": Params({"kernel": 1})}, "are not those of a Llama"),
+    **{
+        f"params for {type(drafter).__name__}": (
+            {"drafter": drafter, "params": Params(PARAMS, {"weight": 1})},
+            f"{type(drafter).__name__} has no params but was given some; they belong to another "
+            "drafter: pass the pair that specjax.load_drafter returned",
+        )
+        for drafter in (Autoregressive(), PromptLookup(), PromptLookupPlus(layer=1))
+    },
+    "missing layer": (
+        {"drafter": PromptLookupPlus(layer=3)},
+        "hidden layer 3 does not exist: the model has layers 0 to 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_request_is_refused_in_one_line(case):
+    changes, message = BAD[case]
+    assert_refused(message, speculative_generate, **request(**changes))
+
+
+@pytest.mark.parametrize("case", ["one token", "no new tokens", "other layers", "missing layer"])
+def test_streaming_refuses_the_same(case):
+    changes, message = BAD[case]
+    assert_refused(message, lambda **given: next(stream(**given)), **request(**changes))
+
+
+# ---- Prompts -----------------------------------------------------------------------------------
+
+
+def tokenizer(text: str) -> dict:
+    return {"input_ids": [1, *map(len, text.split())]}
+
+
+@pytest.mark.parametrize(
+    ("run", "given", "message"),
+    [
+        (from_ids, [], "no prompts given; pass at least one row of token ids"),
+        (from_ids, [[1, 2], []], "prompt 1 is empty; give at least 2 tokens"),
+        (partial(encode, tokenizer), "a text", "takes a list of texts; wrap the single text in"),
+        (partial(encode, tokenizer), ["a text", ""], "prompt 1 is empty; write some text"),
+        (partial(encode, tokenizer), [], "no prompts given"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(run, given, message):
+    assert_refused(message, lambda: run(given))
+
+
+@pytest.mark.parametrize("bucket, columns", [(4, 8), (5, 5), (64, 64)])
+def test_prompts_are_padded_to_whole_buckets(bucket, columns):
+    made = encode(tokenizer, ["one two three four", "six"], bucket)
+    assert made.tokens.shape == (2, columns)
+    assert made.length.tolist() == [5, 2]
+    assert made.tokens[0, :5].tolist() == [1, 3, 3, 5, 4]
+    assert made.tokens[1, :2].tolist() == [1, 3]
+
+
+# ---- Limits and traced values --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"prompt": of_length(500, 2), "max_new_tokens": 12},
+        {"prompt": of_length(2, token=39)},
+        {"drafter": PromptLookupPlus(layer=2)},
+    ],
+)
+def test_a_request_at_the_limit_passes(changes):
+    given = request(**changes)
+    made = jax.eval_shape(lambda: speculative_generate(**given))
+    assert made.tokens.shape == (len(given["prompt"].length), given["max_new_tokens"])
+
+
+@pytest.mark.parametrize("traced", ["tokens", "length", "both"])
+def test_traced_prompts_are_taken_on_trust(traced):
+    given = request()
+    bad = {"tokens": jnp.full((1, 32), 40), "length": jnp.array([1])}  # refused where concrete
+    names = {"both": ("tokens", "length")}.get(traced, (traced,))
+
+    def run(values):
+        fields = {name: getattr(given["prompt"], name) for name in ("tokens", "length")}
+        return speculative_generate(**given | {"prompt": Prompt(**fields | values)})
+
+    with pytest.raises(SpecjaxError):
+        run({name: bad[name] for name in names})
+    made = jax.eval_shape(run, {name: bad[name] for name in names})
+    assert made.tokens.shape == (1, 4)
+
+
+@pytest.mark.parametrize("case", ["no new tokens", "other vocabulary", "other layers"])
+def test_shapes_and_settings_are_checked_under_an_outer_jit_too(case):
+    changes, message = BAD[case]
+    given = request(**changes)
+
+    def run(params, prompt):
+        return speculative_generate(**given | {"params": params, "prompt": prompt})
+
+    traced = partial(jax.eval_shape, run, given["params"], given["prompt"])
+    assert_refused(message, traced)

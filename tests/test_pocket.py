@@ -1,0 +1,104 @@
+"""Pocket as it ships: loads, copies, and says what transformers makes the same weights say."""
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
+
+NEW_TOKENS = 256
+
+
+@cache
+def pocket() -> specjax.Target:
+    return specjax.load("pocket", dtype="float32")
+
+
+@cache
+def tasks():
+    return held_out_tasks(20, max_characters=500)
+
+
+@cache
+def prompts() -> specjax.Prompt:
+    encode = pocket().tokenizer
+    return specjax.from_ids([encode(prompt_text(task))["input_ids"] for task in tasks()])
+
+
+@cache
+def generation(method: str, ends: bool) -> specjax.Generation:
+    target = pocket()
+    drafter, drafter_params = specjax.load_drafter(method, target)
+    out = specjax.speculative_generate(
+        specjax.Params(target.params, drafter_params),
+        prompts(),
+        jax.random.key(0),
+        target=target.model,
+        drafter=drafter,
+        max_new_tokens=NEW_TOKENS,
+        eos=target.eos if ends else (),
+    )
+    return jax.device_get(out)
+
+
+@cache
+def transformers_tokens(folder: Path) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    rows, lengths = np.asarray(prompts().tokens), np.asarray(prompts().length)
+    longest = lengths.max()
+    ids, mask = np.zeros((2, len(rows), longest), np.int64)
+    for row, length in enumerate(lengths):  # transformers pads on the left
+        ids[row, longest - length :] = rows[row, :length]
+        mask[row, longest - length :] = 1
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+        )
+    return out[:, longest:].numpy()
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Path:
+    from specjax.cli import main
+
+    folder = tmp_path_factory.mktemp("pocket") / "exported"
+    assert main(["convert", "pocket", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("method", ["plain", "pld", "pld-plus"])
+def test_greedy_tokens_equal_those_of_transformers(method, exported):
+    expected = transformers_tokens(exported)
+    np.testing.assert_array_equal(generation(method, ends=False).tokens, expected)
+
+
+def test_prompt_lookup_pays_on_held_out_edits():
+    """What the recipe is for: pocket copies."""
+    mean = {name: generation(name, ends=True).stats for name in ("pld", "pld-plus")}
+    mean = {name: float(stats.mean_accepted_length) for name, stats in mean.items()}
+    assert mean["pld"] >= 4.0
+    assert mean["pld-plus"] >= mean["pld"]
+
+
+def test_answers_end_and_are_often_right():
+    out = generation("pld", ends=True)
+    texts = [
+        pocket().tokenizer.decode(tokens[:length])
+        for tokens, length in zip(out.tokens, out.length, strict=True)
+    ]
+    ended = sum(text.endswith("<|end|>") for text in texts)
+    right = sum(text == answer_text(task) for text, task in zip(texts, tasks(), strict=True))
+    assert ended >= 18
+    assert right >= 4
