@@ -45,8 +45,7 @@ def random_tree(seed: int, num_nodes: int = NODES) -> DraftTree:
     paths[:, 1] = truth()
     lengths = numbers.integers(2, DEPTH + 1, (BATCH, 12))
     lengths[:, :2] = 2, DEPTH
-    with jax.numpy_rank_promotion("allow"):
-        tree = merge_paths(roots(), jnp.asarray(paths), jnp.asarray(lengths), num_nodes)
+    tree = merge_paths(roots(), jnp.asarray(paths), jnp.asarray(lengths), num_nodes)
     assert tree.valid.all()
     return tree
 
