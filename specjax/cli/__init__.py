@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from specjax import __version__
+from specjax.cli.bench import Bench
 from specjax.cli.convert import Convert
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
@@ -25,6 +26,7 @@ USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Methods, tyro.conf.subcommand("methods")]
 )

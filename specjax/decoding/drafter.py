@@ -46,7 +46,7 @@ class Probe:
 
     tokens: Int[Array, "B W"]
     offset: Int[Array, "B W"]  # position relative to the root
-    anchor: Int[Array, "B W"]  # sees this node and its ancestors (0: the root)
+    anchor: Int[Array, "B W"]  # sees this valid node and its ancestors (0: the root)
     visible: Bool[Array, "B W W"]  # and these probe rows
 
 
@@ -62,7 +62,7 @@ class Outcome:
     """One finished round, as `Drafter.update` sees it. Unused parts cost nothing under jit."""
 
     tree: DraftTree
-    output: ModelOutput  # N node rows, then W probe rows; rows of invalid nodes hold zeros
+    output: ModelOutput  # N node rows, then W probe rows; those of invalid nodes mean nothing
     verification: Verification
     context: Context  # after the commit
     root_slot: Int[Array, " B"]  # position of the root in the text before the commit

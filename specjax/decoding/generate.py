@@ -27,7 +27,7 @@ from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
 from specjax.models.rows import causal_rows
 
-PREFILL_CHUNK = 256  # rows per prefill pass: bounds the memory of attention scores
+PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 STATIC = ("target", "drafter", "sampling", "max_new_tokens", "eos")
 
 
@@ -148,7 +148,9 @@ def _start(
         params.target["embed_tokens"]["weight"].dtype,
         text_length=prompt.tokens.shape[1] + max_new_tokens,
     )
-    prefilled, cache = prefill(params.target, tokens, cache, target, drafter.taps, chunk)
+    prefilled, cache = prefill(
+        params.target, tokens, prompt.length - 1, cache, target, drafter.taps
+    )
     cache = replace(cache, length=prompt.length - 1)
     count = max_new_tokens + drafter.max_depth + 1
     return LoopState(
@@ -171,29 +173,31 @@ def _start(
 def prefill(
     params: Any,
     tokens: Int[Array, "B P"],
+    length: Int[Array, " B"],
     cache: KVCache,
     target: Llama,
     taps: Taps,
-    chunk: int,
 ) -> tuple[ModelOutput, KVCache]:
-    """Writes `tokens` to an empty cache, `chunk` rows at a time; P is a multiple of `chunk`.
+    """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.
 
-    Reveals the tapped hidden states of all rows; never logits or attention, whose size grows with
-    the square of the prompt.
+    Only as many chunks run as the longest prompt fills: its length decides the cost, not P. Reveals
+    the tapped hidden states; never logits or attention, whose size grows with the square of P.
     """
     batch, padded = tokens.shape
+    chunk = min(PREFILL_CHUNK, padded)
     taps = replace(taps, attention_heads=(), logits=False)
+    shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
+    hidden = jnp.zeros(shape, params["embed_tokens"]["weight"].dtype)
 
-    def write_chunk(cache, chunk_tokens):
-        rows = causal_rows(chunk_tokens, cache.length)
+    def write_chunk(index, carry):
+        cache, hidden = carry
+        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+        rows = causal_rows(part, cache.length)
         output, cache = target.apply({"params": params}, rows, cache, taps)
-        return cache.advance(jnp.full((batch,), chunk)), output.hidden
+        if output.hidden is not None:
+            hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
+        return cache.advance(jnp.full((batch,), chunk)), hidden
 
-    if padded == chunk:
-        cache, hidden = write_chunk(cache, tokens)
-    else:
-        chunks = tokens.reshape(batch, -1, chunk).swapaxes(0, 1)
-        cache, hidden = lax.scan(write_chunk, cache, chunks)
-        if hidden is not None:
-            hidden = hidden.swapaxes(0, 1).reshape(batch, padded, *hidden.shape[3:])
-    return ModelOutput(logits=None, hidden=hidden), cache
+    num_chunks = (jnp.max(length) + chunk - 1) // chunk
+    cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))
+    return ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None), cache

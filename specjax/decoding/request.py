@@ -22,7 +22,7 @@ def check_request(
     check_target_params(params.target, target.config)
     drafter.taps.check(target.config)
     drafter.check(target.config, params.drafter)
-    if not isinstance(prompt.tokens, jax.core.Tracer):
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
 
@@ -31,19 +31,28 @@ def check_target_params(params, config: LlamaConfig) -> None:
     """Raises SpecjaxError if `params` are evidently those of another model."""
     try:
         table = params["embed_tokens"]["weight"]
-        query = params["layers_0"]["self_attn"]["q_proj"]["weight"]
+        attention = params["layers_0"]["self_attn"]
+        query, key = attention["q_proj"]["weight"], attention["k_proj"]["weight"]
+        gate = params["layers_0"]["mlp"]["gate_proj"]["weight"]
     except (KeyError, TypeError):
         raise SpecjaxError(
             "params.target are not those of a Llama; pass specjax.Params(target.params, ...)"
         ) from None
     layers = sum(name.startswith("layers_") for name in params)
-    found = (*table.shape, query.shape[0], layers)
-    width = config.num_attention_heads * config.head_dim
-    expected = (config.vocab_size, config.hidden_size, width, config.num_hidden_layers)
+    found = (*table.shape, query.shape[0], key.shape[0], gate.shape[0], layers)
+    expected = (
+        config.vocab_size,
+        config.hidden_size,
+        config.num_attention_heads * config.head_dim,
+        config.num_key_value_heads * config.head_dim,
+        config.intermediate_size,
+        config.num_hidden_layers,
+    )
     if found != expected:
         raise SpecjaxError(
-            f"params.target belong to another model: vocabulary, width, query width, layers are "
-            f"{found}, the model wants {expected}; pass the params loaded with this target"
+            "params.target belong to another model: vocabulary, widths (hidden, query, key, "
+            f"feed-forward) and layers are {found}, the model wants {expected}; pass the params "
+            "loaded with this target"
         )
 
 

@@ -95,7 +95,27 @@ def judge(
         return at_width(num_nodes, cache)
     needed = jnp.max(tree.num_valid())
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
-    return lax.switch(narrowest, [partial(at_width, width) for width in widths], cache)
+    shapes = jax.eval_shape(partial(at_width, num_nodes), cache)[:2]
+    unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    passes = [lambda carry, width=width: at_width(width, carry[2]) for width in widths]
+    return switch_in_place(narrowest, passes, (*unknown, cache))
+
+
+def switch_in_place(index: Int[Array, ""], branches: list, carry: Any) -> Any:
+    """As `lax.switch` of functions from `carry` to its next value, without copies of it.
+
+    On CPU XLA copies whatever a branch changes, into the branch and out of it; a loop that runs
+    once or never changes it in place.
+    """
+
+    def as_loops(index, carry):
+        for number, branch in enumerate(branches):
+            times = (index == number).astype(jnp.int32)
+            carry = lax.fori_loop(0, times, lambda _, carry, run=branch: run(carry), carry)
+        return carry
+
+    as_switch = lambda index, carry: lax.switch(index, branches, carry)  # noqa: E731
+    return lax.platform_dependent(index, carry, cpu=as_loops, default=as_switch)
 
 
 def query_rows(

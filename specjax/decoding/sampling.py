@@ -19,6 +19,7 @@ from specjax.pytree import pytree, static
 
 # Streams of `rejection` noise: what drafters draw with, what accepts, what draws the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
+LEAST_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would vanish in float32
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,16 @@ class Sampling:
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Log-probabilities after temperature, top-k and top-p, in float32; -inf where cut.
 
-        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, at least one.
+        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and ties with its
+        last one.
         Greedy decoding ignores the filters: they never remove the most likely token.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
             return jax.nn.log_softmax(logits, axis=-1)
-        logits = logits / self.temperature
+        # From the maximum down, so that a tiny temperature overflows to -inf, never to NaN.
+        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+        logits = logits / max(self.temperature, LEAST_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits >= least, logits, -jnp.inf)

@@ -89,8 +89,16 @@ def from_choices(
     choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
 
     Raises:
-        SpecjaxError: if the parent of a choice is not among the choices.
+        SpecjaxError: if the parent of a choice is not among the choices, or if there is no
+            candidate of its depth and rank.
     """
+    _, deepest, count = candidates.shape
+    for choice in choices:
+        if len(choice) > deepest or max(choice) >= count:
+            raise SpecjaxError(
+                f"tree choice {choice} needs {len(choice)} depths of {max(choice) + 1} candidates, "
+                f"but there are {deepest} of {count}; draft more candidates or drop the choice"
+            )
     ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
     index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
     for choice in ordered:
@@ -124,11 +132,11 @@ def merge_paths(
     """
     batch, count, longest = paths.shape
     steps = jnp.arange(longest)
-    used = steps < lengths[..., None]  # [B, G, L]
+    used = steps[None, None, :] < lengths[..., None]  # [B, G, L]
     same = paths[:, :, None] == paths[:, None, :]
     prefix = jnp.cumprod(same & used[:, None, :], axis=-1).astype(bool)  # [B, g, g', L]
     owner = jnp.argmax(prefix, axis=2)  # the first path with the same tokens up to here
-    is_new = used & (owner == jnp.arange(count)[:, None])
+    is_new = used & (owner == jnp.arange(count)[None, :, None])
     rank = jnp.cumsum(is_new.reshape(batch, -1), axis=1).reshape(is_new.shape)
     node = jnp.take_along_axis(rank, owner, axis=1)  # path-major, the root is node 0
     parent = jnp.pad(node[..., :-1], ((0, 0), (0, 0), (1, 0)))

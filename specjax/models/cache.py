@@ -95,10 +95,22 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
     """
     if buffer.shape[axis] == rows.shape[axis]:  # fills it: training, and passes over whole texts
         return rows.astype(buffer.dtype)
-    if buffer.shape[0] == 1:  # one plain slice update; the batched form becomes a scatter
-        return lax.dynamic_update_slice_in_dim(buffer, rows.astype(buffer.dtype), start[0], axis)
+    rows = rows.astype(buffer.dtype)
+    if buffer.shape[0] > 1:  # the batched form becomes a scatter
+        return jax.vmap(lambda *row: lax.dynamic_update_slice_in_dim(*row, axis - 1))(
+            buffer, rows, start
+        )
 
-    def write(one_buffer, one_rows, one_start):
-        return lax.dynamic_update_slice_in_dim(one_buffer, one_rows, one_start, axis - 1)
+    def at_once(buffer, rows, start):
+        return lax.dynamic_update_slice_in_dim(buffer, rows, start[0], axis)
 
-    return jax.vmap(write)(buffer, rows.astype(buffer.dtype), start)
+    def by_head(buffer, rows, start):
+        write = jax.vmap(lambda *head: lax.dynamic_update_slice_in_dim(*head, axis - 2))
+        return write(buffer[0], rows[0], jnp.repeat(start, buffer.shape[1]))[None]
+
+    if buffer.ndim < 4:
+        return at_once(buffer, rows, start)
+    # On CPU XLA fuses a plain update twice, into the cache that the loop carries and into the
+    # reshape that attention reads, and so copies every layer several times per round. A scatter
+    # of one slice per head it leaves in one piece, and in place.
+    return lax.platform_dependent(buffer, rows, start, cpu=by_head, default=at_once)

@@ -286,7 +286,6 @@ def test_a_file_without_tasks(tmp_path, content, problem):
 # ---- Memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="XLA on CPU copies the cache in every round", strict=True)
 @pytest.mark.parametrize("method", ["plain", "pld"])
 def test_a_request_holds_one_cache(method):
     config = replace(CONFIG, num_hidden_layers=2, head_dim=64, max_position_embeddings=4096)

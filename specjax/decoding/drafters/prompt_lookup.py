@@ -36,6 +36,8 @@ class PromptLookup:
 
     As published, the longest n-gram wins, among its occurrences the first, and only those count
     that are followed by `num_tokens` known tokens; `allow_shorter` drafts what is there instead.
+    An occurrence may overlap the n-gram that is looked up, which the published code refuses; that
+    can only matter where `num_tokens <= max_ngram`.
 
     Raises:
         SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`.

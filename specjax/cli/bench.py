@@ -1,0 +1,30 @@
+"""`specjax bench`: what the methods gain over plain decoding."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from specjax.bench.options import BenchOptions
+
+
+@dataclass(frozen=True)
+class Bench(BenchOptions):
+    """Measure methods against plain decoding, in turn on the same prompts, by medians."""
+
+    target: str = "pocket"
+    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
+    ] = None
+    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+
+    def run(self) -> None:
+        """Measures and prints the table."""
+        from specjax.bench.run import run_bench
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.hub import load, load_drafter
+
+        use_compilation_cache()
+        target = load(self.target, dtype=self.dtype)
+        run_bench(target, self, lambda method: load_drafter(method, target))
