@@ -196,7 +196,7 @@ def prefill(
         output, cache = target.apply({"params": params}, rows, cache, taps)
         if output.hidden is not None:
             hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
-        return cache.advance(jnp.full((batch,), chunk)), hidden
+        return cache.advance(jnp.full((batch,), chunk)), hidden  # pyright: ignore
 
     num_chunks = (jnp.max(length) + chunk - 1) // chunk
     cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))

@@ -22,7 +22,7 @@ def check_request(
     check_target_params(params.target, target.config)
     drafter.taps.check(target.config)
     drafter.check(target.config, params.drafter)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(prompt)):
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(prompt)):  # pyright: ignore
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
 

@@ -71,7 +71,7 @@ def judge(
     def at_width(width: int, cache: KVCache):
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
-        output, cache = target.apply({"params": params}, rows, cache, drafter.taps)
+        output, cache = target.apply({"params": params}, rows, cache, drafter.taps)  # pyright: ignore
         depth = min(drafter.max_depth, width - 1)
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
         missing = drafter.max_depth - depth

@@ -97,7 +97,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
         return rows.astype(buffer.dtype)
     rows = rows.astype(buffer.dtype)
     if buffer.shape[0] > 1:  # the batched form becomes a scatter
-        return jax.vmap(lambda *row: lax.dynamic_update_slice_in_dim(*row, axis - 1))(
+        return jax.vmap(lambda *row: lax.dynamic_update_slice_in_dim(*row, axis - 1))(  # pyright: ignore
             buffer, rows, start
         )
 
@@ -105,7 +105,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
         return lax.dynamic_update_slice_in_dim(buffer, rows, start[0], axis)
 
     def by_head(buffer, rows, start):
-        write = jax.vmap(lambda *head: lax.dynamic_update_slice_in_dim(*head, axis - 2))
+        write = jax.vmap(lambda *head: lax.dynamic_update_slice_in_dim(*head, axis - 2))  # pyright: ignore
         return write(buffer[0], rows[0], jnp.repeat(start, buffer.shape[1]))[None]
 
     if buffer.ndim < 4:
