@@ -73,12 +73,13 @@ BAD = {
     "fewer than no new tokens": ({"max_new_tokens": -3}, "max_new_tokens -3 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
-        "params.target belong to another model: vocabulary, width, query width, layers are "
-        "(6, 32, 32, 2), the model wants (40, 32, 32, 2); pass the params loaded with this target",
+        "params.target belong to another model: vocabulary, widths (hidden, query, key, "
+        "feed-forward) and layers are (6, 32, 32, 16, 48, 2), the model wants "
+        "(40, 32, 32, 16, 48, 2); pass the params loaded with this target",
     ),
     "other layers": (
         {"params": Params({name: PARAMS[name] for name in PARAMS if name != "layers_1"})},
-        "(40, 32, 32, 1), the model wants (40, 32, 32, 2); pass the params loaded with this",
+        "(40, 32, 32, 16, 48, 1), the model wants (40, 32, 32, 16, 48, 2); pass the params loaded",
     ),
     "no params": ({"params": Params(None)}, "params.target are not those of a Llama; pass specjax"),
     "params of something else": ({"params": Params({"kernel": 1})}, "are not those of a Llama"),
