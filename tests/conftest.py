@@ -23,3 +23,19 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # run in libraries that they do not touch.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+MAPS = Path("/proc/self/maps")
+MAX_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _release_programs():
+    """Lets go of compiled programs before they reach what Linux allows one process.
+
+    Each takes some hundred memory maps; at 65530 the next compilation ends in a segmentation fault.
+    """
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
+        import jax
+
+        jax.clear_caches()

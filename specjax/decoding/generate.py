@@ -193,10 +193,10 @@ def prefill(
         cache, hidden = carry
         part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         rows = causal_rows(part, cache.length)
-        output, cache = target.apply({"params": params}, rows, cache, taps)
+        output, cache = target.run(params, rows, cache, taps)
         if output.hidden is not None:
             hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
-        return cache.advance(jnp.full((batch,), chunk)), hidden  # pyright: ignore
+        return cache.advance(jnp.full((batch,), chunk)), hidden
 
     num_chunks = (jnp.max(length) + chunk - 1) // chunk
     cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))

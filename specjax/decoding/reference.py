@@ -38,7 +38,8 @@ def reference_generate(
         rows = causal_rows(tokens, jnp.zeros((batch,), jnp.int32))
         dtype = params["embed_tokens"]["weight"].dtype
         cache = KVCache.create(target.config, batch, num_slots, dtype)
-        output, _ = target.apply({"params": params}, rows, cache)
+        output, _ = target.run(params, rows, cache)
+        assert output.logits is not None
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)
         scores = Draw(keys, length, sampling).perturbed(last, length[:, None])
         token = jnp.where(is_done, 0, jnp.argmax(scores[:, 0], axis=-1)).astype(jnp.int32)

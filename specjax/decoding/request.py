@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
@@ -22,7 +23,7 @@ def check_request(
     check_target_params(params.target, target.config)
     drafter.taps.check(target.config)
     drafter.check(target.config, params.drafter)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(prompt)):  # pyright: ignore
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
 

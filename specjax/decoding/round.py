@@ -71,8 +71,9 @@ def judge(
     def at_width(width: int, cache: KVCache):
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
-        output, cache = target.apply({"params": params}, rows, cache, drafter.taps)  # pyright: ignore
+        output, cache = target.run(params, rows, cache, drafter.taps)
         depth = min(drafter.max_depth, width - 1)
+        assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
         missing = drafter.max_depth - depth
         path = jnp.pad(verification.path, ((0, 0), (0, missing)))

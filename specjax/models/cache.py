@@ -6,6 +6,7 @@ overwritten by the next round.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
         return rows.astype(buffer.dtype)
     rows = rows.astype(buffer.dtype)
     if buffer.shape[0] > 1:  # the batched form becomes a scatter
-        return jax.vmap(lambda *row: lax.dynamic_update_slice_in_dim(*row, axis - 1))(  # pyright: ignore
+        return jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=axis - 1))(
             buffer, rows, start
         )
 
@@ -105,7 +106,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
         return lax.dynamic_update_slice_in_dim(buffer, rows, start[0], axis)
 
     def by_head(buffer, rows, start):
-        write = jax.vmap(lambda *head: lax.dynamic_update_slice_in_dim(*head, axis - 2))  # pyright: ignore
+        write = jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=axis - 2))
         return write(buffer[0], rows[0], jnp.repeat(start, buffer.shape[1]))[None]
 
     if buffer.ndim < 4:

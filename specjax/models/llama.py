@@ -7,6 +7,8 @@ float32; float32 products run at full precision on every device, because a lossl
 survive TF32 rounding that depends on the number of rows.
 """
 
+from typing import Any, cast
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -133,7 +135,7 @@ class DecoderLayer(nn.Module):
 class Llama(nn.Module):
     """The target: embedding, layers, final norm, LM head.
 
-    `model.apply({"params": params}, rows, cache, taps)` writes the rows as scratch behind
+    `model.run(params, rows, cache, taps)` writes the rows as scratch behind
     `cache.length` and does not advance it; `KVCache.keep` does.
     """
 
@@ -180,6 +182,15 @@ class Llama(nn.Module):
             table = Embedding(self.config, name="lm_head")()
         return project(x, table, jnp.float32)
 
+    @nn.nowrap
+    def run(
+        self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
+    ) -> tuple[ModelOutput, KVCache]:
+        """One pass with these params; pure. See the class."""
+        output, cache = cast(Any, self.apply({"params": params}, rows, cache, taps))
+        return output, cache
+
+    @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
         """Random params of this model: a nested dict with Hugging Face's names."""
         one = jnp.zeros((1, 1), jnp.int32)

@@ -163,7 +163,8 @@ def next_token_losses(
     batch, length = inputs.shape
     cache = KVCache.create(model.config, batch, length)
     rows = causal_rows(inputs, jnp.zeros((batch,), jnp.int32))
-    output, _ = model.apply({"params": params}, rows, cache)
+    output, _ = model.run(params, rows, cache)
+    assert output.logits is not None
     losses = optax.softmax_cross_entropy_with_integer_labels(output.logits, labels)
     return losses, (jnp.argmax(output.logits, axis=-1) == labels).astype(jnp.float32)
 

@@ -254,6 +254,6 @@ def top_two_gap(model, params, row, new_tokens, at) -> float:
     given = prompt(3)
     text = jnp.concatenate([given.tokens[row, : given.length[row]], new_tokens[:at]])[None]
     cache = KVCache.create(model.config, 1, text.shape[1], jnp.bfloat16)
-    output, _ = model.apply({"params": params}, causal_rows(text, jnp.zeros(1, int)), cache)
+    output, _ = model.run(params, causal_rows(text, jnp.zeros(1, int)), cache)
     best, second = jax.lax.top_k(output.logits[0, -1], 2)[0]
     return float(best - second)

@@ -33,7 +33,7 @@ def law() -> np.ndarray:
     def next_probs(texts):
         cache = KVCache.create(model.config, *texts.shape)
         rows = causal_rows(texts, jnp.zeros(len(texts), jnp.int32))
-        output, _ = model.apply({"params": params}, rows, cache)
+        output, _ = model.run(params, rows, cache)
         return np.exp(np.asarray(SAMPLING.filtered(output.logits[:, -1]), np.float64))
 
     joint, texts = np.ones(1), np.array([TEXT])

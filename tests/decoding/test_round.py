@@ -116,8 +116,8 @@ def start() -> KVCache:
     model, params = target(VOCAB)
     given = prompt(BATCH, VOCAB)
     cache = KVCache.create(model.config, BATCH, 32 + NODES + PROBES)
-    _, cache = jax.jit(prefill, static_argnums=(3, 4, 5))(
-        params, given.tokens, cache, model, Taps(), 32
+    _, cache = jax.jit(prefill, static_argnums=(4, 5))(
+        params, given.tokens, given.length - 1, cache, model, Taps()
     )
     return replace(cache, length=given.length - 1)
 

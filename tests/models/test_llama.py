@@ -49,7 +49,7 @@ CASES = {
 
 @partial(jax.jit, static_argnames=("model", "taps"))
 def run(params, rows: QueryRows, cache: KVCache, *, model: Llama, taps: Taps = Taps()):
-    return model.apply({"params": params}, rows, cache, taps)
+    return model.run(params, rows, cache, taps)
 
 
 def run_whole(model: Llama, params, tokens, taps: Taps = Taps()) -> ModelOutput:
