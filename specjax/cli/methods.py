@@ -26,11 +26,21 @@ class Methods:
 
 def describe_settings(method: "Method") -> list[str]:
     """`name=default` for each field of the drafter; those that depend on the target say so."""
-    from specjax.cli.settings import STAND_IN
+    from specjax.models.config import LlamaConfig
 
-    fitted = method.settings_for(STAND_IN)
+    llama_2_7b = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        head_dim=128,
+        max_position_embeddings=4096,
+    )
+    fitted = method.settings_for(llama_2_7b)
     return [
-        f"{name}={fitted[name]} for {STAND_IN.num_hidden_layers} layers, fitted to each target"
+        f"{name}={fitted[name]} for 32 layers, fitted to each target"
         if name in fitted
         else f"{name}={default}"
         for name, default in ((field.name, field.default) for field in fields(method.drafter))

@@ -4,21 +4,9 @@ import ast
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
-from specjax.decoding.drafters import METHODS, make_drafter
+from specjax.decoding.drafters import METHODS, check_settings
 from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
 
-# Settings are judged before a target loads, which may take minutes; Llama-2-7B stands in for it.
-STAND_IN = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    max_position_embeddings=4096,
-)
 BOOLEANS = {"true": True, "false": False}
 
 
@@ -31,7 +19,7 @@ def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
     texts = dict(_split(assignment) for assignment in assignments)
     types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
     settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
-    make_drafter(method, STAND_IN, settings)
+    check_settings(method, settings)
     return settings
 
 

@@ -6,13 +6,14 @@ the next root. Prefill caches the prompt without its last token, so the first ro
 other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, Key
 
@@ -40,7 +41,7 @@ def speculative_generate(
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
-    eos: tuple[int, ...] | int | None = None,
+    eos: Sequence[int] | int | None = None,
 ) -> Generation:
     """Generates up to `max_new_tokens` per row, saying what plain decoding with `key` would say.
 
@@ -61,7 +62,7 @@ def speculative_generate(
         SpecjaxError: for a request that cannot be served; values are checked where they are
             concrete, that is outside an outer `jit`.
     """
-    eos = (eos,) if isinstance(eos, int) else tuple(eos or ())
+    eos = _as_tuple(eos)
     check_request(params, prompt, target, drafter, max_new_tokens)
     return _generate(
         params,
@@ -84,11 +85,11 @@ def stream(
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
-    eos: tuple[int, ...] | int | None = None,
+    eos: Sequence[int] | int | None = None,
     rounds_per_call: int = 4,
 ) -> Iterator[Generation]:
     """As `speculative_generate`, but yields the text so far after every few rounds."""
-    eos = (eos,) if isinstance(eos, int) else tuple(eos or ())
+    eos = _as_tuple(eos)
     check_request(params, prompt, target, drafter, max_new_tokens)
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
     state = _start(params, prompt, key, **settings)
@@ -99,6 +100,10 @@ def stream(
         )
         is_done = bool(jnp.all(state.is_done))
         yield generation
+
+
+def _as_tuple(eos: Sequence[int] | int | None) -> tuple[int, ...]:
+    return () if eos is None else tuple(int(token) for token in np.atleast_1d(eos))
 
 
 @partial(jax.jit, static_argnames=STATIC)

@@ -24,18 +24,27 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
     """Pads rows of token ids to the next multiple of `bucket`.
 
     Raises:
-        SpecjaxError: for no rows or an empty row.
+        SpecjaxError: for no rows, an empty row, or one that does not hold token ids.
     """
     if len(ids) == 0:
         raise SpecjaxError("no prompts given; pass at least one row of token ids")
-    for row, tokens in enumerate(ids):
-        if len(tokens) == 0:
-            raise SpecjaxError(f"prompt {row} is empty; give at least 2 tokens")
-    longest = max(len(tokens) for tokens in ids)
-    padded = np.zeros((len(ids), -(-longest // bucket) * bucket), np.int32)
-    for row, tokens in enumerate(ids):
-        padded[row, : len(tokens)] = tokens
-    return Prompt(jnp.asarray(padded), jnp.asarray([len(tokens) for tokens in ids], jnp.int32))
+    rows = [_row_of(number, tokens) for number, tokens in enumerate(ids)]
+    longest = max(len(row) for row in rows)
+    padded = np.zeros((len(rows), -(-longest // bucket) * bucket), np.int32)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return Prompt(jnp.asarray(padded), jnp.asarray([len(row) for row in rows], jnp.int32))
+
+
+def _row_of(number: int, tokens: Sequence[int]) -> np.ndarray:
+    row = np.asarray(tokens)
+    if row.size == 0:
+        raise SpecjaxError(f"prompt {number} is empty; give at least 2 tokens")
+    if row.ndim != 1 or row.dtype.kind not in "iu":
+        raise SpecjaxError(f"prompt {number} is not one row of whole numbers; give token ids")
+    if np.max(np.abs(row)) > np.iinfo(np.int32).max:
+        raise SpecjaxError(f"prompt {number} holds {np.max(np.abs(row))}, beyond any vocabulary")
+    return row
 
 
 def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:

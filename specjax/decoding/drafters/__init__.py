@@ -39,6 +39,13 @@ def make_drafter(method: str, config: LlamaConfig, settings: dict[str, Any]) -> 
     Raises:
         SpecjaxError: for an unknown method or setting, or a setting out of range.
     """
+    check_settings(method, settings)
+    row = METHODS[method]
+    return row.drafter(**(row.settings_for(config) | settings))
+
+
+def check_settings(method: str, settings: dict[str, Any]) -> None:
+    """As `make_drafter`, before there is a target: raises what it would raise."""
     if method not in METHODS:
         raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     row = METHODS[method]
@@ -47,4 +54,4 @@ def make_drafter(method: str, config: LlamaConfig, settings: dict[str, Any]) -> 
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
-    return row.drafter(**(row.settings_for(config) | settings))
+    row.drafter(**settings)
