@@ -1,7 +1,8 @@
 """Other libraries on the same weights and prompts, as one more contestant."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,16 +73,32 @@ class Transformers:
 def _load(config: LlamaConfig, params: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
-    with TemporaryDirectory() as above:
+    with TemporaryDirectory() as above, _no_progress_bar():
         folder = Path(above) / "target"
         save_llama(folder, config, params, jnp.float32)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )
         return model.eval()
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
+
+    if not is_progress_bar_enabled():
+        yield
+        return
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        enable_progress_bar()
 
 
 def _num_cores() -> int:
