@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, Verification
+from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 from specjax.models.outputs import ModelOutput, Taps
@@ -39,6 +39,18 @@ class Context(NamedTuple):
         """The last committed token, which is not in the target's cache yet."""
         return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
 
+    def copied(
+        self, start: Int[Array, " B"], found: Bool[Array, " B"], num_tokens: int
+    ) -> DraftTree:
+        """A chain of the tokens from `start` on, as far as they are known; none unless `found`.
+
+        The token before `start` is taken for the one that the root repeats.
+        """
+        source = start[:, None] - 1 + jnp.arange(num_tokens + 1)[None, :]
+        drafted = jnp.take_along_axis(self.tokens, source[:, 1:], axis=1, mode="clip")
+        count = jnp.where(found, jnp.clip(self.length - start, 0, num_tokens), 0)
+        return chain(self.root, drafted, count, source=source)
+
 
 @pytree
 class Probe:
@@ -62,7 +74,9 @@ class Outcome:
     """One finished round, as `Drafter.update` sees it. Unused parts cost nothing under jit."""
 
     tree: DraftTree
-    output: ModelOutput  # N node rows, then W probe rows; those of invalid nodes mean nothing
+    # N node rows, then W probe rows; those of invalid nodes mean nothing. Of the attention there
+    # is one row: that of the deepest accepted node.
+    output: ModelOutput
     verification: Verification
     context: Context  # after the commit
     root_slot: Int[Array, " B"]  # position of the root in the text before the commit
@@ -81,6 +95,14 @@ class Outcome:
     def at_last_node(self, rows: Array) -> Array:
         """Rows `[B, N(+W), ...]` at the deepest accepted node, `[B, ...]`."""
         return jax.vmap(lambda row, node: row[node])(rows, self.last_node)
+
+    def last_attention(self) -> Float[Array, "B A S"]:
+        """What the tapped heads look at from the deepest accepted node.
+
+        Column s is position s of the text; rows of rejected nodes may lie beyond its end.
+        """
+        assert self.output.attention is not None
+        return self.output.attention[:, :, 0]
 
     def probe_logits(self) -> Float[Array, "B W V"]:
         """The target's logits at the probe rows."""

@@ -22,7 +22,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling, row_keys
-from specjax.decoding.state import Generation, LoopState, Stats
+from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
@@ -161,6 +161,7 @@ def _start(
     return LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
+        source=jnp.full((batch, padded + count), NO_SOURCE),
         length=prompt.length,
         prompt_length=prompt.length,
         is_done=jnp.zeros((batch,), bool),

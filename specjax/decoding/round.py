@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
 from specjax.decoding.sampling import Draw, Sampling
-from specjax.decoding.state import LoopState, Stats
+from specjax.decoding.state import NO_SOURCE, LoopState, Stats
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache, write_slots
@@ -62,7 +62,7 @@ def judge(
     """One target pass over the proposal and its verification, as narrow as the draft allows.
 
     Everything whose cost grows with the rows happens at the chosen width; only what the drafter
-    wants to read is padded back to all N rows.
+    wants to read is padded back to all N rows. Attention is read at the deepest accepted node only.
     """
     tree, probe = proposal
     num_nodes = tree.num_nodes
@@ -86,10 +86,10 @@ def judge(
             padding[axis] = (0, num_nodes - width)
             return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
 
-        wide = ModelOutput(
-            widen(output.logits, 1), widen(output.hidden, 1), widen(output.attention, 2)
-        )
-        return wide, replace(verification, path=path), cache
+        verification = replace(verification, path=path)
+        attention = last_attention(output.attention, verification, root_slot)
+        wide = ModelOutput(widen(output.logits, 1), widen(output.hidden, 1), attention)
+        return wide, verification, cache
 
     widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes] + [num_nodes]
     if len(widths) == 1:
@@ -100,6 +100,23 @@ def judge(
     unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     passes = [lambda carry, width=width: at_width(width, carry[2]) for width in widths]
     return switch_in_place(narrowest, passes, (*unknown, cache))
+
+
+def last_attention(
+    attention: Float[Array, "B A Q S"] | None,
+    verification: Verification,
+    root_slot: Int[Array, " B"],
+) -> Float[Array, "B A 1 S"] | None:
+    """The row of the deepest accepted node; the columns of the path follow those of the text."""
+    if attention is None:
+        return None
+
+    def of_text(attention, path, num_accepted, root_slot):
+        row = jnp.take(attention, path[num_accepted], axis=1)
+        on_path = jnp.take(row, root_slot + path, axis=1)
+        return lax.dynamic_update_slice_in_dim(row, on_path, root_slot, axis=1)[:, None]
+
+    return jax.vmap(of_text)(attention, verification.path, verification.num_accepted, root_slot)
 
 
 def switch_in_place(index: Int[Array, ""], branches: list, carry: Any) -> Any:
@@ -161,6 +178,13 @@ def commit(
     count = jnp.where(has_eos, jnp.argmax(ends, axis=1) + 1, count)
     count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
 
+    root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
+    sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
+    if tree.source is not None:
+        on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
+        is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
+        sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)
+
     is_active = (~state.is_done).astype(jnp.int32)
     stats = Stats(
         rounds=state.stats.rounds + is_active,
@@ -171,6 +195,7 @@ def commit(
     )
     new_state = replace(
         state,
+        source=write_slots(state.source, sources, state.length - 1, axis=1),
         tokens=write_slots(state.tokens, fresh, state.length, axis=1),
         from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
         length=state.length + count,

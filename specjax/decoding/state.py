@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Int, Key
 from specjax.models.cache import KVCache
 from specjax.pytree import pytree
 
+NO_SOURCE = -1
+
 
 @pytree
 class Stats:
@@ -33,6 +35,9 @@ class Generation:
     tokens: Int[Array, "B M"]  # zero beyond length
     length: Int[Array, " B"]  # EOS included
     from_draft: Bool[Array, "B M"]  # the token was drafted and accepted, not added by the target
+    # Position in the text (prompt, then new tokens) that it was copied from, or NO_SOURCE. A token
+    # of the target's own counts as copied when what followed its earlier occurrence was accepted.
+    source: Int[Array, "B M"]
     stats: Stats
 
 
@@ -42,6 +47,7 @@ class LoopState:
 
     tokens: Int[Array, "B S"]  # prompt and new tokens; meaningless beyond length
     from_draft: Bool[Array, "B S"]
+    source: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, root included
     prompt_length: Int[Array, " B"]
     is_done: Bool[Array, " B"]  # such rows keep still
@@ -59,5 +65,6 @@ class LoopState:
             tokens=jnp.where(is_new, jnp.take_along_axis(self.tokens, at, axis=1), 0),
             length=length,
             from_draft=is_new & jnp.take_along_axis(self.from_draft, at, axis=1),
+            source=jnp.where(is_new, jnp.take_along_axis(self.source, at, axis=1), NO_SOURCE),
             stats=self.stats,
         )

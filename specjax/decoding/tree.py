@@ -27,6 +27,8 @@ class DraftTree:
     valid: Bool[Array, "B N"]  # the root is always valid
     # Row n: probabilities that n's children were drawn from; None: children were chosen, not drawn.
     proposal: Float[Array, "B N V"] | None = None
+    # Where in the text each token was copied from, as far as the drafter copies.
+    source: Int[Array, "B N"] | None = None
     is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
 
     @property
@@ -42,6 +44,7 @@ class DraftTree:
             depth=self.depth[:, :count],
             valid=self.valid[:, :count],
             proposal=None if self.proposal is None else self.proposal[:, :count],
+            source=None if self.source is None else self.source[:, :count],
         )
 
     def num_valid(self) -> Int[Array, " B"]:
@@ -63,6 +66,7 @@ def chain(
     drafted: Int[Array, "B D"],
     count: Int[Array, " B"],
     proposal: Float[Array, "B N V"] | None = None,
+    source: Int[Array, "B N"] | None = None,
 ) -> DraftTree:
     """A tree without branches: the root, then the first `count[b]` drafted tokens of each row."""
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
@@ -74,6 +78,7 @@ def chain(
         depth=steps,
         valid=steps <= count[:, None],
         proposal=proposal,
+        source=source,
         is_chain=True,
     )
 

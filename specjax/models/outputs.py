@@ -44,4 +44,5 @@ class ModelOutput:
 
     logits: Float[Array, "B Q V"] | None  # float32
     hidden: Float[Array, "B Q T D"] | None = None  # T tapped layers, in the order asked for
-    attention: Float[Array, "B A Q S"] | None = None  # A tapped heads, float32, rows sum to 1
+    # A tapped heads, float32, rows sum to 1; R: the Q rows, or the one that a round keeps.
+    attention: Float[Array, "B A R S"] | None = None

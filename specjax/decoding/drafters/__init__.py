@@ -6,7 +6,11 @@ from typing import Any
 
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.prompt_lookup import PromptLookup, PromptLookupPlus
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.prompt_lookup_plus import (
+    PromptLookupPlus,
+    PromptLookupPlusAttention,
+)
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 
@@ -29,6 +33,12 @@ METHODS: dict[str, Method] = {
         "hidden states of one target layer",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
+    ),
+    "pld-plus-attention": Method(
+        PromptLookupPlusAttention,
+        "attention of the target's induction heads",
+        "PLD+ (Somasundaram et al., 2024)",
+        lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
     ),
 }
 

@@ -1,0 +1,274 @@
+"""Lookahead decoding: the target guesses ahead in every pass, and its guesses are drafted later.
+
+Beside the drafted tree a pass carries a window of probe rows: several places of the text to come,
+refined in parallel as in Jacobi iteration. The n-grams that come out of it go to a pool, and those
+that begin with the root are drafted.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from specjax.decoding.drafter import (
+    Context,
+    Outcome,
+    Params,
+    Probe,
+    Proposal,
+    refuse_params,
+)
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import DraftTree, merge_paths
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.pytree import pytree
+
+EMPTY = -1  # no token: a place of the pool that holds no n-gram
+PROMPT_CHUNK = 32  # n-grams of the prompt inserted at once
+
+
+@pytree
+class LookaheadState:
+    """Window and pool. W: window length; L = N - 2: levels above level 0; C = W - 1 + L."""
+
+    ahead: Int[Array, "B C"]  # level 0 from column 1 on; W - 1 once all levels are filled
+    levels: Int[Array, "B L W"]  # levels 1 to L
+    filled: Int[Array, " B"]  # how many of them
+    pool: Int[Array, "B V G T"]  # by first token: its n-grams' T = N - 1 others, newest first
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """Lookahead decoding: no weights, no taps; Jacobi iteration beside a tree of its own n-grams.
+
+    Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
+
+    The window has levels 0 to N - 2, N = `ngram_length`. Column c of level l is a guess at the
+    token l + c places behind the root; it sees the text, level 0 up to column c (column 0 is the
+    root itself) and column c of levels 1 to l. What the target says after the last level completes
+    one n-gram per column and becomes the last level, while level 0 is dropped. The first N - 2
+    rounds fill one level each; level 0 begins as tokens of the prompt.
+
+    The tree holds the n-grams of the root, newest first. The pool keeps `num_guesses` per first
+    token and forgets the least recently found; `pool_from_prompt` starts it with the prompt's own.
+
+    As in the published greedy setting, the window slides one place per round, however many tokens
+    were accepted. What differs from the published code: an n-gram that matches whole counts all its
+    N - 1 tokens, and the bonus after them (theirs loses one); n-grams with the same beginning share
+    rows; the pool is drafted from in the first rounds too; those leave out the columns that nothing
+    would read; n-grams of the generated text come from the window alone; one way of sampling
+    (`Sampling.verification`) serves all methods.
+
+    Raises:
+        SpecjaxError: for n-grams of fewer than 3 tokens, an empty window or no guesses.
+    """
+
+    ngram_length: int = 5
+    window_length: int = 7
+    num_guesses: int = 7
+    pool_from_prompt: bool = False
+
+    def __post_init__(self):
+        if self.ngram_length < 3:
+            raise SpecjaxError(
+                f"ngram_length {self.ngram_length} must be at least 3: a window for less has no "
+                "levels to refine"
+            )
+        if self.window_length < 1:
+            raise SpecjaxError(
+                f"window_length {self.window_length} must be at least 1: nothing would be guessed"
+            )
+        if self.num_guesses < 1:
+            raise SpecjaxError(
+                f"num_guesses {self.num_guesses} must be at least 1: nothing would be drafted"
+            )
+
+    @property
+    def taps(self) -> Taps:
+        return Taps()
+
+    @property
+    def num_levels(self) -> int:
+        """Levels of the window above level 0."""
+        return self.ngram_length - 2
+
+    @property
+    def max_depth(self) -> int:
+        return self.ngram_length - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return 1 + self.num_guesses * self.max_depth
+
+    @property
+    def num_probes(self) -> int:
+        return self.window_length - 1 + self.num_levels * self.window_length
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        refuse_params("Lookahead", params)
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> LookaheadState:
+        batch = prompt.length.shape[0]
+        vocab_size = params.target["embed_tokens"]["weight"].shape[0]
+        shape = (batch, vocab_size, self.num_guesses, self.max_depth)
+        pool = jnp.full(shape, EMPTY, jnp.int32)
+        if self.pool_from_prompt:
+            pool = insert_text(pool, prompt.tokens, prompt.length)
+        return LookaheadState(
+            ahead=self._any_tokens(prompt),
+            levels=jnp.zeros((batch, self.num_levels, self.window_length), jnp.int32),
+            filled=jnp.zeros((batch,), jnp.int32),
+            pool=pool,
+        )
+
+    def propose(
+        self, params: Params, state: LookaheadState, context: Context, draw: Draw
+    ) -> tuple[Proposal, LookaheadState]:
+        return Proposal(self._tree(state, context.root), self._probe(state)), state
+
+    def update(self, params: Params, state: LookaheadState, outcome: Outcome) -> LookaheadState:
+        # The window takes the most likely token at any temperature, as published: noise belongs to
+        # a position, and an n-gram will be drafted at others than where it was found.
+        newest = self._after_newest_level(state, outcome)
+        is_full = state.filled == self.num_levels
+        root = outcome.tree.tokens[:, :1]
+        first = jnp.concatenate([root, state.ahead[:, : self.window_length - 1]], axis=1)
+        rest = jnp.concatenate([state.levels, newest[:, None]], axis=1).swapaxes(1, 2)
+        pool = insert(state.pool, first, rest, jnp.broadcast_to(is_full[:, None], first.shape))
+        ahead, levels = self._slide(state, newest)
+        return LookaheadState(ahead, levels, jnp.minimum(state.filled + 1, self.num_levels), pool)
+
+    def _any_tokens(self, prompt: Prompt) -> Int[Array, "B C"]:
+        """The first level 0: tokens from all over the prompt, the same in any batch or padding."""
+        count = self.window_length - 1 + self.num_levels
+        share = jax.random.uniform(jax.random.key(0), (count,))
+        at = (share[None, :] * prompt.length[:, None]).astype(jnp.int32)
+        at = jnp.minimum(at, prompt.length[:, None] - 1)  # the product may have been rounded up
+        return jnp.take_along_axis(prompt.tokens, at, axis=1)
+
+    def _tree(self, state: LookaheadState, root: Int[Array, " B"]) -> DraftTree:
+        guesses = jax.vmap(lambda pool, token: pool[token])(state.pool, root)
+        lengths = jnp.where(guesses[..., 0] == EMPTY, 0, self.max_depth)
+        return merge_paths(root, guesses, lengths, self.num_nodes)
+
+    def _probe(self, state: LookaheadState) -> Probe:
+        """The window as probe rows: level 0 from column 1 on, then level 1, and so on.
+
+        While it fills, levels stand `lag` columns further out, because the window slides over them
+        until it is full, and level 0 reaches as far. The tokens for which level 0 has no row borrow
+        those of empty levels, from the last one back.
+        """
+        window, levels = self.window_length, self.num_levels
+        batch, lag = state.filled.shape[0], (levels - state.filled)[:, None]
+        row_level = np.repeat(np.arange(levels + 1), window)[None, 1:]
+        row_column = np.tile(np.arange(window), levels + 1)[None, 1:]
+        from_end = np.arange(self.num_probes)[None, ::-1]
+        is_borrowed = from_end < lag
+        level = jnp.where(is_borrowed, 0, row_level)
+        column = jnp.where(is_borrowed, window + from_end, row_column + lag * (row_level > 0))
+        own = [state.ahead[:, : window - 1], state.levels.reshape(batch, -1)]
+        beyond = jnp.take(state.ahead, window - 1 + from_end[0], axis=1, mode="clip")
+        return Probe(
+            tokens=jnp.where(is_borrowed, beyond, jnp.concatenate(own, axis=1)),
+            offset=level + column,
+            anchor=jnp.zeros_like(level),  # the root
+            visible=_window_visible(level, column),
+        )
+
+    def _after_newest_level(self, state: LookaheadState, outcome: Outcome) -> Int[Array, "B W"]:
+        """What the target says after each column of the newest filled level."""
+        window, levels = self.window_length, self.num_levels
+        columns = np.arange(window)
+        outer = columns + levels  # in level 0, with every level still to come; rows as in `_probe`
+        first = np.where(outer < window, outer - 1, self.num_probes - 1 - (outer - window))
+        later = (state.filled * window)[:, None] - 1 + columns[None, :]
+        rows = jnp.where(state.filled[:, None] == 0, first[None, :], later)
+        logits = jnp.take_along_axis(outcome.probe_logits(), rows[..., None], axis=1)
+        return jnp.argmax(logits, axis=-1)
+
+    def _slide(
+        self, state: LookaheadState, newest: Int[Array, "B W"]
+    ) -> tuple[Int[Array, "B C"], Int[Array, "B L W"]]:
+        """The window one place on: `newest` is one level more, or the last one if all were filled.
+
+        A token of the window keeps its place in the text if the root moves by one.
+        """
+        is_full = state.filled == self.num_levels
+        upward = jnp.concatenate([state.levels[:, 1:], newest[:, None]], axis=1)
+        is_next = jnp.arange(self.num_levels)[None, :] == state.filled[:, None]
+        further = jnp.where(is_next[..., None], newest[:, None], state.levels)
+        level_1 = jnp.pad(state.levels[:, 0, 1:], ((0, 0), (0, self.num_levels)))
+        ahead = jnp.where(is_full[:, None], level_1, jnp.roll(state.ahead, -1, axis=1))
+        return ahead, jnp.where(is_full[:, None, None], upward, further)
+
+
+def _window_visible(level: Int[Array, "B R"], column: Int[Array, "B R"]) -> Bool[Array, "B R R"]:
+    """Entry [b, i, j]: row j is in level 0 and no further out than row i, or below it, or itself."""
+    row_level, row_column = level[..., None], column[..., None]
+    seen_level, seen_column = level[:, None, :], column[:, None, :]
+    in_level_0 = (seen_level == 0) & (seen_column <= row_column)
+    below = (seen_level > 0) & (seen_level <= row_level) & (seen_column == row_column)
+    return in_level_0 | below
+
+
+def insert(
+    pool: Int[Array, "B V G T"],
+    first: Int[Array, "B C"],
+    rest: Int[Array, "B C T"],
+    counts: Bool[Array, "B C"],
+) -> Int[Array, "B V G T"]:
+    """The pool after the n-grams `first + rest` that count, as if inserted one after another.
+
+    One after another leaves each bucket with the last G distinct n-grams of its token, newest
+    first. So all are found at once (n-grams with the same first token find the same), and written
+    in one scatter, in place.
+    """
+    return jax.vmap(_insert)(pool, first, rest, counts)
+
+
+def _insert(
+    pool: Int[Array, "V G T"],
+    first: Int[Array, " C"],
+    rest: Int[Array, "C T"],
+    counts: Bool[Array, " C"],
+) -> Int[Array, "V G T"]:
+    known = pool[first]
+    fresh = jnp.broadcast_to(rest[None, ::-1], (first.shape[0], *rest.shape))
+    is_own = (counts[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
+    entries = jnp.concatenate([fresh, known], axis=1)  # newest first
+    exists = jnp.concatenate([is_own, known[..., 0] != EMPTY], axis=1)
+    same = jnp.all(entries[:, :, None] == entries[:, None], axis=-1) & exists[:, None, :]
+    is_repeated = jnp.any(jnp.tril(same, -1), axis=-1)
+    is_kept = exists & ~is_repeated
+    order = jnp.argsort(~is_kept, axis=1, stable=True)[:, : pool.shape[1]]
+    chosen = jnp.take_along_axis(entries, order[..., None], axis=1)
+    is_filled = jnp.take_along_axis(is_kept, order, axis=1)
+    buckets = jnp.where(is_filled[..., None], chosen, EMPTY)
+    return pool.at[jnp.where(counts, first, pool.shape[0])].set(buckets, mode="drop")
+
+
+def insert_text(
+    pool: Int[Array, "B V G T"], tokens: Int[Array, "B P"], length: Int[Array, " B"]
+) -> Int[Array, "B V G T"]:
+    """The pool after all n-grams of the first `length` tokens."""
+    reach = pool.shape[3]
+    padded = jnp.pad(tokens, ((0, 0), (0, PROMPT_CHUNK + reach)))
+    starts = jnp.arange(PROMPT_CHUNK)
+
+    def insert_chunk(index, pool):
+        start = index * PROMPT_CHUNK
+        part = lax.dynamic_slice_in_dim(padded, start, PROMPT_CHUNK + reach, axis=1)
+        ngrams = part[:, starts[:, None] + jnp.arange(reach + 1)[None, :]]
+        is_whole = start + starts[None, :] + reach < length[:, None]
+        return insert(pool, ngrams[..., 0], ngrams[..., 1:], is_whole)
+
+    return lax.fori_loop(0, -(-jnp.max(length) // PROMPT_CHUNK), insert_chunk, pool)

@@ -1,0 +1,236 @@
+"""PLD+ (Somasundaram et al. 2024): prompt lookup that asks the target which occurrence to copy.
+
+Candidates are all earlier occurrences of the root (equation 1). The target has already judged them:
+`PromptLookupPlus` compares its hidden states before each candidate with those before the root
+(equation 3), `PromptLookupPlusAttention` takes the candidate that its heads look at (equation 2).
+What followed the best candidate is drafted. Neither needs training, and neither asks the target for
+a pass of its own.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State, refuse_params
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.errors import SpecjaxError
+from specjax.models.cache import write_slots
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.pytree import pytree
+
+Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
+
+
+@dataclass(frozen=True)
+class RankedLookup:
+    """What both forms share: the candidates, and a chain copied from the best of them.
+
+    `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole text, or in
+    the prompt alone (equation 1 allows the first, the paper's prose speaks of the input).
+
+    Raises:
+        SpecjaxError: for fewer than 1 token, or another kind of candidates.
+    """
+
+    num_tokens: int = 70
+    candidates: str = "text"
+
+    num_probes = 0
+
+    def __post_init__(self):
+        if self.num_tokens < 1:
+            raise SpecjaxError(
+                f"num_tokens {self.num_tokens} must be at least 1: nothing would be drafted"
+            )
+        if self.candidates not in ("text", "prompt"):
+            raise SpecjaxError(
+                f"candidates {self.candidates!r} are unknown; use 'text' or 'prompt'"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_tokens + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_tokens
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        refuse_params(type(self).__name__, params)
+
+    def propose(
+        self, params: Params, state: State, context: Context, draw: Draw
+    ) -> tuple[Proposal, State]:
+        scores, least = self._scores(state, context)
+        at = jnp.arange(context.tokens.shape[1])[None, :]
+        end = context.length - 1
+        if self.candidates == "prompt":
+            end = jnp.minimum(end, state.prompt_length)
+        is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end[:, None])
+        scores = jnp.where(is_candidate, scores, -jnp.inf)
+        best = jnp.argmax(scores, axis=1)  # of equals the first
+        found = jnp.max(scores, axis=1) >= least
+        return Proposal(context.copied(best + 1, found, self.num_tokens)), state
+
+    @abstractmethod
+    def _scores(self, state: State, context: Context) -> tuple[Float[Array, "B T"], float]:
+        """How well each position would do as candidate, and the least that will do."""
+
+
+@pytree
+class SeenHidden:
+    """The target's hidden states at the committed positions, without the root's. D: width.
+
+    With a prefix length m > 1 they are means over m positions, and `recent` has what the next
+    means need.
+    """
+
+    states: Float[Array, "B S D"]  # of unit length, so that a product is a cosine
+    recent: Float[Array, "B R D"]  # as the target gave them, R = m - 1, before the root
+    prompt_length: Int[Array, " B"]
+
+
+@dataclass(frozen=True)
+class PromptLookupPlus(RankedLookup):
+    """PLD+ (h): the candidate whose preceding token has the hidden state most like that before the
+    root, by cosine. The root's own state is not known yet.
+
+    `layer` is numbered as in `Taps`; the paper takes 9 of Vicuna-7B's 32, and up to 70 tokens.
+    `prefix_length` m compares means over the last m states (appendix B.2); candidates less alike
+    than `min_similarity` are not drafted (appendix B.3).
+
+    Raises:
+        SpecjaxError: for fewer than 1 token or position, or a similarity outside [-1, 1].
+    """
+
+    layer: int = 9
+    prefix_length: int = 1
+    min_similarity: float = -1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.prefix_length < 1:
+            raise SpecjaxError(f"prefix_length {self.prefix_length} must be at least 1")
+        if not -1 <= self.min_similarity <= 1:
+            raise SpecjaxError(
+                f"min_similarity {self.min_similarity} is outside [-1, 1], the range of a cosine"
+            )
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(hidden_layers=(self.layer,))
+
+    @staticmethod
+    def layer_for(config: LlamaConfig) -> int:
+        """The layer as deep in this target as the paper's 9 of 32."""
+        return max(1, round(config.num_hidden_layers * 9 / 32))
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> SeenHidden:
+        assert prefill.hidden is not None
+        back = self.prefix_length - 1
+        hidden = jnp.pad(prefill.hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
+        states = jnp.pad(
+            self._means(hidden), ((0, 0), (0, num_slots - prefill.hidden.shape[1]), (0, 0))
+        )
+        return SeenHidden(states, _slice(hidden, prompt.length - 1, back), prompt.length)
+
+    def update(self, params: Params, state: SeenHidden, outcome: Outcome) -> SeenHidden:
+        assert outcome.output.hidden is not None
+        on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
+        hidden = jnp.concatenate([state.recent, on_path], axis=1)
+        return SeenHidden(
+            states=write_slots(state.states, self._means(hidden), outcome.root_slot, axis=1),
+            recent=_slice(hidden, outcome.verification.num_accepted + 1, self.prefix_length - 1),
+            prompt_length=state.prompt_length,
+        )
+
+    def _scores(self, state: SeenHidden, context: Context) -> tuple[Float[Array, "B T"], float]:
+        before_root = _slice(state.states, context.length - 2, 1)[:, 0]
+        likeness = jnp.einsum("bsd,bd->bs", state.states, before_root)
+        likeness = jnp.roll(likeness, 1, axis=1)  # entry j: of the states before j and the root
+        return likeness[:, : context.tokens.shape[1]].astype(jnp.float32), self.min_similarity
+
+    def _means(self, hidden: Float[Array, "B H D"]) -> Float[Array, "B Q D"]:
+        """Means over `prefix_length` positions, scaled to length 1; zero stays zero."""
+        count = hidden.shape[1] - self.prefix_length + 1
+        wide = hidden.astype(jnp.float32)
+        sums = sum(wide[:, back : back + count] for back in range(self.prefix_length))
+        norm = jnp.linalg.norm(sums, axis=-1, keepdims=True)
+        return (sums / jnp.maximum(norm, 1e-12)).astype(hidden.dtype)
+
+
+@pytree
+class SeenAttention:
+    """How much the token before the root looks at each position. Zeros before the first round."""
+
+    weights: Float[Array, "B S"]
+    prompt_length: Int[Array, " B"]
+
+
+@dataclass(frozen=True)
+class PromptLookupPlusAttention(RankedLookup):
+    """PLD+ (a): the candidate that the token before the root looks at most.
+
+    `heads` are (layer, head) pairs; the paper takes Vicuna-7B's 50 best induction heads, and
+    `specjax tune induction-heads` finds those of a target. `aggregate` combines them by max
+    (equation 2) or sum (section 7.1). Prefill reveals no attention, so the first draft is the first
+    occurrence.
+
+    Raises:
+        SpecjaxError: for fewer than 1 token, no heads, or another aggregate.
+    """
+
+    heads: Heads = ()
+    aggregate: str = "max"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.aggregate not in ("max", "sum"):
+            raise SpecjaxError(f"aggregate {self.aggregate!r} is unknown; use 'max' or 'sum'")
+        if not all(len(head) == 2 for head in self.heads):
+            raise SpecjaxError(f"heads {self.heads!r} are not pairs; write ((layer, head), ...)")
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        super().check(config, params)
+        if not self.heads:
+            raise SpecjaxError("no heads are chosen; give heads as ((layer, head), ...)")
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(attention_heads=self.heads)
+
+    @staticmethod
+    def heads_for(config: LlamaConfig, layer: int | None = None) -> Heads:
+        """All heads of one layer, by default the middle one.
+
+        It stands in until `specjax tune induction-heads` has found the target's own.
+        """
+        layer = config.num_hidden_layers // 2 if layer is None else layer
+        return tuple((layer, head) for head in range(config.num_attention_heads))
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> SeenAttention:
+        weights = jnp.zeros((prompt.length.shape[0], num_slots))
+        return SeenAttention(weights, prompt.length)
+
+    def update(self, params: Params, state: SeenAttention, outcome: Outcome) -> SeenAttention:
+        combine = {"max": jnp.max, "sum": jnp.sum}[self.aggregate]
+        return SeenAttention(combine(outcome.last_attention(), axis=1), state.prompt_length)
+
+    def _scores(self, state: SeenAttention, context: Context) -> tuple[Float[Array, "B T"], float]:
+        return state.weights[:, : context.tokens.shape[1]], 0.0
+
+
+def _slice(rows: Array, start: Int[Array, " B"], count: int) -> Array:
+    """`count` rows of each text from `start[b]` on."""
+    take = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count)  # noqa: E731
+    return jax.vmap(take)(rows, start)
