@@ -6,14 +6,13 @@ the next root. Prefill caches the prompt without its last token, so the first ro
 other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, Key
 
@@ -23,6 +22,7 @@ from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
+from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
@@ -41,7 +41,7 @@ def speculative_generate(
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
-    eos: Sequence[int] | int | None = None,
+    eos: Iterable[int] | int | None = None,
 ) -> Generation:
     """Generates up to `max_new_tokens` per row, saying what plain decoding with `key` would say.
 
@@ -62,7 +62,6 @@ def speculative_generate(
         SpecjaxError: for a request that cannot be served; values are checked where they are
             concrete, that is outside an outer `jit`.
     """
-    eos = _as_tuple(eos)
     check_request(params, prompt, target, drafter, max_new_tokens)
     return _generate(
         params,
@@ -72,7 +71,7 @@ def speculative_generate(
         drafter=drafter,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
-        eos=eos,
+        eos=as_tuple(eos),
     )
 
 
@@ -85,25 +84,37 @@ def stream(
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
-    eos: Sequence[int] | int | None = None,
+    eos: Iterable[int] | int | None = None,
     rounds_per_call: int = 4,
 ) -> Iterator[Generation]:
-    """As `speculative_generate`, but yields the text so far after every few rounds."""
-    eos = _as_tuple(eos)
+    """As `speculative_generate`, but yields the text so far after every `rounds_per_call` rounds.
+
+    Raises:
+        SpecjaxError: at once, for a request that cannot be served or fewer than 1 round per call.
+    """
+    if rounds_per_call < 1:
+        raise SpecjaxError(f"rounds_per_call {rounds_per_call} must be at least 1")
     check_request(params, prompt, target, drafter, max_new_tokens)
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
     state = _start(params, prompt, key, **settings)
+    settings |= {"sampling": sampling, "eos": as_tuple(eos), "num_rounds": rounds_per_call}
+    return _rounds(params, state, settings)
+
+
+def _rounds(params: Params, state: LoopState, settings: dict[str, Any]) -> Iterator[Generation]:
     is_done = False
     while not is_done:
-        state, generation = _advance(
-            params, state, sampling=sampling, eos=eos, num_rounds=rounds_per_call, **settings
-        )
+        state, generation = _advance(params, state, **settings)
         is_done = bool(jnp.all(state.is_done))
         yield generation
 
 
-def _as_tuple(eos: Sequence[int] | int | None) -> tuple[int, ...]:
-    return () if eos is None else tuple(int(token) for token in np.atleast_1d(eos))
+def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
+    """End tokens as they are compiled in: sorted, each once."""
+    if eos is None:
+        return ()
+    tokens = eos if isinstance(eos, Iterable) else (eos,)
+    return tuple(sorted({int(token) for token in tokens}))
 
 
 @partial(jax.jit, static_argnames=STATIC)
@@ -151,7 +162,7 @@ def _start(
         batch,
         num_slots,
         params.target["embed_tokens"]["weight"].dtype,
-        text_length=prompt.tokens.shape[1] + max_new_tokens,
+        text_length=prompt.length + max_new_tokens,
     )
     prefilled, cache = prefill(
         params.target, tokens, prompt.length - 1, cache, target, drafter.taps

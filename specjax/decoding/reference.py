@@ -37,7 +37,8 @@ def reference_generate(
         tokens, length, is_done = carry
         rows = causal_rows(tokens, jnp.zeros((batch,), jnp.int32))
         dtype = params["embed_tokens"]["weight"].dtype
-        cache = KVCache.create(target.config, batch, num_slots, dtype)
+        text_length = prompt.length + max_new_tokens
+        cache = KVCache.create(target.config, batch, num_slots, dtype, text_length)
         output, _ = target.run(params, rows, cache)
         assert output.logits is not None
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.config import LlamaConfig
-from specjax.pytree import pytree, static
+from specjax.pytree import pytree
 
 
 @pytree
@@ -29,7 +29,7 @@ class KVCache:
     values: tuple[Float[Array, "B K S D"], ...]
     positions: Int[Array, "B S"]  # where the row of each slot stands in the text
     length: Int[Array, " B"]  # committed rows
-    text_length: int = static()  # longest text of the request; only dynamic RoPE reads it
+    text_length: Int[Array, " B"]  # how long each text may become; only dynamic RoPE reads it
 
     @classmethod
     def create(
@@ -38,9 +38,9 @@ class KVCache:
         batch: int,
         num_slots: int,
         dtype: DTypeLike = jnp.float32,
-        text_length: int | None = None,
+        text_length: Int[Array, " B"] | int | None = None,
     ) -> "KVCache":
-        """An empty cache for `batch` texts with `num_slots` slots each."""
+        """An empty cache for `batch` texts with `num_slots` slots each, which they may fill."""
         shape = (batch, config.num_key_value_heads, num_slots, config.head_dim)
         layers = range(config.num_hidden_layers)
         return cls(
@@ -48,7 +48,9 @@ class KVCache:
             values=tuple(jnp.zeros(shape, dtype) for _ in layers),
             positions=jnp.zeros((batch, num_slots), jnp.int32),
             length=jnp.zeros((batch,), jnp.int32),
-            text_length=num_slots if text_length is None else text_length,
+            text_length=jnp.broadcast_to(
+                jnp.asarray(num_slots if text_length is None else text_length, jnp.int32), (batch,)
+            ),
         )
 
     @property
@@ -84,9 +86,7 @@ class KVCache:
 
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
         """Commits the first `count` scratch rows where they stand, as a chain's do."""
-        return KVCache(
-            self.keys, self.values, self.positions, self.length + count, self.text_length
-        )
+        return replace(self, length=self.length + count)
 
 
 def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:
@@ -109,7 +109,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
         write = jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=axis - 2))
         return write(buffer[0], rows[0], jnp.repeat(start, buffer.shape[1]))[None]
 
-    if buffer.ndim < 4:
+    if buffer.ndim < 4 or axis != 2:
         return at_once(buffer, rows, start)
     # On CPU XLA fuses a plain update twice, into the cache that the loop carries and into the
     # reshape that attention reads, and so copies every layer several times per round. A scatter

@@ -7,6 +7,7 @@ float32; float32 products run at full precision on every device, because a lossl
 survive TF32 rounding that depends on the number of rows.
 """
 
+from dataclasses import replace
 from typing import Any, cast
 
 import flax.linen as nn
@@ -174,7 +175,7 @@ class Llama(nn.Module):
             hidden=_stack([hidden[layer] for layer in taps.hidden_layers], axis=2),
             attention=_stack(picked, axis=1),
         )
-        new_cache = KVCache(tuple(keys), tuple(values), positions, cache.length, cache.text_length)
+        new_cache = replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
         return output, new_cache
 
     def _logits(self, x: Float[Array, "B Q D"], table: Float[Array, "V D"]):
@@ -214,13 +215,13 @@ def project(
 
 
 def rotation_of(
-    positions: Int[Array, "B Q"], config: LlamaConfig, text_length: int
+    positions: Int[Array, "B Q"], config: LlamaConfig, text_length: Int[Array, " B"]
 ) -> tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]:
     """Cosine and sine of each row's rotary angles, float32, the same for all heads."""
     frequencies = config.rope.inverse_frequencies(
         config.head_dim, config.max_position_embeddings, text_length
     )
-    angles = positions[:, None, :, None].astype(jnp.float32) * frequencies[None, None, None, :]
+    angles = positions[:, None, :, None].astype(jnp.float32) * frequencies[:, None, None, :]
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -1,5 +1,6 @@
 """One battery for every drafter: whatever it drafts, the text is that of plain decoding."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import chex
@@ -12,11 +13,14 @@ from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.prompt_lookup import PromptLookup, PromptLookupPlus
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
+from specjax.models.config import Rope
+from specjax.models.llama import Llama
 from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 
 NEW_TOKENS = 256
@@ -133,9 +137,12 @@ def test_stats_add_up(name):
     assert (out.stats.drafted >= out.length - out.stats.rounds).all()
 
 
-@pytest.mark.parametrize("name", ["plain", "pld-plus"])
-def test_a_row_of_a_batch_equals_its_prompt_alone(name):
+@pytest.mark.parametrize("name, rope", [("plain", "dynamic"), ("pld-plus", "default")])
+def test_a_row_of_a_batch_equals_its_prompt_alone(name, rope):
+    """Also with a dynamic RoPE, which depends on how long a text may become: 45 to 70 tokens."""
     model, params = target()
+    config = replace(model.config, max_position_embeddings=48, rope=Rope(rope, factor=2.0))
+    model = Llama(config) if rope == "dynamic" else model
     batch = prompt(3)
     run = partial(
         speculative_generate,
@@ -146,7 +153,8 @@ def test_a_row_of_a_batch_equals_its_prompt_alone(name):
     )
     together = run(Params(params), batch, jax.random.key(1))
     for row in range(3):
-        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket=32)
+        bucket = 1 if rope == "dynamic" else 32
+        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket)
         out = run(Params(params), alone, jax.random.fold_in(jax.random.key(1), row))
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 

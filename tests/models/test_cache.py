@@ -35,19 +35,21 @@ def test_a_new_cache_is_empty_and_sized_by_the_config():
     assert len(cache.keys) == len(cache.values) == CONFIG.num_hidden_layers
     assert cache.keys[0].shape == (3, CONFIG.num_key_value_heads, 5, CONFIG.head_dim)
     assert cache.keys[0].dtype == jnp.bfloat16
-    assert cache.num_slots == cache.text_length == 5
+    assert cache.num_slots == 5
+    assert cache.text_length.tolist() == [5, 5, 5]
     assert cache.length.tolist() == [0, 0, 0]
-    assert KVCache.create(CONFIG, 1, 5, text_length=9).text_length == 9
+    assert KVCache.create(CONFIG, 1, 5, text_length=9).text_length.tolist() == [9]
 
 
 @pytest.mark.parametrize("starts", [[2], [0, 3, 1]], ids=["one text", "ragged batch"])
-def test_rows_are_written_from_the_start_of_each_text(starts):
-    buffer = jnp.arange(len(starts) * 6.0).reshape(len(starts), 6)
-    rows = -jnp.ones((len(starts), 3))
-    expected = np.array(buffer)
+@pytest.mark.parametrize("shape, axis", [((6,), 1), ((6, 2), 1), ((6, 2, 4), 1), ((2, 6, 4), 2)])
+def test_rows_are_written_from_the_start_of_each_text(shape, axis, starts):
+    buffer = np.random.default_rng(0).normal(size=(len(starts), *shape)).astype(np.float32)
+    rows = -np.ones_like(np.take(buffer, [0, 1, 2], axis))
+    expected = buffer.copy()
     for text, start in enumerate(starts):
-        expected[text, start : start + 3] = -1
-    written = write_slots(buffer, rows, jnp.array(starts), axis=1)
+        np.moveaxis(expected[text], axis - 1, 0)[start : start + 3] = -1
+    written = write_slots(jnp.asarray(buffer), jnp.asarray(rows), jnp.array(starts), axis)
     np.testing.assert_array_equal(written, expected)
 
 
