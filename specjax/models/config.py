@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from specjax.errors import SpecjaxError
 
@@ -31,25 +33,26 @@ class Rope:
     original_max_position_embeddings: int = 0  # llama3: the length before stretching
 
     def inverse_frequencies(
-        self, head_dim: int, max_position_embeddings: int, text_length: int
-    ) -> np.ndarray:
-        """Angle per position of each of the `head_dim / 2` rotated pairs, float32.
+        self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, " B"]
+    ) -> Float[Array, "#B F"]:
+        """Radians per position of each rotary pair, float32; F = head_dim / 2.
 
-        `text_length` is the longest text of the request. Only `dynamic` reads it: its base grows
-        once texts outgrow `max_position_embeddings`, and it is fixed here once per request so that
+        `text_length` is how long each text may become. Only `dynamic` reads it: its base grows
+        with the part beyond `max_position_embeddings`, once for the whole request, so that
         a token's rotation does not depend on when the token was processed.
         """
-        theta = self.rope_theta
+        exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         if self.rope_type == "dynamic":
-            length = max(text_length, max_position_embeddings)
+            length = jnp.maximum(text_length, max_position_embeddings).astype(jnp.float32)
             stretch = self.factor * length / max_position_embeddings - (self.factor - 1)
-            theta = theta * stretch ** (head_dim / (head_dim - 2))
-        frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+            growth = jnp.log(stretch)[:, None] * (head_dim / (head_dim - 2))
+            return jnp.exp(-(np.log(self.rope_theta) + growth) * exponent.astype(np.float32)[None])
+        frequencies = self.rope_theta**-exponent
         if self.rope_type == "linear":
             frequencies = frequencies / self.factor
         elif self.rope_type == "llama3":
             frequencies = self._llama3(frequencies)
-        return frequencies.astype(np.float32)
+        return jnp.asarray(frequencies[None], jnp.float32)
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
         # Fast pairs stay, slow pairs are slowed by `factor`, those between are blended.

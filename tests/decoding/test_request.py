@@ -8,7 +8,8 @@ import pytest
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.prompt_lookup import PromptLookup, PromptLookupPlus
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.errors import SpecjaxError
