@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax.decoding.drafter import Drafter, Params
     from specjax.decoding.generate import speculative_generate, stream
-    from specjax.decoding.prompt import Prompt, encode, from_ids
+    from specjax.decoding.prompt import Prompt, chat_ids, encode, from_ids
     from specjax.decoding.reference import reference_generate
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
@@ -34,6 +34,7 @@ __all__ = [
     "Target",
     # ask
     "encode",
+    "chat_ids",
     "from_ids",
     "Prompt",
     "Params",
@@ -53,7 +54,7 @@ __all__ = [
 
 _HOMES = {
     "specjax.hub": ("load", "load_drafter", "Target"),
-    "specjax.decoding.prompt": ("encode", "from_ids", "Prompt"),
+    "specjax.decoding.prompt": ("encode", "chat_ids", "from_ids", "Prompt"),
     "specjax.decoding.drafter": ("Drafter", "Params"),
     "specjax.decoding.sampling": ("Sampling",),
     "specjax.decoding.generate": ("speculative_generate", "stream"),

@@ -4,8 +4,6 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 """
 
 import dataclasses
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,10 +22,13 @@ from huggingface_hub.utils import (
 )
 from jax.typing import DTypeLike
 
+from specjax import datastore as datastores
+from specjax import tuned as tuned_files
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters import make_drafter
+from specjax.decoding.drafters import METHODS, check_settings, make_drafter
 from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
+from specjax.files import cache_folder, expand_user, read_json, readable
+from specjax.models.config import LlamaConfig, eos_tokens
 from specjax.models.convert import load_llama
 from specjax.models.llama import Llama
 from specjax.models.weights import import_torch
@@ -76,7 +77,8 @@ def load(
 
     Args:
         name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
-            id such as "lmsys/vicuna-7b-v1.3". A folder that is called pocket: "./pocket".
+            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". A folder that is called pocket:
+            "./pocket".
         dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
             bfloat16 elsewhere.
         revision: branch, tag or commit of a hub id.
@@ -88,17 +90,33 @@ def load(
     """
     kind = _dtype_of(dtype)
     folder = _folder_of(str(name), revision, progress)
-    config = _with_generation_eos(LlamaConfig.read(folder), folder)
-    params = load_llama(folder, config, kind, progress)
-    return Target(Llama(config), params, _read_tokenizer(folder), config, str(name))
+    with readable(folder):
+        config = _with_generation_eos(LlamaConfig.read(folder), folder)
+        params = load_llama(folder, config, kind, progress)
+        return Target(Llama(config), params, _read_tokenizer(folder), config, str(name))
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a target, without its weights.
+
+    Raises:
+        SpecjaxError: if there is no such target, or it has no tokenizer.
+    """
+    folder = _folder_of(str(name), None, progress=True, with_weights=False)
+    tokenizer = _read_tokenizer(folder)
+    if tokenizer is None:
+        raise SpecjaxError(f"{name} has no tokenizer; name a target that has one")
+    return tokenizer
 
 
 # ---- Where a name leads ------------------------------------------------------------------------
 
 
-def _folder_of(name: str, revision: str | None, progress: bool) -> Path:
-    folder = Path(os.path.expanduser(name))
-    is_local = name == POCKET or (name != "" and folder.is_dir())
+def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bool = True) -> Path:
+    folder = expand_user(name)
+    with readable(folder):
+        is_local = name == POCKET or (name != "" and folder.is_dir())
+        is_free = not folder.exists()  # a file is no target, and no hub id either
     if is_local and revision is not None:
         raise SpecjaxError(
             f"revision {revision!r} has no meaning for {name}; only hub ids have one"
@@ -107,11 +125,11 @@ def _folder_of(name: str, revision: str | None, progress: bool) -> Path:
         return _pocket_folder()
     if is_local:
         return folder
-    if HUB_ID.fullmatch(name) and not folder.exists():  # a file is no target
-        return _download(name, revision, progress)
+    if HUB_ID.fullmatch(name) and is_free:
+        return _download(name, revision, progress, with_weights)
     raise SpecjaxError(
         f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
-        "or a hub id such as 'lmsys/vicuna-7b-v1.3'"
+        "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
     )
 
 
@@ -125,11 +143,13 @@ def _pocket_folder() -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None, progress: bool) -> Path:
+def _download(name: str, revision: str | None, progress: bool, with_weights: bool) -> Path:
     """The local copy of a hub repository: its config is judged before its weights are fetched."""
     with _download_bars(progress), _hub_errors(name, revision):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
         LlamaConfig.read(folder)
+        if not with_weights:
+            return folder
         commit = folder.name  # should the branch move meanwhile
         snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS)
         if not any(folder.glob("model*.safetensors")):
@@ -198,11 +218,11 @@ def _with_generation_eos(config: LlamaConfig, folder: Path) -> LlamaConfig:
     path = folder / "generation_config.json"
     if not path.is_file():
         return config
+    values = read_json(path)
     try:
-        more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (ValueError, AttributeError) as error:
-        raise SpecjaxError(f"{path} is not valid JSON ({error}); fetch it again") from None
-    tokens = () if more is None else (more,) if isinstance(more, int) else tuple(more)
+        tokens = eos_tokens(values)
+    except SpecjaxError as error:
+        raise SpecjaxError(f"{path}: {error}") from None
     return dataclasses.replace(
         config, eos_token_id=tuple(dict.fromkeys(config.eos_token_id + tokens))
     )
@@ -218,24 +238,75 @@ def _read_tokenizer(folder: Path) -> Any:
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(
-            f"the tokenizer in {folder} cannot be read ({reason}); download it again"
+            f"the tokenizer in {folder} cannot be read ({reason}); "
+            "install what it lacks, or download it again"
         ) from error
 
 
 # ---- Drafters ----------------------------------------------------------------------------------
 
 
-def load_drafter(method: str, target: Target, **settings: Any) -> tuple[Drafter, Any]:
-    """A drafter for `target` and its params (None for the methods without weights).
+def load_drafter(
+    method: str,
+    target: Target,
+    source: str | Path | None = None,
+    tuned: str | Path | None = None,
+    **settings: Any,
+) -> tuple[Drafter, Any]:
+    """A drafter for `target` and its params (None for the methods that read none).
 
     Args:
         method: a name from `specjax methods`.
         target: the model whose tokens it will draft.
-        settings: fields of the drafter in place of its defaults.
+        source: what the method reads, where it reads something: for `rest` the folder of a
+            datastore; by default pocket's own, if the target is pocket.
+        tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
+        settings: fields of the drafter in place of its tuned and its default ones.
 
     Raises:
-        SpecjaxError: for an unknown method or setting, or one that does not fit the target.
+        SpecjaxError: for an unknown method or setting, one that does not fit the target, or a
+            source or file that is missing, damaged or made for another target.
     """
-    drafter = make_drafter(method, target.config, settings)
+    check_settings(method, settings)
+    known = _tuned_settings(method, target, tuned)
+    drafter = make_drafter(method, target.config, {**known, **settings})
+    params = _read_source(method, target, source)
+    drafter.check(target.config, params)
     drafter.taps.check(target.config)
-    return drafter, None
+    return drafter, params
+
+
+def tuned_file(name: str) -> Path:
+    """Where the tuned settings of a target are kept: beside its weights, or for a hub id in the
+    user's cache."""
+    if name == POCKET:
+        return _pocket_folder() / tuned_files.FILE
+    folder = expand_user(name)
+    if HUB_ID.fullmatch(name) and not folder.exists():
+        folder = cache_folder() / "targets" / name.replace("/", "--")
+    return folder / tuned_files.FILE
+
+
+def _tuned_settings(method: str, target: Target, tuned: str | Path | None) -> Mapping[str, Any]:
+    path = tuned_file(target.name) if tuned is None else expand_user(tuned)
+    if tuned is None and not path.is_file():
+        return {}
+    owner = tuned_files.fingerprint(target.config, target.params)
+    return tuned_files.read_tuned(path, owner).settings.get(method, {})
+
+
+def _read_source(method: str, target: Target, source: str | Path | None) -> Any:
+    if not METHODS[method].has_params:
+        if source is not None:
+            raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
+        return None
+    if source is None and target.name != POCKET:
+        raise SpecjaxError(
+            f"method {method!r} needs {METHODS[method].needs}; give its folder, such as one that "
+            "`specjax datastore build` made"
+        )
+    folder = _pocket_folder().parent / "datastore" if source is None else source
+    datastore = datastores.load_datastore(folder)
+    if target.tokenizer is not None:
+        datastore.check_tokenizer(datastores.tokenizer_fingerprint(target.tokenizer))
+    return datastores.params(datastore)

@@ -107,12 +107,19 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
     assert target.eos == target.model.config.eos_token_id == eos
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_damaged_generation_config_is_named(folder, content):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", " is not valid JSON"),
+        ("[]", " holds no JSON object; fetch it again"),
+        ('{"eos_token_id": 1.5}', ": eos_token_id 1.5 is not a whole number"),
+        ('{"eos_token_id": "</s>"}', ": eos_token_id '</s>' is not a whole number"),
+        ('{"eos_token_id": [2, null]}', ": eos_token_id None is not a whole number"),
+    ],
+)
+def test_a_damaged_generation_config_is_named(folder, content, told):
     (folder / "generation_config.json").write_text(content)
-    message = failure(folder)
-    assert message.startswith(f"{folder / 'generation_config.json'} is not valid")
-    assert message.endswith("fetch it again")
+    assert failure(folder).startswith(f"{folder / 'generation_config.json'}{told}")
 
 
 def test_the_tokenizer_of_the_folder_is_read(folder):
@@ -137,6 +144,22 @@ def test_the_pocket_target_lies_inside_the_package(folder, monkeypatch):
     assert hub.load("pocket").config == CONFIG
 
 
+def test_a_sentencepiece_model_alone_makes_the_tokenizer(folder, tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text, prefix = tmp_path / "text.txt", folder / "tokenizer"
+    words = "def return value best other left right".split()
+    text.write_text("\n".join(" ".join(np.roll(words, shift)) for shift in range(len(words))))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(prefix), vocab_size=40, model_type="bpe", minloglevel=2
+    )
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    tokenizer = hub.load(folder).tokenizer
+    expected = [model.bos_id(), *model.encode("def best value")]
+    assert tokenizer("def best value")["input_ids"] == expected
+
+
 # ---- What cannot be loaded ---------------------------------------------------------------------
 
 
@@ -155,6 +178,29 @@ def test_a_file_is_no_target(folder, monkeypatch):
 def test_a_revision_of_a_folder_is_refused(folder):
     assert "only hub ids have one" in failure(folder, revision="main")
     assert "only hub ids have one" in failure("pocket", revision="main")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, f"/tmp/{'n' * 300}"])
+def test_a_name_too_long_for_a_folder_is_refused(name):
+    assert failure(name).endswith(
+        "cannot be read (File name too long); check the path and its permissions"
+    )
+
+
+def test_the_home_of_nobody_is_refused():
+    expected = "~nosuch/x: there is no home folder ~nosuch; write the path in full"
+    assert failure("~nosuch/x") == expected
+
+
+def test_unreadable_files_are_named(folder, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert failure(folder).startswith(f"{folder} cannot be read (Permission denied); check")
+    monkeypatch.undo()
+    monkeypatch.setattr(hub, "load_llama", lambda folder, *_: refuse(folder / "model.safetensors"))
+    assert failure(folder).startswith(f"{folder / 'model.safetensors'} cannot be read (Permission")
 
 
 def test_files_that_do_not_fit_are_named(folder):

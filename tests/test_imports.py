@@ -1,6 +1,6 @@
 """Imports point down, and `import specjax` stays light.
 
-    cli -> hub, bench, pocket -> decoding | training -> models
+    cli -> bench -> hub, pocket -> decoding | training -> models
     inside decoding: generate -> verify, drafter -> tree, sampling
 
 Every import statement counts, also inside functions and under TYPE_CHECKING, and so does
@@ -19,12 +19,13 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "specjax"
 
-FLOOR = ("pytree", "errors")
+FLOOR = ("pytree", "errors", "files")
 MODELS = ("models", *FLOOR)
 WORDS = ("decoding.tree", "decoding.sampling", "decoding.prompt", *MODELS)
 DRAFTER = ("decoding.drafter", "decoding.drafters.length_rules", *WORDS)
 ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
+TOP = ("hub", "bench", "tuning", "tuned", "datastore", "documents", "attribution", "pocket")
 
 # File -> what it may import, without the leading "specjax."; a package stands for all it holds,
 # "*" for anything, and "" for a name of specjax itself.
@@ -33,11 +34,16 @@ UPPER = ("decoding", "training", *MODELS)
 RULES = {
     "__init__": ("*",),
     "__main__": ("cli",),
-    "cli": ("", "hub", "bench", "pocket", *UPPER),
-    "cli.*": ("", "cli", "hub", "bench", "pocket", *UPPER),
-    "hub": ("decoding.drafters", "decoding.drafter", "pocket", *MODELS),
-    "bench.*": ("", "bench", "pocket", *UPPER),
-    "pocket.*": ("pocket", *UPPER),
+    "cli": ("", *TOP, *UPPER),
+    "cli.*": ("", "cli", *TOP, *UPPER),
+    "hub": ("decoding.drafters", "decoding.drafter", "pocket", "datastore", "tuned", *MODELS),
+    "datastore": ("", *MODELS),
+    "documents": FLOOR,
+    "tuned": MODELS,
+    "attribution": FLOOR,
+    "tuning.*": ("tuning", "hub", "bench", *UPPER),
+    "bench.*": ("", "hub", "bench", "pocket", "attribution", *UPPER),
+    "pocket.*": ("", "pocket", "datastore", *UPPER),
     "training.*": ("training", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.eagle2": ("decoding.drafters.eagle", *DRAFTER),
@@ -48,10 +54,11 @@ RULES = {
     "decoding.verify": WORDS,
     "decoding.drafter": WORDS,
     "decoding.request": ("decoding.drafter", *WORDS),
-    "decoding.reference": ("decoding.sampling", "decoding.prompt", *MODELS),
+    "decoding.reference": ("decoding.request", "decoding.sampling", "decoding.prompt", *MODELS),
     "decoding.*": MODELS,
     "models.*": MODELS,
     "errors": (),
+    "files": ("errors",),
     "pytree": (),
 }
 

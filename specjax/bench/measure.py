@@ -6,8 +6,10 @@ compiling (every program runs twice before the first measured call) and turning 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -44,6 +46,11 @@ class Contestant(Protocol):
         """What its rows are called."""
         ...
 
+    @property
+    def dtype(self) -> str:
+        """Of its weights and its arithmetic."""
+        ...
+
     def prepare(self, ids: Sequence[int]) -> Any:
         """The request in the form that `run` takes; not timed."""
         ...
@@ -61,6 +68,8 @@ class Sample(NamedTuple):
     """One timed run."""
 
     method: str
+    dtype: str
+    request: Request
     number: int  # of the prompt
     repeat: int
     answer: Answer
@@ -68,30 +77,55 @@ class Sample(NamedTuple):
     num_compiled: int  # programs compiled meanwhile; 0 if all is well
 
 
+class Verdict(IntEnum):
+    """How a run's text compares with plain decoding's; the higher, the worse."""
+
+    NOT_COMPARED = 0  # another dtype rounds otherwise
+    SAME = 1
+    NEAR_TIE = 2  # other, from a place on where the dtype cannot tell two tokens apart
+    DIFFERENT = 3
+
+
+Judge = Callable[[Sample, Sample], Verdict]  # of a run and plain decoding's of the same prompt
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One method on all prompts of one kind."""
 
     method: str
+    dtype: str
     task: str
     num_prompts: int
     num_new_tokens: int  # of one run of each prompt
     rounds: int
     mean_accepted_length: float  # new tokens per round, pooled, bonus included
+    mean_length: float  # tokens of prompt and text so far, mean over the rounds
     seconds: float  # of one run of each prompt: the sum of the medians over the repeats
     prefill_seconds: float  # likewise, for plain decoding of one token: its part in `seconds`
     tokens_per_second: float
     spread: float  # interquartile range of a prompt's seconds over their median; median of prompts
     ratio: float  # speed over plain's, in pairs of runs (same prompt, same repeat): the median
     ratio_quartiles: tuple[float, float]
-    num_different: int  # prompts where a run did not say what plain decoding said
+    is_compared: bool  # with what plain decoding said: not if the dtype is another
+    num_near_ties: int  # prompts where a run said something else, but only from a near tie on
+    num_different: int  # prompts where a run said something else without that excuse
     num_recompiled: int  # measured runs that compiled something, and so are not to be trusted
     compile_seconds: float  # of the first call, beyond a later one
+    bandwidth_share: float | None = None  # of what the device can read; not known of peers
 
     @property
-    def identical(self) -> bool:
-        """Whether every run said what plain decoding said."""
-        return self.num_different == 0
+    def identical(self) -> bool | None:
+        """Whether every run said what plain decoding said; None if that is not compared."""
+        return self.num_near_ties + self.num_different == 0 if self.is_compared else None
+
+
+def exactly(own: Sample, plain: Sample) -> Verdict:
+    """The judge that accepts no difference within one dtype."""
+    if own.dtype != plain.dtype:
+        return Verdict.NOT_COMPARED
+    is_same = own.answer.tokens == plain.answer.tokens
+    return Verdict.SAME if is_same else Verdict.DIFFERENT
 
 
 def warm_up(contestants: Sequence[Contestant], ids: Sequence[int]) -> dict[str, float]:
@@ -122,12 +156,23 @@ def measure(
                 result = contestant.run(prepared)
                 seconds = time.perf_counter() - started
                 num_compiled = _compilations().count - num_before
-                answer = contestant.read(result)
-                yield Sample(contestant.name, number, repeat, answer, seconds, num_compiled)
+                yield Sample(
+                    contestant.name,
+                    contestant.dtype,
+                    request,
+                    number,
+                    repeat,
+                    contestant.read(result),
+                    seconds,
+                    num_compiled,
+                )
 
 
 def summarise(
-    task: str, samples: Sequence[Sample], compile_seconds: Mapping[str, float]
+    task: str,
+    samples: Sequence[Sample],
+    compile_seconds: Mapping[str, float],
+    judge: Judge = exactly,
 ) -> list[Measurement]:
     """One Measurement per method, in the order of `compile_seconds`; plain must be among them."""
     by_method = {
@@ -135,7 +180,7 @@ def summarise(
     }
     prefill_seconds = sum(map(median, _seconds(by_method.get(PREFILL, []))), start=0.0)
     return [
-        _summary(task, own, by_method[PLAIN], prefill_seconds, compile_seconds[name])
+        _summary(task, own, by_method[PLAIN], prefill_seconds, compile_seconds[name], judge)
         for name, own in by_method.items()
         if name != PREFILL
     ]
@@ -147,35 +192,54 @@ def _summary(
     plain: Sequence[Sample],
     prefill_seconds: float,
     compile_seconds: float,
+    judge: Judge,
 ) -> Measurement:
-    answers = {sample.number: sample.answer for sample in samples}
-    num_new_tokens = sum(len(answer.tokens) for answer in answers.values())
-    rounds = sum(answer.rounds for answer in answers.values())
+    by_prompt = {sample.number: sample for sample in samples}.values()
+    num_new_tokens = sum(len(sample.answer.tokens) for sample in by_prompt)
+    rounds = sum(sample.answer.rounds for sample in by_prompt)
     times = _seconds(samples)
     medians = [median(own) for own in times]
     baseline = {(sample.number, sample.repeat): sample for sample in plain}
     pairs = [(sample, baseline[sample.number, sample.repeat]) for sample in samples]
     ratios = [_speed(own) / _speed(other) for own, other in pairs]
     low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
+    verdicts = _verdicts(pairs, judge)
     return Measurement(
         method=samples[0].method,
+        dtype=samples[0].dtype,
         task=task,
-        num_prompts=len(answers),
+        num_prompts=len(by_prompt),
         num_new_tokens=num_new_tokens,
         rounds=rounds,
         mean_accepted_length=num_new_tokens / max(rounds, 1),
+        mean_length=sum(map(_length_over_rounds, by_prompt)) / max(rounds, 1),
         seconds=sum(medians),
         prefill_seconds=prefill_seconds,
         tokens_per_second=num_new_tokens / sum(medians),
         spread=median(_spread(own) for own in times),
         ratio=middle,
         ratio_quartiles=(low, high),
-        num_different=len(
-            {own.number for own, other in pairs if own.answer.tokens != other.answer.tokens}
-        ),
+        is_compared=not verdicts[Verdict.NOT_COMPARED],
+        num_near_ties=verdicts[Verdict.NEAR_TIE],
+        num_different=verdicts[Verdict.DIFFERENT],
         num_recompiled=sum(sample.num_compiled > 0 for sample in samples),
         compile_seconds=compile_seconds,
     )
+
+
+def _verdicts(pairs: Sequence[tuple[Sample, Sample]], judge: Judge) -> Counter[Verdict]:
+    """Prompts by the worst verdict on their runs."""
+    worst: dict[int, Verdict] = {}
+    for own, plain in pairs:
+        verdict = judge(own, plain)
+        worst[own.number] = max(worst.get(own.number, verdict), verdict)
+    return Counter(worst.values())
+
+
+def _length_over_rounds(sample: Sample) -> float:
+    """The length of the text, summed over the rounds: it grows evenly."""
+    mean = len(sample.request.ids) + len(sample.answer.tokens) / 2
+    return mean * sample.answer.rounds
 
 
 def _seconds(samples: Sequence[Sample]) -> list[list[float]]:

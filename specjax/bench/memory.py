@@ -23,24 +23,26 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from specjax.decoding.drafter import Drafter, Params
+from specjax.bench.options import methods_in
+from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import make_drafter
-from specjax.decoding.generate import PREFILL_CHUNK, _generate
+from specjax.decoding.generate import PREFILL_CHUNK, num_slots, speculative_generate
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Sampling
+from specjax.errors import SpecjaxError, exit_code
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
 
 MEGABYTE = 10**6
+LEAST = {"prompt_length": 2, "max_new_tokens": 1, "num_layers": 1, "width": 64, "vocabulary": 2}
 
 
 @dataclass(frozen=True)
 class Options:
     """How many KV caches does a request hold? One is right."""
 
-    methods: str = "plain,pld,pld-plus"
-    """Names of drafting methods, with commas between."""
+    methods: str = ""
+    """Drafting methods, with commas between; by default all that need no weights of their own."""
     prompt_length: int = 1024
     """Tokens of the prompt."""
     max_new_tokens: int = 1024
@@ -55,7 +57,14 @@ class Options:
     """Also run each program, in a process of its own, and measure how that grows."""
 
     def config(self) -> LlamaConfig:
-        """The model's config: 0.2 billion parameters unless told otherwise."""
+        """The model's config: 0.2 billion parameters unless told otherwise.
+
+        Raises:
+            SpecjaxError: for a size that makes no model or no request.
+        """
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least {least}")
         heads = self.width // 64
         return LlamaConfig(
             vocab_size=self.vocabulary,
@@ -95,18 +104,17 @@ def held(
     target, drafter = Llama(config), make_drafter(method, config, {})
     params = jax.eval_shape(target.initialise, jax.eval_shape(partial(jax.random.key, 0)))
     prompt = jax.eval_shape(partial(_prompt, prompt_length))
-    program = _generate.lower(
-        Params(params),
-        prompt,
-        jax.eval_shape(partial(jax.random.key, 0)),
+    request = partial(
+        speculative_generate,
         target=target,
         drafter=drafter,
-        sampling=Sampling(),
         max_new_tokens=max_new_tokens,
         eos=tuple(range(config.vocab_size)),
-    ).compile()
-    num_slots = _num_slots(prompt_length, max_new_tokens, drafter)
-    cache = jax.eval_shape(partial(KVCache.create, config, 1, num_slots))
+    )
+    key = jax.eval_shape(partial(jax.random.key, 0))
+    program = jax.jit(request).lower(Params(params), prompt, key).compile()
+    slots = num_slots(prompt_length, max_new_tokens, drafter)
+    cache = jax.eval_shape(partial(KVCache.create, config, 1, slots))
     chunk = min(PREFILL_CHUNK, prompt_length)
     sizes, text = program.memory_analysis(), program.as_text()
     assert sizes is not None and text is not None  # some experimental backends tell nothing
@@ -114,7 +122,7 @@ def held(
         method=method,
         params=_num_bytes(params),
         cache=_num_bytes(cache),
-        scores=config.num_attention_heads * chunk * num_slots * 4,
+        scores=config.num_attention_heads * chunk * slots * 4,
         arguments=sizes.argument_size_in_bytes,
         temporary=sizes.temp_size_in_bytes,
         output=sizes.output_size_in_bytes,
@@ -152,11 +160,14 @@ def table(found: list[Held], grown: list[int | None]) -> Table:
     return result
 
 
-def main() -> None:
-    """Compiles, measures and prints."""
-    options = tyro.cli(Options, description=__doc__)
+def main() -> int:
+    """Compiles, measures and prints; returns the exit code."""
+    return exit_code(partial(_run, tyro.cli(Options, description=__doc__)))
+
+
+def _run(options: Options) -> None:
     found, grown = [], []
-    for method in options.methods.split(","):
+    for method in methods_in(options.methods, options.config()):
         row, _ = held(method, options.config(), options.prompt_length, options.max_new_tokens)
         found.append(row)
         is_in_host_memory = jax.default_backend() == "cpu"
@@ -183,13 +194,6 @@ def _growth_of_fresh_process(options: Options, method: str) -> int:
 
 def _prompt(length: int) -> Prompt:
     return Prompt(jnp.zeros((1, length), jnp.int32), jnp.full((1,), length))
-
-
-def _num_slots(prompt_length: int, max_new_tokens: int, drafter: Drafter) -> int:
-    """Slots of the request's cache, as the loop sizes it."""
-    chunk = min(PREFILL_CHUNK, prompt_length)
-    padded = -(-prompt_length // chunk) * chunk
-    return padded + max_new_tokens + drafter.num_nodes + drafter.num_probes
 
 
 def _num_bytes(tree: Any) -> int:
@@ -221,4 +225,4 @@ def _most_resident() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

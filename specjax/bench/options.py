@@ -2,14 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specjax.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.models.config import LlamaConfig
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """What is measured, and how often."""
 
-    methods: str = "plain,pld,pld-plus"
-    """Drafting methods, with commas between; plain decoding is always among them."""
+    methods: str = ""
+    """Drafting methods, with commas between; by default all that need no weights of their own.
+    Plain decoding is always among them."""
     tasks: str = "pocket"
     """pocket for its held-out edit tasks, or a JSONL file with `prompt` or `turns` in each line."""
     limit: int = 4
@@ -26,3 +33,32 @@ class BenchOptions:
     """transformers: also measure its plain greedy decoding of the same weights (needs torch)."""
     out: Path | None = None
     """Also append the results to this file, one JSON object per line, as they come."""
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a text with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def methods_in(text: str, config: "LlamaConfig") -> list[str]:
+    """The methods that `text` names; if it names none, all that serve this target without params.
+
+    Raises:
+        SpecjaxError: for an unknown method.
+    """
+    from specjax.decoding.drafters import METHODS, check_settings
+
+    names = names_in(text)
+    for name in names:
+        check_settings(name, {})
+    return names or [name for name in METHODS if _needs_no_params(name, config)]
+
+
+def _needs_no_params(method: str, config: "LlamaConfig") -> bool:
+    from specjax.decoding.drafters import make_drafter
+
+    try:
+        make_drafter(method, config, {}).check(config, None)
+    except SpecjaxError:
+        return False
+    return True

@@ -18,22 +18,26 @@ from specjax.models.convert import save_llama
 PEERS = ("transformers",)
 
 
+def check_peer(name: str) -> None:
+    """Raises SpecjaxError for a peer that is unknown, or lacks what it needs."""
+    if name not in PEERS:
+        raise SpecjaxError(f"peer {name!r} is unknown; choose {', '.join(PEERS)}")
+    if find_spec("torch") is None:
+        raise SpecjaxError(f"the peer {name!r} needs torch; run `pip install torch`")
+
+
 class Transformers:
     """The plain greedy `generate` of transformers: torch in float32, all cores, its own KV cache.
 
     It runs on CPU, whatever the target runs on. Each of its tokens is one round.
-
-    Raises:
-        SpecjaxError: if torch is not installed.
     """
 
     name = "transformers"
+    dtype = "float32"
 
     def __init__(
         self, config: LlamaConfig, params: Any, eos: tuple[int, ...], max_new_tokens: int
     ) -> None:
-        if find_spec("torch") is None:
-            raise SpecjaxError("the peer 'transformers' needs torch; run `pip install torch`")
         import torch
 
         torch.set_num_threads(_num_cores())

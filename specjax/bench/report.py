@@ -9,13 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.measure import PLAIN, Measurement
+from specjax.bench.ties import near_tie_in
 
 ALL = "all"  # the task of the rows that sum up all kinds
+TABLE_WIDTH = 110  # even where a terminal is narrower: no number is cut off
 
 
-def show(measurements: Sequence[Measurement], num_runs: int) -> None:
-    """Prints the table, and in red whatever makes it worthless."""
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+def show(measurements: Sequence[Measurement], num_runs: int, bandwidth: float) -> None:
+    """Prints the table, what its numbers mean, and in red whatever makes it worthless.
+
+    `bandwidth` is in bytes per second.
+    """
+    width = max(Console().width, TABLE_WIDTH)
+    console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
     console.print(table(measurements))
     one_task = [row for row in measurements if row.task == measurements[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
@@ -23,6 +29,14 @@ def show(measurements: Sequence[Measurement], num_runs: int) -> None:
         f"medians of {num_runs} runs in turn; prefill counts, compiling ({compiling:.1f} s) does "
         "not; an idle machine tells more"
     )
+    is_cached = any((row.bandwidth_share or 0) > 1 for row in measurements)
+    console.print(
+        "bandwidth: bytes that the rounds must read per second, over the "
+        f"{bandwidth / 1e9:.0f} GB/s that this device reads"
+        + ("; beyond 100% caches hold them" if is_cached else "")
+    )
+    for line in near_ties(measurements):
+        console.print(line)
     for line in complaints(measurements):
         console.print(line, style="bold red")
 
@@ -30,11 +44,13 @@ def show(measurements: Sequence[Measurement], num_runs: int) -> None:
 def table(measurements: Sequence[Measurement]) -> Table:
     """One row per method under each kind of task.
 
-    `x plain` and its quartiles come from pairs of runs, `prefill` is its share of plain decoding's
-    seconds, and `same` tells whether the tokens are those of plain decoding.
+    `x plain` and its quartiles come from pairs of runs, `bandwidth` is the share of what the device
+    can read, `prefill` its share of plain decoding's seconds, and `same` tells whether the tokens
+    are those of plain decoding.
     """
     result = Table("task, method", box=None, pad_edge=False)
-    for title in ("tokens/s", "x plain", "quartiles", "accepted", "prefill", "tokens", "same"):
+    titles = "tokens/s, x plain, quartiles, accepted, bandwidth, prefill, tokens, same"
+    for title in titles.split(", "):
         result.add_column(title, justify="right")
     task = None
     for row in measurements:
@@ -48,11 +64,31 @@ def table(measurements: Sequence[Measurement]) -> Table:
             f"{row.ratio:.2f}",
             f"{low:.2f}-{high:.2f}",
             f"{row.mean_accepted_length:.2f}",
+            "" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
             f"{row.prefill_seconds / row.seconds:.0%}" if row.method == PLAIN else "",
             str(row.num_new_tokens),
-            "yes" if row.identical else "NO",
+            _same(row),
         )
     return result
+
+
+def _same(row: Measurement) -> str:
+    if not row.is_compared:
+        return row.dtype
+    if row.num_different:
+        return "NO"
+    return f"near ties: {row.num_near_ties}" if row.num_near_ties else "yes"
+
+
+def near_ties(measurements: Sequence[Measurement]) -> list[str]:
+    """What 16-bit arithmetic excuses, one line each."""
+    return [
+        f"near ties: {row.method} left plain decoding's text on {row.num_near_ties} of "
+        f"{row.num_prompts} {row.task} prompts, each time between tokens within "
+        f"{near_tie_in(row.dtype):.1%} of the largest logit, too close for {row.dtype} to tell"
+        for row in measurements
+        if row.num_near_ties and row.task != ALL
+    ]
 
 
 def complaints(measurements: Sequence[Measurement]) -> list[str]:
@@ -61,7 +97,7 @@ def complaints(measurements: Sequence[Measurement]) -> list[str]:
     for row in measurements:
         if row.task == ALL:
             continue  # its parts have complained
-        if not row.identical:
+        if row.num_different:
             lines.append(
                 f"DIFFERENT TOKENS: {row.method} did not say what plain decoding said on "
                 f"{row.num_different} of {row.num_prompts} {row.task} prompts"
@@ -74,11 +110,7 @@ def complaints(measurements: Sequence[Measurement]) -> list[str]:
     return lines
 
 
-def write(
-    rows: list[Measurement], out: TextIO | None, about: Mapping[str, Any] | None
-) -> list[Measurement]:
-    """Writes one JSON object per row, at once, with `about` in each; returns the rows."""
-    for row in rows if out else ():
-        values = asdict(row) | {"identical": row.identical} | dict(about or {})
-        print(json.dumps(values), file=out, flush=True)
-    return rows
+def write(row: Measurement, out: TextIO, about: Mapping[str, Any]) -> None:
+    """Writes a row as one JSON object, at once, with `about` in it."""
+    values = asdict(row) | {"identical": row.identical} | dict(about)
+    print(json.dumps(values), file=out, flush=True)

@@ -1,63 +1,49 @@
 """`specjax bench`: measures methods on tasks and tells what they gain over plain decoding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, TextIO
 
 import jax
 import numpy as np
 
+from specjax.bench.bandwidth import bytes_per_round, read_bandwidth
 from specjax.bench.measure import (
     PLAIN,
     PREFILL,
     Answer,
     Contestant,
+    Judge,
     Measurement,
     Request,
+    exactly,
     measure,
     summarise,
     warm_up,
 )
-from specjax.bench.options import BenchOptions
-from specjax.bench.peers import PEERS, Transformers
+from specjax.bench.options import BenchOptions, methods_in, names_in
+from specjax.bench.peers import Transformers, check_peer
 from specjax.bench.report import ALL, show, write
-from specjax.bench.tasks import read_tasks, token_ids
+from specjax.bench.tasks import Task, read_tasks, token_ids
+from specjax.bench.ties import NearTies
 from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.drafters import make_drafter
+from specjax.decoding.drafters import METHODS, check_settings
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import BUCKET, Prompt, from_ids
+from specjax.decoding.request import check_length, check_prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.errors import SpecjaxError
+from specjax.files import expand_user
+from specjax.hub import Target, load_drafter
 from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-
-LoadDrafter = Callable[[str], tuple[Drafter, Any]]
-
-
-@runtime_checkable
-class Target(Protocol):
-    """What is measured: what `specjax.load` returns."""
-
-    @property
-    def model(self) -> Llama: ...
-    @property
-    def params(self) -> Any: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def config(self) -> LlamaConfig: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def eos(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
+class OwnMethod:
     """A drafting method of ours as a contestant."""
 
     name: str
@@ -68,6 +54,11 @@ class Method:
     max_new_tokens: int
     padded_length: int  # the one length of all prompts, so that one program serves them all
     seed: int
+
+    @property
+    def dtype(self) -> str:
+        """Of the target's weights."""
+        return str(self.target.params["embed_tokens"]["weight"].dtype)
 
     def prepare(self, ids: Sequence[int]) -> tuple[Prompt, jax.Array]:
         """The padded prompt and the key, on the device."""
@@ -93,32 +84,37 @@ class Method:
         return Answer(tuple(tokens.tolist()), int(result.stats.rounds[0]))
 
 
-def run_bench(
-    target: Target, options: BenchOptions, load_drafter: LoadDrafter | None = None
-) -> list[Measurement]:
+def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[Measurement]:
     """Measures, prints a table, and returns its rows: per kind of task, then over all of them.
 
+    When it is interrupted, the rows that are complete are printed, and have been written.
+
     Args:
-        target: what `specjax.load` returned.
+        load_target: calls `specjax.load`, once all that needs no target has been checked.
         options: what to measure.
-        load_drafter: method name -> drafter and its params, as `specjax.load_drafter` gives for
-            this target; by default only methods without params can be measured.
 
     Raises:
-        SpecjaxError: for options, tasks or methods that cannot be served.
+        SpecjaxError: before anything is measured, for options, tasks or methods that cannot be
+            served.
     """
     _check(options)
-    if target.tokenizer is None:
-        raise SpecjaxError(f"{target.name} has no tokenizer; tasks are text, so it needs one")
-    requests = [
-        Request(task.kind, token_ids(task, target.tokenizer))
-        for task in read_tasks(options.tasks, options.limit, options.seed)
-    ]
-    contestants = make_contestants(target, options, requests, load_drafter)
-    about = _about(target, options)
     with _opened(options.out) as out:
-        rows = compare(contestants, requests, options.runs, out, about)
-    show(rows, options.runs)
+        tasks = read_tasks(options.tasks, options.limit, options.seed)
+        target = load_target()
+        requests = _requests(tasks, target, options.max_new_tokens)
+        contestants = make_contestants(target, options, requests)
+        judge = NearTies(
+            target, Sampling(options.temperature), options.seed, options.max_new_tokens
+        )
+        bandwidth, about, rows = read_bandwidth(), _about(target, options), []
+        try:
+            for row in compare(contestants, requests, options.runs, judge):
+                rows.append(_with_bandwidth_share(row, target, bandwidth))
+                if out:
+                    write(rows[-1], out, about)
+        finally:
+            if rows:
+                show(rows, options.runs, bandwidth)
     return rows
 
 
@@ -126,82 +122,117 @@ def compare(
     contestants: Sequence[Contestant],
     requests: Sequence[Request],
     num_runs: int,
-    out: TextIO | None = None,
-    about: dict[str, Any] | None = None,
-) -> list[Measurement]:
-    """One Measurement per kind and contestant, then over all kinds; written to `out` as they come.
+    judge: Judge = exactly,
+) -> Iterator[Measurement]:
+    """One Measurement per kind and contestant, as they come, then over all kinds.
 
     Requests of one kind stand together, and plain decoding is among the contestants.
     """
     compile_seconds = warm_up(contestants, requests[0].ids)
-    rows, samples, num_kinds = [], [], 0
+    samples, num_done, num_kinds = [], 0, 0
     for kind, group in groupby(requests, key=lambda request: request.kind):
-        of_kind = [
-            sample._replace(number=sample.number + len(requests) * num_kinds)
-            for sample in measure(contestants, list(group), num_runs)
+        of_kind = list(group)
+        fresh = [
+            sample._replace(number=num_done + sample.number)
+            for sample in measure(contestants, of_kind, num_runs)
         ]
+        samples += fresh
+        num_done += len(of_kind)
         num_kinds += 1
-        samples += of_kind
-        rows += write(summarise(kind, of_kind, compile_seconds), out, about)
+        yield from summarise(kind, fresh, compile_seconds, judge)
     if num_kinds > 1:
-        rows += write(summarise(ALL, samples, compile_seconds), out, about)
-    return rows
+        yield from summarise(ALL, samples, compile_seconds, judge)
 
 
 def make_contestants(
-    target: Target,
-    options: BenchOptions,
-    requests: Sequence[Request],
-    load_drafter: LoadDrafter | None = None,
+    target: Target, options: BenchOptions, requests: Sequence[Request]
 ) -> list[Contestant]:
     """Plain decoding, the other methods in the order they are named, then peers.
 
     Raises:
-        SpecjaxError: for an unknown method or peer, or one that cannot be had here.
+        SpecjaxError: for an unknown method, or one that cannot be had for this target.
     """
-    load = load_drafter or (lambda name: (make_drafter(name, target.config, {}), None))
     longest = max(len(request.ids) for request in requests)
     padded_length = -(-longest // BUCKET) * BUCKET
     sampling = Sampling(options.temperature)
 
     def method(name: str, title: str, max_new_tokens: int) -> Contestant:
-        drafter, params = load(name)
+        drafter, params = load_drafter(name, target)
         settings = sampling, max_new_tokens, padded_length, options.seed
-        return Method(title, target, drafter, Params(target.params, params), *settings)
+        return OwnMethod(title, target, drafter, Params(target.params, params), *settings)
 
-    names = dict.fromkeys([PLAIN, *_names(options.methods)])
+    names = dict.fromkeys([PLAIN, *methods_in(options.methods, target.config)])
     contestants = [method(name, name, options.max_new_tokens) for name in names]
     contestants.append(method(PLAIN, PREFILL, max_new_tokens=1))
-    if _names(options.peers):
+    if names_in(options.peers):
         peer = Transformers(target.config, target.params, target.eos, options.max_new_tokens)
         contestants.append(peer)
     return contestants
 
 
 def _check(options: BenchOptions) -> None:
-    if options.runs < 1:
-        raise SpecjaxError(f"runs {options.runs} must be at least 1: nothing would be measured")
-    for name in _names(options.peers):
-        if name not in PEERS:
-            raise SpecjaxError(f"peer {name!r} is unknown; choose {', '.join(PEERS)}")
+    """Raises SpecjaxError for what cannot be served whatever the target is."""
+    for name in ("runs", "limit", "max_new_tokens"):
+        if getattr(options, name) < 1:
+            raise SpecjaxError(
+                f"{name} {getattr(options, name)} must be at least 1: nothing would be measured"
+            )
+    Sampling(options.temperature)
+    for name in names_in(options.methods):
+        check_settings(name, {})
     if options.peers and options.temperature > 0:
         raise SpecjaxError(
             "peers draw with noise of their own, so texts differ; use temperature 0 with peers"
         )
+    for name in names_in(options.peers):
+        check_peer(name)
+
+
+def _requests(tasks: Sequence[Task], target: Target, max_new_tokens: int) -> list[Request]:
+    """The prompts in tokens.
+
+    Raises:
+        SpecjaxError: for a target without a tokenizer, or a prompt that it cannot continue.
+    """
+    if target.tokenizer is None:
+        raise SpecjaxError(f"{target.name} has no tokenizer; tasks are text, so it needs one")
+    requests = [Request(task.kind, token_ids(task, target.tokenizer)) for task in tasks]
+    for kind, group in groupby(requests, key=lambda request: request.kind):
+        check_prompts(kind, [request.ids for request in group], target.config, max_new_tokens)
+    return requests
+
+
+def check_prompts(
+    kind: str, rows: Sequence[Sequence[int]], config: LlamaConfig, max_new_tokens: int
+) -> None:
+    """Raises SpecjaxError, with kind and number (from 0), for a prompt that cannot be served."""
+    try:
+        prompt = from_ids(rows)
+        check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)
+    except SpecjaxError as error:
+        raise SpecjaxError(f"{kind} {error}") from None
+    for number, ids in enumerate(rows):
+        try:
+            check_length(len(ids), max_new_tokens, config)
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{kind} prompt {number}: {error}, or leave it out") from None
+
+
+def _with_bandwidth_share(row: Measurement, target: Target, bandwidth: float) -> Measurement:
+    if row.method not in METHODS:  # a peer has weights of its own, and may run elsewhere
+        return row
+    num_bytes = bytes_per_round(target, row.mean_length) * row.rounds
+    return replace(row, bandwidth_share=num_bytes / row.seconds / bandwidth)
 
 
 def _opened(path: Path | None) -> AbstractContextManager[TextIO | None]:
     if path is None:
         return nullcontext()
     try:
-        return path.expanduser().open("a", encoding="utf-8")
+        return expand_user(path).open("a", encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error
         raise SpecjaxError(f"--out {path} cannot be written ({reason}); check the path") from None
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _about(target: Target, options: BenchOptions) -> dict[str, Any]:
@@ -209,7 +240,6 @@ def _about(target: Target, options: BenchOptions) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "target": target.name,
-        "dtype": str(target.params["embed_tokens"]["weight"].dtype),
         "device": device.device_kind,
         "tasks": options.tasks,
         "max_new_tokens": options.max_new_tokens,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specjax.decoding.prompt import chat_ids
 from specjax.errors import SpecjaxError
+from specjax.files import expand_user
 
 POCKET = "pocket"
 
@@ -18,7 +20,7 @@ class Task:
 
     kind: str
     text: str
-    is_chat: bool = False  # a user's message, for the chat template of the target's tokenizer
+    is_chat: bool = False  # a user's message, which the target gets in chat form
 
 
 def read_tasks(source: str, limit: int, seed: int = 0) -> tuple[Task, ...]:
@@ -41,16 +43,10 @@ def read_tasks(source: str, limit: int, seed: int = 0) -> tuple[Task, ...]:
 
 
 def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
-    """The prompt in the target's tokens; BOS comes from the template or the tokenizer, not both.
-
-    A message goes through the tokenizer's chat template, or stands as it is if there is none.
-    """
-    if not (task.is_chat and tokenizer.chat_template):
-        return tuple(tokenizer(task.text)["input_ids"])
-    messages = [{"role": "user", "content": task.text}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-    return tuple(tokenizer(text, add_special_tokens=not has_bos)["input_ids"])
+    """The prompt in the target's tokens: a message in chat form, other text as it stands."""
+    if task.is_chat:
+        return chat_ids(tokenizer, task.text)
+    return tuple(tokenizer(task.text)["input_ids"])
 
 
 def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
@@ -74,7 +70,7 @@ def _pocket_tasks(limit: int, seed: int) -> Sequence[Task]:
 
 def _file_tasks(path: Path) -> Sequence[Task]:
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
+        lines = expand_user(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise SpecjaxError(

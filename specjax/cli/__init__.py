@@ -4,29 +4,34 @@ A command is a frozen dataclass whose fields are its options and whose `run` doe
 imports what it needs, so that help and mistyped options answer at once.
 """
 
-import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import tyro
 
 from specjax import __version__
+from specjax.cli.attribute import Attribute
 from specjax.cli.bench import Bench
 from specjax.cli.convert import Convert
+from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
 from specjax.cli.methods import Methods
-from specjax.errors import SpecjaxError
+from specjax.cli.tune import Tune
+from specjax.errors import exit_code
 
 DESCRIPTION = """Lossless speculative decoding for Llama-family models.
 
 Start with `specjax generate --compare`; `specjax --version` tells the version."""
-USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
+    | Annotated[DatastoreCommand, tyro.conf.subcommand("datastore")]
+    | Annotated[Attribute, tyro.conf.subcommand("attribute")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Methods, tyro.conf.subcommand("methods")]
 )
@@ -38,22 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after help, or for arguments that do not parse.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        try:
-            _run(arguments)
-        finally:
-            sys.stdout.flush()
-    except SpecjaxError as error:
-        print("specjax:", " ".join(str(error).splitlines()), file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left; what Python flushes at exit must go somewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    return 0
+    return exit_code(partial(_run, list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _run(arguments: list[str]) -> None:

@@ -1,6 +1,7 @@
 """`specjax bench`: what the methods gain over plain decoding."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -23,8 +24,9 @@ class Bench(BenchOptions):
         """Measures and prints the table."""
         from specjax.bench.run import run_bench
         from specjax.cli.environment import use_compilation_cache
-        from specjax.hub import load, load_drafter
+        from specjax.cli.settings import check_seed
+        from specjax.hub import load
 
+        check_seed(self.seed)
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype)
-        run_bench(target, self, lambda method: load_drafter(method, target))
+        run_bench(partial(load, self.target, dtype=self.dtype), self)

@@ -21,13 +21,10 @@ class Convert:
     def run(self) -> None:
         """Writes the whole folder, or nothing."""
         from specjax.hub import load
-        from specjax.models.checkpoint import new_folder
+        from specjax.models.checkpoint import new_folder, vacant
         from specjax.models.convert import save_llama
 
-        directory = self.directory.expanduser()
-        if directory.exists():
-            with new_folder(directory):  # refuses one that holds something, before the load
-                pass
+        directory = vacant(self.directory)  # before the load, which may take long
         target = load(self.target, dtype=self.dtype)
         with new_folder(directory) as unfinished:
             save_llama(unfinished, target.config, target.params, self.dtype)

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from specjax.files import cache_folder
+
 LEAST_COMPILE_SECONDS = 0.5  # what compiles faster is not worth a file
 
 
@@ -30,7 +32,7 @@ def use_compilation_cache() -> Path | None:
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     try:
-        folder = cache_folder()
+        folder = cache_folder() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
@@ -40,11 +42,3 @@ def use_compilation_cache() -> Path | None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_SECONDS)
     return folder
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: `~/.cache/specjax/jax`, or under XDG_CACHE_HOME."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # unset; relative ones are void by the XDG specification
-        base = Path.home() / ".cache"
-    return base / "specjax" / "jax"

@@ -1,27 +1,27 @@
 """`specjax generate`: text from a prompt, and how fast it came."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from specjax.cli.prompts import Source, read_source
-from specjax.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.cli.measure import Job
 
 NUM_PAIRS = 3  # interleaved runs per method with --compare
-MOST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Generate:
     """Generate text with a drafting method; it says what plain decoding would say, in less time.
 
-    Without a prompt it runs an embedded example. On a terminal the text appears as it comes; the
-    speed is that of one more full run, in which prefill counts and compilation does not.
+    Without a prompt it runs an embedded example. The speed is that of one run, in which prefill
+    counts and compiling does not; on a terminal, where the text appears as it comes, that of a
+    second run. With --compare, both methods run three times in turn.
     """
 
     prompt: Annotated[Positional[str | None], arg(metavar="PROMPT")] = None
@@ -71,28 +71,26 @@ class Generate:
         stream_seconds = report.stream(job) if report.is_live else 0.0
         with report.busy("measuring"):
             jobs = [job, job.with_plain()] if self.compare else [job]
-            results = measure(jobs, num_runs=NUM_PAIRS if self.compare else 1)
+            tell = partial(report.text, job) if report.is_plain else None
+            results = measure(jobs, NUM_PAIRS if self.compare else 1, tell)
         if self.json:
             report.json(job, results)
-            return
-        if not report.is_live:
-            report.text(job, results[0])
-        report.figures(job, results, stream_seconds)
+        else:
+            report.figures(job, results, stream_seconds)
 
     def _job(self, source: Source) -> "Job":
         """The request, checked as far as possible before the target loads."""
         from specjax.cli.environment import use_compilation_cache
         from specjax.cli.measure import Job
         from specjax.cli.prompts import tokenize
-        from specjax.cli.settings import read_settings
+        from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
         from specjax.decoding.sampling import Sampling
         from specjax.hub import load, load_drafter
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)
-        if not 0 <= self.seed <= MOST_SEED:
-            raise SpecjaxError(f"--seed {self.seed} is outside 0 to {MOST_SEED}; take another")
+        check_seed(self.seed)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         drafter, drafter_params = load_drafter(self.method, target, **settings)

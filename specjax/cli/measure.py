@@ -1,7 +1,7 @@
 """Run a request with one or more methods and time it, compilation apart."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -15,6 +15,8 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.hub import Target, load_drafter
+
+WARM_UP_ROUNDS = 8  # enough to run passes of several widths, whose code is loaded at first use
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +39,19 @@ class Job:
             self, method="plain", drafter=drafter, params=Params(self.target.params, params)
         )
 
-    def run(self) -> tuple[Generation, float]:
+    def run(self, max_rounds: int | None = None) -> tuple[Generation, float]:
         """The finished text, and the seconds that it took."""
         key = jax.random.key(self.seed)
         started = time.perf_counter()
-        generation = speculative_generate(self.params, self.prompt, key, **self._settings())
+        generation = speculative_generate(
+            self.params, self.prompt, key, **self._settings(), max_rounds=max_rounds
+        )
         jax.block_until_ready(generation)
         return generation, time.perf_counter() - started
+
+    def compile(self) -> float:
+        """Compiles what `run` runs, warms it up by a few rounds, and returns the seconds."""
+        return self.run(max_rounds=WARM_UP_ROUNDS)[1]
 
     def stream(self) -> Iterator[Generation]:
         """The text so far, after every few rounds."""
@@ -51,7 +59,7 @@ class Job:
         return stream(self.params, self.prompt, key, **self._settings())
 
     def compile_stream(self) -> float:
-        """Compiles what `stream` runs, and returns the seconds that it took."""
+        """As `compile`, for what `stream` runs."""
         started = time.perf_counter()
         jax.block_until_ready(next(self.stream()))
         return time.perf_counter() - started
@@ -75,33 +83,45 @@ class Measured:
     rounds: int
     mean_accepted_length: float
     seconds: float  # prefill and decoding; the median where there are several runs
-    compile_seconds: float
+    compile_seconds: float  # a few rounds of warming up included
 
     @property
     def tokens_per_second(self) -> float:
         return len(self.tokens) / self.seconds
 
 
-def measure(jobs: Sequence[Job], num_runs: int) -> list[Measured]:
-    """Runs every job once to compile it, then all jobs in turn, `num_runs` times."""
-    first = [job.run() for job in jobs]
-    seconds = [[job.run()[1] for job in jobs] for _ in range(num_runs)]
-    results = []
-    for job, (generation, first_seconds), times in zip(
-        jobs, first, zip(*seconds, strict=True), strict=True
-    ):
-        typical = median(times)
-        results.append(
-            Measured(
-                method=job.method,
-                tokens=new_tokens(generation),
-                rounds=int(generation.stats.rounds[0]),
-                mean_accepted_length=float(generation.stats.mean_accepted_length),
-                seconds=typical,
-                compile_seconds=max(first_seconds - typical, 0.0),
-            )
-        )
-    return results
+def measure(
+    jobs: Sequence[Job], num_runs: int, tell: Callable[[Sequence[int]], None] | None = None
+) -> list[Measured]:
+    """Compiles every job, then runs all jobs in turn, `num_runs` times.
+
+    `tell` gets the tokens of the very first run, once it is complete.
+    """
+    compile_seconds = [job.compile() for job in jobs]
+    runs = []
+    for _ in range(num_runs):
+        for job in jobs:
+            runs.append(job.run())
+            if tell and len(runs) == 1:
+                tell(new_tokens(runs[0][0]))
+    return [
+        _measured(job, runs[number :: len(jobs)], compile_seconds[number])
+        for number, job in enumerate(jobs)
+    ]
+
+
+def _measured(
+    job: Job, runs: Sequence[tuple[Generation, float]], compile_seconds: float
+) -> Measured:
+    generation, _ = runs[0]
+    return Measured(
+        method=job.method,
+        tokens=new_tokens(generation),
+        rounds=int(generation.stats.rounds[0]),
+        mean_accepted_length=float(generation.stats.mean_accepted_length),
+        seconds=median(seconds for _, seconds in runs),
+        compile_seconds=compile_seconds,
+    )
 
 
 def new_tokens(generation: Generation) -> tuple[int, ...]:

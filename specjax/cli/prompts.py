@@ -2,10 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specjax.cli.example import MESSAGE
 from specjax.errors import SpecjaxError
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from specjax.hub import Target
 
 MOST_ID = 2**31 - 1
-VICUNA = (  # version 1.1, as Vicuna 1.3 and 1.5 use it
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
-    "USER: {message} ASSISTANT:"
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def tokenize(source: Source, target: "Target") -> "Prompt":
     Raises:
         SpecjaxError: for text without a tokenizer.
     """
-    from specjax.decoding.prompt import encode, from_ids
+    from specjax.decoding.prompt import chat_ids, encode, from_ids
 
     if source.ids is not None:
         return from_ids([source.ids])
@@ -71,19 +65,6 @@ def tokenize(source: Source, target: "Target") -> "Prompt":
     if not source.is_chat:
         return encode(target.tokenizer, [source.text])
     return from_ids([chat_ids(target.tokenizer, source.text)])
-
-
-def chat_ids(tokenizer: Any, message: str) -> Sequence[int]:
-    """A user's message in the tokenizer's chat template, or Vicuna's, up to the answer.
-
-    BOS comes from the template or else from the tokenizer, never from both.
-    """
-    if tokenizer.chat_template is None:
-        return tokenizer(VICUNA.format(message=message))["input_ids"]
-    messages = [{"role": "user", "content": message}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-    return tokenizer(text, add_special_tokens=not has_bos)["input_ids"]
 
 
 def _read_ids(text: str) -> tuple[int, ...]:

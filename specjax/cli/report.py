@@ -34,6 +34,11 @@ class Report:
         """Whether the text is shown as it comes."""
         return self.output.is_terminal and not self.is_json
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is printed once it is complete."""
+        return not self.is_live and not self.is_json
+
     def busy(self, doing: str) -> AbstractContextManager[Any]:
         """A sign of life on a terminal; few redraws, so that what is timed is left in peace."""
         if not self.notes.is_terminal:
@@ -55,14 +60,16 @@ class Report:
         show_live(job.stream(), job.target.tokenizer, self.output)
         return seconds
 
-    def text(self, job: Job, result: Measured) -> None:
-        """Prints the finished text, and nothing but the text."""
-        self.output.file.write(decode(job.target.tokenizer, result.tokens) + "\n")
+    def text(self, job: Job, tokens: Sequence[int]) -> None:
+        """Prints the finished text at once, and nothing but the text."""
+        self.output.file.write(decode(job.target.tokenizer, tokens) + "\n")
+        self.output.file.flush()
 
     def figures(self, job: Job, results: Sequence[Measured], stream_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
         compiling = stream_seconds + sum(result.compile_seconds for result in results)
         not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
+        timed = "timed in a run of its own; " if self.is_live else ""
         if len(results) == 2:
             self.output.print(_table(results))
             self.output.print(_comparison(job, *results))
@@ -74,7 +81,7 @@ class Report:
             f"{result.tokens_per_second:.1f} tokens/s, accepted length "
             f"{result.mean_accepted_length:.2f} over {result.rounds} rounds"
         )
-        self.notes.print(not_counted)
+        self.notes.print(f"{timed}{not_counted}")
 
     def json(self, job: Job, results: Sequence[Measured]) -> None:
         """Prints one JSON object."""

@@ -1,4 +1,4 @@
-"""Method settings as text: `num_tokens=20` becomes a value of the type that the field declares."""
+"""Settings of a method as text, such as `num_tokens=20`, become values; and what a seed may be."""
 
 import ast
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from specjax.decoding.drafters import METHODS, check_settings
 from specjax.errors import SpecjaxError
 
 BOOLEANS = {"true": True, "false": False}
+MOST_SEED = 2**32 - 1
 
 
 def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
@@ -21,6 +22,12 @@ def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
     settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
     check_settings(method, settings)
     return settings
+
+
+def check_seed(seed: int) -> None:
+    """Raises SpecjaxError for a seed that a key cannot tell from another."""
+    if not 0 <= seed <= MOST_SEED:
+        raise SpecjaxError(f"--seed {seed} is outside 0 to {MOST_SEED}; take another")
 
 
 def _split(assignment: str) -> tuple[str, str]:

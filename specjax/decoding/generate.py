@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_request
+from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
@@ -42,6 +42,7 @@ def speculative_generate(
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
+    max_rounds: Int[Array, ""] | int | None = None,
 ) -> Generation:
     """Generates up to `max_new_tokens` per row, saying what plain decoding with `key` would say.
 
@@ -52,11 +53,13 @@ def speculative_generate(
         params: the target's weights and whatever the drafter reads.
         prompt: at least 2 tokens per row.
         key: decides the text above temperature 0.
-        target: the model; static, as are all that follow.
+        target: the model; static, as are all that follow but the last.
         drafter: the method; it decides the speed, never the text.
         sampling: temperature, filters, and the way of verification.
         max_new_tokens: new tokens per row at most.
         eos: token or tokens that end a row.
+        max_rounds: stop after so many rounds, even in the middle of the text. Not static: a short
+            run compiles, and warms up, what a whole one then uses.
 
     Raises:
         SpecjaxError: for a request that cannot be served; values are checked where they are
@@ -67,6 +70,7 @@ def speculative_generate(
         params,
         prompt,
         key,
+        max_new_tokens if max_rounds is None else max_rounds,  # a round adds a token or more
         target=target,
         drafter=drafter,
         sampling=sampling,
@@ -109,20 +113,14 @@ def _rounds(params: Params, state: LoopState, settings: dict[str, Any]) -> Itera
         yield generation
 
 
-def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
-    """End tokens as they are compiled in: sorted, each once."""
-    if eos is None:
-        return ()
-    tokens = eos if isinstance(eos, Iterable) else (eos,)
-    return tuple(sorted({int(token) for token in tokens}))
-
-
 @partial(jax.jit, static_argnames=STATIC)
-def _generate(params, prompt, key, *, target, drafter, sampling, max_new_tokens, eos) -> Generation:
+def _generate(
+    params, prompt, key, max_rounds, *, target, drafter, sampling, max_new_tokens, eos
+) -> Generation:
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
     state = _start(params, prompt, key, **settings)
     state = lax.while_loop(
-        lambda state: ~jnp.all(state.is_done),
+        lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
         lambda state: one_round(params, state, target, drafter, sampling, max_new_tokens, eos),
         state,
     )
@@ -151,16 +149,14 @@ def _start(
     max_new_tokens: int,
 ) -> LoopState:
     """Prefills the prompt without its last token and lets the drafter prepare."""
-    batch, padded = prompt.tokens.shape
-    chunk = min(PREFILL_CHUNK, padded)
-    padded = -(-padded // chunk) * chunk
-    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt.tokens.shape[1])))
-    # A finished row still writes a round's rows behind its text.
-    num_slots = padded + max_new_tokens + drafter.num_nodes + drafter.num_probes
+    batch, prompt_length = prompt.tokens.shape
+    padded = _whole_chunks(prompt_length)
+    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
+    slots = num_slots(prompt_length, max_new_tokens, drafter)
     cache = KVCache.create(
         target.config,
         batch,
-        num_slots,
+        slots,
         params.target["embed_tokens"]["weight"].dtype,
         text_length=prompt.length + max_new_tokens,
     )
@@ -178,13 +174,25 @@ def _start(
         is_done=jnp.zeros((batch,), bool),
         row_keys=row_keys(key, batch),
         cache=cache,
-        drafter=drafter.init(params, prompt, prefilled, num_slots),
+        drafter=drafter.init(params, prompt, prefilled, slots),
         stats=Stats(
             rounds=jnp.zeros((batch,), jnp.int32),
             drafted=jnp.zeros((batch,), jnp.int32),
             accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
         ),
     )
+
+
+def num_slots(prompt_length: int, max_new_tokens: int, drafter: Drafter) -> int:
+    """Slots that the KV cache of a request has per row; `prompt_length` counts the padding."""
+    # A finished row still writes a round's rows behind its text.
+    rows_of_a_round = drafter.num_nodes + drafter.num_probes
+    return _whole_chunks(prompt_length) + max_new_tokens + rows_of_a_round
+
+
+def _whole_chunks(length: int) -> int:
+    chunk = min(PREFILL_CHUNK, length)
+    return -(-length // chunk) * chunk
 
 
 def prefill(

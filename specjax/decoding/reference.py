@@ -1,6 +1,8 @@
 """Plain decoding without cache, tree or drafter: slow, and short enough to be believed."""
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,27 +10,36 @@ from jax import lax
 from jaxtyping import Array, Int, Key
 
 from specjax.decoding.prompt import Prompt
+from specjax.decoding.request import as_tuple, check_plain_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
 from specjax.models.rows import causal_rows
 
 
-@partial(jax.jit, static_argnames=("target", "sampling", "max_new_tokens", "eos"))
 def reference_generate(
-    params,
+    params: Any,
     prompt: Prompt,
     key: Key[Array, ""],
     *,
     target: Llama,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
-    eos: tuple[int, ...] = (),
+    eos: Iterable[int] | int | None = None,
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
     """What every method must say: new tokens (zero beyond the length) and their number per row.
 
     Runs the whole text through the target for every token. `params` are the target's.
+
+    Raises:
+        SpecjaxError: for a request that cannot be served, as `speculative_generate` does.
     """
+    check_plain_request(params, prompt, target, max_new_tokens)
+    return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos))
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     batch, padded = prompt.tokens.shape
     num_slots = padded + max_new_tokens
     keys = row_keys(key, batch)

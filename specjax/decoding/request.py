@@ -1,5 +1,8 @@
 """Checks of a request before anything is compiled: one clear line, not a failure inside XLA."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import numpy as np
 from jax.core import Tracer
@@ -18,17 +21,36 @@ def check_request(
 
     Values that are still traced (under an outer `jit`) are taken on trust; shapes are not.
     """
-    if max_new_tokens < 1:
-        raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
-    check_target_params(params.target, target.config)
     drafter.taps.check(target.config)
     drafter.check(target.config, params.drafter)
+    check_plain_request(params.target, prompt, target, max_new_tokens)
+
+
+def check_plain_request(params: Any, prompt: Prompt, target: Llama, max_new_tokens: int) -> None:
+    """As `check_request`, for what concerns the target alone; `params` are the target's."""
+    if max_new_tokens < 1:
+        raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
+    check_target_params(params, target.config)
+    rows, lengths = prompt.tokens.shape[0], prompt.length.shape[0]
+    if rows != lengths:
+        raise SpecjaxError(
+            f"the prompt has {rows} row(s) of tokens but {lengths} length(s); build prompts with "
+            "specjax.from_ids"
+        )
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
 
 
-def check_target_params(params, config: LlamaConfig) -> None:
+def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
+    """End tokens as they are compiled in: sorted, each once."""
+    if eos is None:
+        return ()
+    tokens = eos if isinstance(eos, Iterable) else (eos,)
+    return tuple(sorted({int(token) for token in tokens}))
+
+
+def check_target_params(params: Any, config: LlamaConfig) -> None:
     """Raises SpecjaxError if `params` are evidently those of another model."""
     try:
         table = params["embed_tokens"]["weight"]
@@ -37,7 +59,8 @@ def check_target_params(params, config: LlamaConfig) -> None:
         gate = params["layers_0"]["mlp"]["gate_proj"]["weight"]
     except (KeyError, TypeError):
         raise SpecjaxError(
-            "params.target are not those of a Llama; pass specjax.Params(target.params, ...)"
+            "the target's params are not those of a Llama; pass target.params, which "
+            "speculative_generate takes in specjax.Params(target.params, ...)"
         ) from None
     layers = sum(name.startswith("layers_") for name in params)
     found = (*table.shape, query.shape[0], key.shape[0], gate.shape[0], layers)
@@ -51,7 +74,7 @@ def check_target_params(params, config: LlamaConfig) -> None:
     )
     if found != expected:
         raise SpecjaxError(
-            "params.target belong to another model: vocabulary, widths (hidden, query, key, "
+            "the target's params belong to another model: vocabulary, widths (hidden, query, key, "
             f"feed-forward) and layers are {found}, the model wants {expected}; pass the params "
             "loaded with this target"
         )

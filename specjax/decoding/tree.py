@@ -94,11 +94,15 @@ def from_choices(
     choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
 
     Raises:
-        SpecjaxError: if the parent of a choice is not among the choices, or if there is no
-            candidate of its depth and rank.
+        SpecjaxError: if a choice is empty or has a negative rank, if its parent is not among the
+            choices, or if there is no candidate of its depth and rank.
     """
     _, deepest, count = candidates.shape
     for choice in choices:
+        if not choice or min(choice) < 0:
+            raise SpecjaxError(
+                f"tree choice {choice} is no path; write ranks from 0 on, such as (0,) or (0, 1)"
+            )
         if len(choice) > deepest or max(choice) >= count:
             raise SpecjaxError(
                 f"tree choice {choice} needs {len(choice)} depths of {max(choice) + 1} candidates, "

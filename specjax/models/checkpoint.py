@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from safetensors import SafetensorError
 
 from specjax.errors import SpecjaxError
+from specjax.files import expand_user, read_json, readable, writable
 
 PARAMS = "params"
 CONFIG = "config.json"
@@ -33,25 +33,37 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         SpecjaxError: if `folder` already holds something, or cannot be written.
     """
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = vacant(folder)
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    try:
+        with writable(folder):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            if folder.exists():
+                folder.rmdir()
+            os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def vacant(folder: Path) -> Path:
+    """The whole path of `folder`, which does not exist yet or is empty.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be looked into.
+    """
+    folder = _whole_path(folder)
+    with writable(folder):
+        is_vacant = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_vacant:
         raise SpecjaxError(
             f"{folder} already exists and is not an empty folder; delete it or choose another name"
         )
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
-    try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        if folder.exists():
-            folder.rmdir()
-        os.replace(unfinished, folder)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SpecjaxError(
-            f"cannot write {folder} ({reason}); free some space or choose another folder"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _whole_path(folder: Path) -> Path:
+    return Path(os.path.realpath(expand_user(folder)))
 
 
 def mismatches(
@@ -107,7 +119,7 @@ def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, A
     """
     import orbax.checkpoint as ocp
 
-    folder = Path(folder).expanduser().resolve()
+    folder = _whole_path(folder)
     config = _read_config(folder)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
@@ -125,17 +137,14 @@ def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, A
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not (folder / CONFIG).is_file() or not (folder / PARAMS).is_dir():
+    with readable(folder):
+        is_checkpoint = (folder / CONFIG).is_file() and (folder / PARAMS).is_dir()
+    if not is_checkpoint:
         raise SpecjaxError(
             f"{folder} is not a checkpoint: it needs {CONFIG} and {PARAMS}/; "
             "give a folder that specjax has saved"
         )
-    try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SpecjaxError(
-            f"{folder / CONFIG} is not valid JSON ({error}); copy the checkpoint again"
-        ) from None
+    return read_json(folder / CONFIG)
 
 
 def _on_default_device(saved: Any) -> Any:

@@ -4,7 +4,7 @@ Fields carry the names of `config.json`, so that a reader finds the same word in
 """
 
 import dataclasses
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,19 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.errors import SpecjaxError
+from specjax.files import read_json, readable
 
 MODEL_TYPES = ("llama", "mistral")
+CHECK = "check the config"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
-MISTRAL_DEFAULT_WINDOW = 4096  # what transformers assumes where the key is absent (not null)
+ABSENT: dict[str, dict[str, Any]] = {  # what transformers assumes where a key is absent (not null)
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Rope:
     @classmethod
     def from_huggingface(cls, values: Mapping[str, Any]) -> "Rope":
         """Reads `rope_parameters` (new spelling) or `rope_theta` with `rope_scaling` (old)."""
-        scaling = dict(values.get("rope_scaling") or {}) | dict(values.get("rope_parameters") or {})
+        scaling = _object(values, "rope_scaling") | _object(values, "rope_parameters")
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in ROPE_TYPES:
             raise SpecjaxError(
@@ -76,18 +85,13 @@ class Rope:
             )
         theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
         names = [each.name for each in dataclasses.fields(cls)[2:]]
-        try:
-            extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
-            if kind != "default":
-                extras["factor"] = float(scaling["factor"])
-            if kind == "llama3":
-                for name in names:
-                    extras[name] = scaling[name]
-        except KeyError as missing:
+        needed = {"default": [], "llama3": names}.get(kind, ["factor"])
+        extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
+        if missing := [name for name in needed if name not in extras]:
             raise SpecjaxError(
-                f"RoPE type {kind!r} needs {missing} in rope_scaling; add it to config.json"
-            ) from None
-        return cls(rope_type=kind, rope_theta=float(theta), **extras)
+                f"RoPE type {kind!r} needs {missing[0]!r} in rope_scaling; add it to config.json"
+            )
+        return cls(rope_type=kind, **_fields(cls, {"rope_theta": theta} | extras))
 
     def to_huggingface(self) -> dict[str, Any]:
         """Both spellings, so that old and new readers find what they look for."""
@@ -130,16 +134,18 @@ class LlamaConfig:
     eos_token_id: tuple[int, ...] = ()
 
     def __post_init__(self):
+        if self.head_dim % 2:
+            raise SpecjaxError(f"head_dim {self.head_dim} is odd, but RoPE turns pairs; {CHECK}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise SpecjaxError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}; check config.json"
+                f"num_key_value_heads {self.num_key_value_heads}; {CHECK}"
             )
 
     @property
     def longest_text(self) -> int:
         """Positions that the model can tell apart: prompt and new tokens must fit in here."""
-        if self.rope.rope_type == "dynamic":
+        if self.rope.rope_type in ("linear", "dynamic"):
             return int(self.max_position_embeddings * self.rope.factor)
         return self.max_position_embeddings
 
@@ -148,7 +154,8 @@ class LlamaConfig:
         """Reads the content of a `config.json`.
 
         Raises:
-            SpecjaxError: for another architecture, activation or RoPE type, or a missing field.
+            SpecjaxError: for another architecture, activation or RoPE type, or a field that is
+                missing or malformed.
         """
         kind = values.get("model_type")
         if kind not in MODEL_TYPES:
@@ -160,29 +167,29 @@ class LlamaConfig:
             raise SpecjaxError(
                 f"hidden_act {values['hidden_act']!r} is not supported; Llama models use 'silu'"
             )
+        values = ABSENT[kind] | dict(values)
         try:
             heads = values["num_attention_heads"]
-            hidden_size = values["hidden_size"]
-            window = values.get("sliding_window", MISTRAL_DEFAULT_WINDOW)
-            return cls(
-                vocab_size=values["vocab_size"],
-                hidden_size=hidden_size,
-                intermediate_size=values["intermediate_size"],
-                num_hidden_layers=values["num_hidden_layers"],
-                num_attention_heads=heads,
-                num_key_value_heads=values.get("num_key_value_heads") or heads,
-                head_dim=values.get("head_dim") or hidden_size // heads,
-                max_position_embeddings=values.get("max_position_embeddings", 2048),
-                rms_norm_eps=values.get("rms_norm_eps", 1e-6),
-                tie_word_embeddings=values.get("tie_word_embeddings", False),
-                attention_bias=values.get("attention_bias") or False,
-                mlp_bias=values.get("mlp_bias") or False,
-                sliding_window=window if kind == "mistral" else None,
-                rope=Rope.from_huggingface(values),
-                model_type=kind,
-                bos_token_id=values.get("bos_token_id"),
-                eos_token_id=_as_tuple(values.get("eos_token_id")),
-            )
+            found = {
+                "vocab_size": values["vocab_size"],
+                "hidden_size": values["hidden_size"],
+                "intermediate_size": values["intermediate_size"],
+                "num_hidden_layers": values["num_hidden_layers"],
+                "num_attention_heads": heads,
+                "num_key_value_heads": values.get("num_key_value_heads") or heads,
+                "head_dim": values.get("head_dim") or _width_of_heads(values["hidden_size"], heads),
+                "max_position_embeddings": values["max_position_embeddings"],
+                "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
+                "tie_word_embeddings": values.get("tie_word_embeddings") or False,
+                "attention_bias": values.get("attention_bias") or False,
+                "mlp_bias": values.get("mlp_bias") or False,
+                "sliding_window": values["sliding_window"] if kind == "mistral" else None,
+                "rope": Rope.from_huggingface(values),
+                "model_type": kind,
+                "bos_token_id": values.get("bos_token_id"),
+                "eos_token_id": eos_tokens(values),
+            }
+            return cls(**_fields(cls, found))
         except KeyError as missing:
             raise SpecjaxError(
                 f"config.json has no {missing}; it does not describe a {kind} model"
@@ -192,16 +199,13 @@ class LlamaConfig:
     def read(cls, folder: Path) -> "LlamaConfig":
         """Reads `folder/config.json`; errors name the file."""
         path = folder / "config.json"
-        if not path.is_file():
+        with readable(path):
+            exists = path.is_file()
+        if not exists:
             raise SpecjaxError(
                 f"{folder} holds no config.json; give a folder in Hugging Face format"
             )
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SpecjaxError(f"{path} is not valid JSON ({error}); fetch it again") from None
-        if not isinstance(values, dict):
-            raise SpecjaxError(f"{path} holds no JSON object; fetch it again")
+        values = read_json(path)
         try:
             return cls.from_huggingface(values)
         except SpecjaxError as error:
@@ -223,7 +227,52 @@ class LlamaConfig:
         }
 
 
-def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that `eos_token_id` names in a `config.json` or `generation_config.json`.
+
+    Raises:
+        SpecjaxError: if they are not token ids.
+    """
+    value = values.get("eos_token_id")
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(_whole("eos_token_id", token, least=0) for token in tokens)
+
+
+def _width_of_heads(hidden_size: Any, heads: Any) -> int:
+    return _whole("hidden_size", hidden_size) // _whole("num_attention_heads", heads)
+
+
+def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = values.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise SpecjaxError(f"{name} {value!r} is not an object of settings; {CHECK}")
+    return dict(value)
+
+
+def _fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, with the types that the fields of the dataclass `cls` declare."""
+    kinds = {each.name: each.type for each in dataclasses.fields(cls)}
+    return {name: _field(name, value, kinds[name]) for name, value in values.items()}
+
+
+def _field(name: str, value: Any, kind: Any) -> Any:
+    if kind is int or (kind == int | None and value is not None):
+        return _whole(name, value, least=0 if name == "bos_token_id" else 1)
+    if kind is float:
+        return _positive(name, value)
+    if kind is bool and not isinstance(value, bool):
+        raise SpecjaxError(f"{name} {value!r} is not true or false; {CHECK}")
+    return value
+
+
+def _whole(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecjaxError(f"{name} {value!r} is not a whole number from {least} on; {CHECK}")
+    return value
+
+
+def _positive(name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and value > 0):
+        raise SpecjaxError(f"{name} {value!r} is not a number above 0; {CHECK}")
+    return float(value)

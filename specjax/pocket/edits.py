@@ -13,6 +13,7 @@ import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specjax.errors import SpecjaxError
 from specjax.pocket.source import (
     changeable_literals,
     code_tokens,
@@ -122,6 +123,9 @@ def held_out_tasks(
 
     The kinds take turns. No piece longer than `max_characters` is used, and none is used twice
     for as long as there are fresh ones that allow the kind whose turn it is.
+
+    Raises:
+        SpecjaxError: for a kind that no piece allows.
     """
     from specjax.pocket import corpus  # here, as corpus builds its rows from edits
 
@@ -133,7 +137,10 @@ def held_out_tasks(
         kind = kinds[index % len(kinds)]
         first = _first_edit(kind, fresh, rng) or _first_edit(kind, pieces, rng)
         if first is None:
-            raise ValueError(f"no held-out piece allows {kind!r}: raise max_characters.")
+            raise SpecjaxError(
+                f"no held-out piece of up to {max_characters} characters allows the edit {kind!r}; "
+                "raise max_characters"
+            )
         used, task = first
         fresh = [piece for piece in fresh if piece != used]
         tasks.append(task)

@@ -8,8 +8,10 @@ interrupted run resumes from its newest checkpoint on the same path.
 
 import json
 import platform
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ import rich.progress
 import tyro
 from jaxtyping import Array, Float, Int
 
-from specjax.errors import SpecjaxError
+from specjax.errors import SpecjaxError, exit_code
+from specjax.files import expand_user, readable, writable
 from specjax.models.cache import KVCache
+from specjax.models.checkpoint import new_folder, vacant
 from specjax.models.config import LlamaConfig
 from specjax.models.convert import save_llama
 from specjax.models.llama import Llama
@@ -209,11 +213,16 @@ def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
             state, loss = train_step(state, *batch)
             done = step + 1
             bar.update(task, completed=done)
-            if done % options.save_every == 0 or done == recipe.num_steps:
+            is_saved, is_evaluated = (
+                done % every == 0 or done == recipe.num_steps
+                for every in (options.save_every, options.evaluate_every)
+            )
+            if is_saved:
                 manager.save(done, args=ocp.args.StandardSave(state))
+            if is_saved or is_evaluated:
                 row = {"step": done, "loss": round(float(loss), 4)}
                 row["seconds"] = round(time.perf_counter() - started, 1)
-                if done % options.evaluate_every == 0 or done == recipe.num_steps:
+                if is_evaluated:
                     row |= evaluate(model, state["params"], data)
                 with metrics.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -240,29 +249,59 @@ def evaluate(model: Llama, params: dict, data: corpus.TrainingData, length: int 
     return report | {"held_out_answer_loss": round(float(np.mean(every_loss)), 4)}
 
 
-def main() -> None:
-    """Command line: trains, then writes the model, its tokenizer and the run's record."""
-    options = tyro.cli(Options)
+def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
+    """The folder of the tokenizer to train with: the one given, or the run's own, trained if new.
+
+    Raises:
+        SpecjaxError: if the folder given holds no tokenizer.
+    """
+    folder = expand_user(options.vocabulary or options.out / "tokenizer")
+    with readable(folder):
+        is_there = (folder / "tokenizer.json").is_file()
+    if not is_there and options.vocabulary is not None:
+        raise SpecjaxError(
+            f"--vocabulary {folder} holds no tokenizer.json; leave it out to train a tokenizer"
+        )
+    if not is_there:
+        with new_folder(folder) as unfinished:
+            tokenizer.train_tokenizer(corpus.tokenizer_texts(), vocabulary_size, unfinished)
+    return folder
+
+
+def build(options: Options) -> None:
+    """Trains, then writes the model, its tokenizer and the run's record as one new folder.
+
+    Raises:
+        SpecjaxError: for an unknown size, or a run folder that cannot be written or has its model.
+    """
     if options.size not in RECIPES:
         raise SpecjaxError(f"--size {options.size!r} is unknown; use {' or '.join(RECIPES)}")
     recipe = RECIPES[options.size]
-    options.out.mkdir(parents=True, exist_ok=True)
-    vocabulary = options.vocabulary or options.out / "tokenizer"
-    if not vocabulary.exists():
-        tokenizer.train_tokenizer(corpus.tokenizer_texts(), recipe.config.vocab_size, vocabulary)
+    options = replace(options, out=expand_user(options.out))
+    folder = vacant(options.out / "model")  # before the training, which takes long
+    with writable(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
+    vocabulary = find_tokenizer(options, recipe.config.vocab_size)
     data = corpus.TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
     params = train(recipe, data, options)
+    history = (options.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     record = {
         "recipe": asdict(recipe),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "history": [json.loads(line) for line in (options.out / "metrics.jsonl").open()],
+        "history": [json.loads(line) for line in history],
     }
-    save_llama(options.out / "model", recipe.config, params, jnp.float16)
-    for file in vocabulary.iterdir():
-        (options.out / "model" / file.name).write_bytes(file.read_bytes())
-    (options.out / "model" / "recipe.json").write_text(json.dumps(record, indent=1, default=str))
+    with new_folder(folder) as unfinished:
+        save_llama(unfinished, recipe.config, params, jnp.float16)
+        for file in vocabulary.iterdir():
+            (unfinished / file.name).write_bytes(file.read_bytes())
+        (unfinished / "recipe.json").write_text(json.dumps(record, indent=1, default=str))
+
+
+def main() -> int:
+    """Command line: trains and writes, and returns the exit code."""
+    return exit_code(partial(build, tyro.cli(Options)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

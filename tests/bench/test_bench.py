@@ -5,19 +5,34 @@ Nothing here asserts how long anything took.
 
 import json
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.bench.measure import PREFILL, Answer, Request, Sample, measure, summarise, warm_up
-from specjax.bench.memory import held
-from specjax.bench.report import ALL, complaints, table
-from specjax.bench.run import BenchOptions, compare, make_contestants, run_bench
+from specjax.bench import run as run_module
+from specjax.bench.bandwidth import bytes_per_round
+from specjax.bench.measure import (
+    PREFILL,
+    Answer,
+    Request,
+    Sample,
+    Verdict,
+    measure,
+    summarise,
+    warm_up,
+)
+from specjax.bench.memory import held, main
+from specjax.bench.options import methods_in
+from specjax.bench.report import ALL, complaints, near_ties, table
+from specjax.bench.run import BenchOptions, check_prompts, compare, make_contestants, run_bench
 from specjax.bench.tasks import Task, read_tasks, token_ids
+from specjax.bench.ties import NearTies
+from specjax.decoding.prompt import VICUNA
+from specjax.decoding.sampling import Sampling
 from specjax.errors import SpecjaxError
+from specjax.hub import Target
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
 from specjax.pocket import edits
@@ -33,9 +48,7 @@ def target():
     model = Llama(CONFIG)
     params = model.initialise(jax.random.key(0))
     params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
-    return SimpleNamespace(
-        model=model, params=params, tokenizer=None, config=CONFIG, name="tiny", eos=(1,)
-    )
+    return Target(model, params, None, CONFIG, "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +98,7 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
     target, requests, temperature, methods
 ):
     options = replace(OPTIONS, temperature=temperature, methods=methods)
-    rows = compare(make_contestants(target, options, requests), requests, options.runs)
+    rows = list(compare(make_contestants(target, options, requests), requests, options.runs))
     names = ["plain", *methods.split(",")]
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
@@ -100,7 +113,8 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
 
 def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     def sample(method, number, repeat, num_tokens, rounds, seconds):
-        return Sample(method, number, repeat, Answer((7,) * num_tokens, rounds), seconds, 0)
+        answer, request = Answer((7,) * num_tokens, rounds), Request("edits", (3,) * 5)
+        return Sample(method, "float32", request, number, repeat, answer, seconds, 0)
 
     samples = [
         sample("plain", 0, 0, 10, 10, 1.0),
@@ -126,10 +140,13 @@ def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     assert fast.ratio_quartiles == (1.75, 3.25)
     assert fast.spread == pytest.approx((0 + 2 / 3) / 2)
     assert fast.prefill_seconds == pytest.approx(0.2 + 0.5)
+    assert fast.mean_length == pytest.approx((4 * (5 + 5) + 6 * (5 + 15)) / 10)
 
 
 def test_methods_take_turns():
     class Counter:
+        dtype = "float32"
+
         def __init__(self, name):
             self.name = name
 
@@ -149,7 +166,7 @@ def test_methods_take_turns():
 
 def test_different_tokens_are_reported(target, requests):
     plain, *_ = make_contestants(target, OPTIONS, requests)
-    rows = compare([plain, Liar(plain)], requests[:2], num_runs=1)
+    rows = list(compare([plain, Liar(plain)], requests[:2], num_runs=1))
     assert [row.num_different for row in rows] == [0, 1]
     assert not rows[1].identical
     [line] = complaints(rows)
@@ -174,26 +191,120 @@ def test_transformers_says_the_same(target, requests):
     pytest.importorskip("torch")
     options = replace(OPTIONS, methods="plain", peers="transformers", max_new_tokens=12, runs=1)
     contestants = make_contestants(target, options, requests)
-    rows = compare(contestants, requests[:2], options.runs)
+    rows = list(compare(contestants, requests[:2], options.runs))
     assert [row.method for row in rows] == ["plain", "transformers"]
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1
+
+
+@pytest.mark.parametrize(
+    "temperature, excused", [(0.0, Verdict.NEAR_TIE), (0.8, Verdict.DIFFERENT)]
+)
+def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperature, excused):
+    """Token 9 gets the logits of what plain decoding says first; noise tells the two apart."""
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), target.params)
+    options = replace(OPTIONS, temperature=temperature)
+    plain = make_contestants(replace(target, params=half), options, requests)[0]
+    [sample] = measure([plain], requests[:1], num_runs=1)
+    said = sample.answer.tokens
+    table = half["lm_head"]["weight"]
+    twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
+    judge = NearTies(
+        replace(target, params=twins), Sampling(temperature), options.seed, options.max_new_tokens
+    )
+
+    def verdict(token, dtype="bfloat16", rest=said[1:]):
+        own = sample._replace(dtype=dtype, answer=Answer((token, *rest), 1))
+        return judge(own, sample._replace(dtype=dtype))
+
+    assert said[0] != 9
+    assert verdict(said[0]) == Verdict.SAME
+    assert verdict(9) == excused
+    assert verdict(9, "float32") == Verdict.DIFFERENT
+    assert Verdict.NEAR_TIE not in [verdict(token) for token in range(20, 60)]
+    assert verdict(said[0], rest=said[1:-1]) == Verdict.DIFFERENT
+    assert judge(sample._replace(dtype="float32"), sample) == Verdict.NOT_COMPARED
+
+
+def test_near_ties_and_other_dtypes_are_told_apart_from_errors(target, requests):
+    @dataclass
+    class OtherDtype(Liar):
+        name = "peer"
+        dtype = "float16"
+
+    plain, *_ = make_contestants(target, OPTIONS, requests)
+    forgiving = compare(
+        [plain, Liar(plain), OtherDtype(plain)],
+        requests[:2],
+        1,
+        lambda own, plain: (
+            Verdict.NOT_COMPARED
+            if own.dtype != plain.dtype
+            else Verdict(1 + (own.answer.tokens != plain.answer.tokens))
+        ),
+    )
+    same, tied, other = forgiving
+    assert [row.identical for row in (same, tied, other)] == [True, False, None]
+    assert complaints([same, tied, other]) == []
+    [line] = near_ties([same, replace(tied, dtype="bfloat16"), other])
+    assert line.startswith("near ties: liar left plain decoding's text on 1 of 2 short prompts")
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table([same, tied, other]))
+    ends = [line.rstrip() for line in capture.get().splitlines()[2:]]
+    assert ends[0].endswith("yes")
+    assert ends[1].endswith("near ties: 1")
+    assert ends[2].endswith("float16")
 
 
 def test_run_bench_prints_a_table_and_writes_rows(target, tokenizer, tmp_path, capsys):
     tasks, out = tmp_path / "copies.jsonl", tmp_path / "out.jsonl"
     tasks.write_text('{"prompt": "total(values)"}\n{"turns": ["sum"], "category": "chat"}\n\n')
     options = replace(OPTIONS, methods="pld", tasks=str(tasks), out=out, runs=1)
-    rows = run_bench(SimpleNamespace(**vars(target) | {"tokenizer": tokenizer}), options)
+    rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["task"], row["method"]) for row in written] == [
         (kind, method) for kind in ("copies", "chat", ALL) for method in ("plain", "pld")
     ]
     assert [row["rounds"] for row in written] == [row.rounds for row in rows]
     assert all(row["identical"] and row["target"] == "tiny" for row in written)
+    assert {row["dtype"] for row in written} == {"float32"}
+    assert all(row["bandwidth_share"] > 0 for row in written)
     printed = capsys.readouterr().out
     assert "tokens/s" in printed
+    assert "GB/s that this device reads" in printed
     assert "DIFFERENT" not in printed
+
+
+def test_an_interrupt_loses_no_finished_kind(target, tokenizer, tmp_path, capsys, monkeypatch):
+    tasks, out = tmp_path / "two.jsonl", tmp_path / "out.jsonl"
+    tasks.write_text('{"prompt": "total(values)"}\n{"prompt": "sum(values)", "category": "sums"}\n')
+
+    def interrupted(contestants, requests, num_runs):
+        if requests[0].kind == "sums":
+            raise KeyboardInterrupt
+        return measure(contestants, requests, num_runs)
+
+    monkeypatch.setattr(run_module, "measure", interrupted)
+    options = replace(OPTIONS, methods="plain", tasks=str(tasks), out=out, runs=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+    assert [json.loads(line)["task"] for line in out.read_text().splitlines()] == ["two"]
+    assert "\ntwo" in capsys.readouterr().out
+
+
+def test_what_a_round_reads(target):
+    """320 x 32 numbers of the LM head; of the layer 2 x 32 x 32, 2 x 16 x 32 and 3 x 32 x 48."""
+    weights = 320 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48 + 3 * 32
+    per_token = 2 * 2 * 8
+    assert bytes_per_round(target, 100.0) == 4 * (weights + 100 * per_token)
+    tied = replace(target, config=replace(CONFIG, tie_word_embeddings=True))
+    assert bytes_per_round(tied, 0.0) == 4 * (weights + 320 * 32)
+
+
+def test_by_default_all_methods_without_params_are_measured():
+    assert {"plain", "pld", "pld-plus"} <= set(methods_in("", CONFIG))
+    assert methods_in(" pld,, plain ", CONFIG) == ["pld", "plain"]
 
 
 @pytest.mark.parametrize(
@@ -202,19 +313,39 @@ def test_run_bench_prints_a_table_and_writes_rows(target, tokenizer, tmp_path, c
         ({"methods": "pld,nonsense"}, "method 'nonsense' is unknown"),
         ({"runs": 0}, "runs 0 must be at least 1"),
         ({"limit": 0}, "limit 0 must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+        ({"temperature": -1.0}, "temperature -1.0 is not a finite number"),
+        ({"tasks": "no/such/file"}, "cannot be read"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": 1.0}, "use temperature 0 with peers"),
         ({"out": "no/such/folder/x"}, "cannot be written"),
     ],
 )
-def test_options_that_cannot_be_served(target, tokenizer, tmp_path, changes, message):
+def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "total(values)"}')
     if "out" in changes:
         changes = {"out": tmp_path / changes["out"]}
-    options = replace(OPTIONS, tasks=str(tasks), **changes)
-    with pytest.raises(SpecjaxError, match=message.replace("(", r"\(")):
-        run_bench(SimpleNamespace(**vars(target) | {"tokenizer": tokenizer}), options)
+    options = replace(OPTIONS, **({"tasks": str(tasks)} | changes))
+    with pytest.raises(SpecjaxError, match=message):
+        run_bench(lambda: pytest.fail("loaded"), options)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ((5,), r"^writing prompt 1 has 1 token\(s\)"),
+        ((), "^writing prompt 1 is empty"),
+        ((5, 320), "^writing prompt 1 holds token id 320"),
+        (
+            (5,) * 500,
+            "^writing prompt 1: 500 prompt tokens .* shorten the prompt, or leave it out$",
+        ),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_named(wrong, message):
+    with pytest.raises(SpecjaxError, match=message):
+        check_prompts("writing", [(5, 6, 7), wrong], CONFIG, max_new_tokens=24)
 
 
 # ---- Tasks --------------------------------------------------------------------------------------
@@ -231,6 +362,13 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
     assert [task.kind for task in tasks] == [kind for kind in edits.KINDS for _ in range(2)]
     expected = tokenizer(edits.prompt_text(made[0]))["input_ids"]
     assert token_ids(tasks[0], tokenizer) == tuple(expected)
+
+
+def test_a_message_without_a_template_is_asked_as_vicuna_is(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    asked = tokenizer(VICUNA.format(message="sum"))["input_ids"]
+    assert token_ids(Task("chat", "sum", is_chat=True), tokenizer) == tuple(asked)
+    assert token_ids(Task("text", "sum"), tokenizer) == tuple(tokenizer("sum")["input_ids"])
 
 
 def test_a_file_gives_the_first_of_each_kind(tmp_path):
@@ -295,3 +433,16 @@ def test_a_request_holds_one_cache(method):
         2 * found.scores
     )  # as they are, and as weights: more than the cache of so small a model
     assert found.temporary - scores < 1.1 * found.cache
+
+
+@pytest.mark.parametrize(
+    "option, value, message",
+    [("--methods", "foo", "method 'foo' is unknown"), ("--width", "9", "width 9 must be at least")],
+)
+def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys, option, value, message):
+    monkeypatch.setattr("sys.argv", ["memory", option, value])
+    assert main() == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"specjax: {message}")
+    assert captured.err.count("\n") == 1

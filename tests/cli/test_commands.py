@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from specjax.cli import main
-from specjax.cli.environment import cache_folder
 from specjax.decoding.drafters import METHODS
+from specjax.files import cache_folder
 from tests.cli.target import SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,8 +107,8 @@ def test_a_process_keeps_its_compiled_programs_and_is_quiet(tiny, tmp_path):
 def test_where_compiled_programs_are_kept(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert cache_folder() == Path("/cache/specjax/jax")
+    assert cache_folder() == Path("/cache/specjax")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == Path("/home/ada/.cache/specjax/jax")
+    assert cache_folder() == Path("/home/ada/.cache/specjax")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path("/home/ada/.cache/specjax/jax")
+    assert cache_folder() == Path("/home/ada/.cache/specjax")

@@ -7,6 +7,8 @@ from specjax.cli.generate import Generate
 from specjax.cli.settings import read_settings
 from tests.cli.target import VOCABULARY
 
+LONG_NAME = "n" * 300
+
 
 @pytest.mark.parametrize(
     "arguments, told",
@@ -38,6 +40,8 @@ from tests.cli.target import VOCABULARY
         (["--prompt-file", "missing.txt"], "missing.txt cannot be read (No such file"),
         (["--prompt-file", "."], "cannot be read (Is a directory)"),
         (["best value", "--target", "nope"], "'nope' is no target: give 'pocket'"),
+        (["best value", "--target", LONG_NAME], "cannot be read (File name too long); check"),
+        (["best value", "--target", "~nosuch/x"], "there is no home folder ~nosuch; write"),
     ],
 )
 def test_a_bad_request_is_one_line_and_exit_code_2(tiny, error_line, arguments, told):
@@ -64,6 +68,20 @@ def test_bad_target_folders(tmp_path, error_line):
     for folder, told in ((empty, "holds no config.json"), (other, "'gpt2' is not supported")):
         assert main(["generate", "best value", "--target", str(folder)]) == 2
         assert told in error_line()
+
+
+@pytest.mark.parametrize(
+    ("directory", "told"),
+    [
+        (f"/tmp/{LONG_NAME}", "(File name too long); free some space or choose another path"),
+        ("~nosuch/x", "~nosuch/x: there is no home folder ~nosuch; write the path in full"),
+        (f"{__file__}/x", "(Not a directory); free some space or choose another path"),
+        (__file__, "already exists and is not an empty folder; delete it or choose another name"),
+    ],
+)
+def test_bad_folders_to_convert_into(tiny, error_line, directory, told):
+    assert main(["convert", str(tiny), directory]) == 2
+    assert error_line().endswith(told)
 
 
 @pytest.mark.parametrize(

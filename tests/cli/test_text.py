@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.cli.prompts import VICUNA, chat_ids
 from specjax.cli.text import DRAFTED, GrowingText, decode, show_live
+from specjax.decoding.prompt import VICUNA, chat_ids
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])
@@ -25,7 +25,7 @@ def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template):
         adds_bos.chat_template = template + "{{ messages[0]['content'] }}"
     ids = chat_ids(adds_bos, "value")
     if template is None:
-        assert ids == adds_bos(VICUNA.format(message="value"))["input_ids"]
+        assert list(ids) == adds_bos(VICUNA.format(message="value"))["input_ids"]
     assert ids[0] == 0
     assert ids.count(0) == 1
 

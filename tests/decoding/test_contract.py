@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.datastore import build
+from specjax.datastore import params as datastore_params
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
@@ -63,11 +66,22 @@ def whole_texts(sampling: str, batch: int) -> jax.Array:
     return jnp.asarray([np.pad(row, (0, longest - len(row))) for row in rows])
 
 
+@cache
+def datastore():
+    """Documents that share some of their text with what the target will say, not all."""
+    documents = [tokens[40:200].tolist() for tokens in truth("greedy", 3)[0]]
+    documents += [tokens[:90].tolist() for tokens in truth("sampled", 3)[0]]
+    return datastore_params(build(documents, vocab_size=40))
+
+
 def generate(name: str, sampling: str, batch: int, eos=(), new_tokens: int = NEW_TOKENS):
     model, params = target()
     drafter = DRAFTERS[name]
-    knows = isinstance(drafter, Oracle | OracleTree)
-    known = whole_texts(sampling, batch) if knows else None
+    known = None
+    if isinstance(drafter, Oracle | OracleTree):
+        known = whole_texts(sampling, batch)
+    elif isinstance(drafter, Retrieval):
+        known = datastore()
     return speculative_generate(
         Params(params, known),
         prompt(batch),
@@ -91,7 +105,7 @@ def test_says_what_plain_decoding_says(name, sampling, batch):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", ["plain", "pld-plus", "always", "tree"])
+@pytest.mark.parametrize("name", ["plain", "pld-plus", "lookahead", "rest", "always", "tree"])
 def test_ends_after_the_first_eos(name, sampling):
     tokens, _ = truth(sampling, 3)
     eos = (int(tokens[0, 37]), int(tokens[1, 60]))
@@ -123,7 +137,9 @@ def test_accepted_length_follows_how_often_the_target_agrees():
     assert 1 < sometimes < always.stats.mean_accepted_length
 
 
-@pytest.mark.parametrize("name", ["pld-plus", "sometimes", "tree"])
+@pytest.mark.parametrize(
+    "name", ["pld-plus", "pld-plus-attention", "lookahead", "rest", "sometimes", "tree"]
+)
 def test_stats_add_up(name):
     out = generate(name, "greedy", 3)
     lengths = jnp.arange(out.stats.accepted_lengths.shape[1])
@@ -227,15 +243,14 @@ def test_a_batch_that_advances_by_its_minimum_is_caught(monkeypatch):
 
     monkeypatch.setattr(round_module, "verify", wrong)
     model, params = target()
-    with jax.disable_jit(False):
-        out = speculative_generate(
-            Params(params, whole_texts("greedy", 3)),
-            prompt(3),
-            jax.random.key(1),
-            target=model,
-            drafter=Oracle(wrong_every=5, max_depth=3),  # not among DRAFTERS: compiled afresh
-            max_new_tokens=64,
-        )
+    out = speculative_generate(
+        Params(params, whole_texts("greedy", 3)),
+        prompt(3),
+        jax.random.key(1),
+        target=model,
+        drafter=Oracle(wrong_every=5, max_depth=3),  # not among DRAFTERS: compiled afresh
+        max_new_tokens=64,
+    )
     assert (np.asarray(out.tokens) != truth("greedy", 3)[0][:, :64]).any()
 
 

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters import make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
+from specjax.decoding.reference import reference_generate
 from specjax.errors import SpecjaxError
 from tests.decoding.tiny import prompt, target
 
@@ -42,6 +44,12 @@ def of_length(*lengths: int, token: int = 1) -> Prompt:
     return from_ids([[token] * length for length in lengths], bucket=8)
 
 
+def ragged() -> Prompt:
+    """Two rows with one length, as an outer transformation could make them."""
+    structure = jax.tree.structure(of_length(2, 2))
+    return jax.tree.unflatten(structure, [jnp.ones((2, 8), int), jnp.array([2])])
+
+
 PARAMS = target()[1]
 BAD = {
     "one token": ({"prompt": of_length(5, 1)}, "prompt 1 has 1 token(s): drafters need at least 2"),
@@ -70,11 +78,15 @@ BAD = {
         {"prompt": of_length(513)},
         "ask for at most 0 new tokens or shorten the prompt",
     ),
+    "ragged": (
+        {"prompt": ragged()},
+        "the prompt has 2 row(s) of tokens but 1 length(s); build prompts with specjax.from_ids",
+    ),
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     "fewer than no new tokens": ({"max_new_tokens": -3}, "max_new_tokens -3 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
-        "params.target belong to another model: vocabulary, widths (hidden, query, key, "
+        "the target's params belong to another model: vocabulary, widths (hidden, query, key, "
         "feed-forward) and layers are (6, 32, 32, 16, 48, 2), the model wants "
         "(40, 32, 32, 16, 48, 2); pass the params loaded with this target",
     ),
@@ -82,7 +94,10 @@ BAD = {
         {"params": Params({name: PARAMS[name] for name in PARAMS if name != "layers_1"})},
         "(40, 32, 32, 16, 48, 1), the model wants (40, 32, 32, 16, 48, 2); pass the params loaded",
     ),
-    "no params": ({"params": Params(None)}, "params.target are not those of a Llama; pass specjax"),
+    "no params": (
+        {"params": Params(None)},
+        "the target's params are not those of a Llama; pass target.params, which",
+    ),
     "params of something else": ({"params": Params({"kernel": 1})}, "are not those of a Llama"),
     **{
         f"params for {type(drafter).__name__}": (
@@ -109,6 +124,60 @@ def test_a_bad_request_is_refused_in_one_line(case):
 def test_streaming_refuses_the_same(case):
     changes, message = BAD[case]
     assert_refused(message, lambda **given: next(stream(**given)), **request(**changes))
+
+
+PLAIN = ["one token", "too long", "no new tokens", "other vocabulary", "no params", "ragged"]
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_reference_refuses_what_concerns_the_target(case):
+    changes, message = BAD[case]
+    given = request(**changes)
+    del given["drafter"]
+    given["params"] = given["params"].target
+    assert_refused(message, reference_generate, **given)
+
+
+def test_the_reference_takes_end_tokens_in_every_form():
+    given = request(max_new_tokens=12)
+    del given["drafter"]
+    given["params"] = given["params"].target
+    tokens = reference_generate(**given)[0][0].tolist()
+    for eos in (tokens[3], [tokens[3]], (tokens[3],)):
+        length = reference_generate(**given, eos=eos)[1]
+        assert length.tolist() == [1 + tokens.index(tokens[3])]
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "told"),
+    [
+        ("pld", {"num_tokens": 2.5}, "num_tokens of method 'pld' is 2.5, not a whole number"),
+        ("pld", {"num_tokens": "5"}, "num_tokens of method 'pld' is '5', not a whole number"),
+        ("pld", {"num_tokens": True}, "is True, not a whole number"),
+        ("pld", {"allow_shorter": 1}, "is 1, not True or False"),
+        ("pld-plus", {"min_similarity": "0.5"}, "is '0.5', not a number"),
+        ("pld-plus", {"min_similarity": False}, "is False, not a number"),
+        ("pld-plus", {"candidates": 3}, "is 3, not a text"),
+        ("pld-plus-attention", {"heads": 5}, "is 5, not of the form tuple[tuple[int, int], ...]"),
+        ("pld-plus-attention", {"heads": [(0, 1)]}, "is [(0, 1)], not of the form tuple"),
+        ("pld-plus-attention", {"heads": ((0, 1.0),)}, "is ((0, 1.0),), not of the form tuple"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(method, settings, told):
+    assert_refused(told, lambda: make_drafter(method, target()[0].config, settings))
+
+
+def test_settings_of_the_declared_types_pass():
+    config = target()[0].config
+    good = {"min_similarity": 0.5, "layer": 2, "candidates": "prompt"}
+    assert make_drafter("pld-plus", config, good) == PromptLookupPlus(**good)
+    heads = ((0, 1), (1, 0))
+    assert (
+        make_drafter("pld-plus-attention", config, {"heads": heads}).taps.attention_heads == heads
+    )
 
 
 # ---- Prompts -----------------------------------------------------------------------------------

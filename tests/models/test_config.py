@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,16 +62,23 @@ def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path):
     assert (config.rms_norm_eps, config.rope.rope_theta) == (1e-6, 10000.0)
     assert config.eos_token_id == ()
     assert config.sliding_window is None
-    assert read(tmp_path, model_type="mistral").sliding_window == 4096
+    absent = {"num_key_value_heads": ..., "max_position_embeddings": ...}
+    mistral = read(tmp_path, model_type="mistral", num_attention_heads=16, **absent)
+    assert (mistral.num_key_value_heads, mistral.sliding_window) == (8, 4096)
+    assert mistral.max_position_embeddings == 131072
+    null = read(tmp_path, model_type="mistral", num_key_value_heads=None, sliding_window=None)
+    assert (null.num_key_value_heads, null.sliding_window) == (4, None)
 
 
 def test_a_sliding_window_counts_only_for_mistral(tmp_path):
     assert read(tmp_path, sliding_window=6).sliding_window is None
 
 
-def test_dynamic_rope_allows_texts_longer_by_its_factor(tmp_path):
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
     assert read(tmp_path).longest_text == 64
-    assert read(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}).longest_text == 128
+    assert read(tmp_path, rope_scaling={"type": kind, "factor": 2.0}).longest_text == 128
+    assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,40 @@ def test_dynamic_rope_allows_texts_longer_by_its_factor(tmp_path):
         ({"model_type": ...}, "model_type None", "specjax runs llama, mistral"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'", "Llama models use 'silu'"),
         ({"hidden_size": ...}, "no 'hidden_size'", "does not describe a llama model"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check config.json"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check the config"),
+        ({"hidden_size": "192"}, "hidden_size '192' is not a whole number", "check the config"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole", "from 1 on; check"),
+        ({"vocab_size": 61.0}, "vocab_size 61.0 is not a whole number", "check the config"),
+        ({"num_hidden_layers": True}, "num_hidden_layers True is not", "check the config"),
+        ({"max_position_embeddings": None}, "max_position_embeddings None", "check the config"),
+        ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd", "check the config"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps '1e-6' is not a number above 0", "check the"),
+        ({"mlp_bias": "no"}, "mlp_bias 'no' is not true or false", "check the config"),
+        (
+            {"model_type": "mistral", "sliding_window": 0, "num_key_value_heads": 4},
+            "sliding_window 0 is not a whole",
+            "check the config",
+        ),
+        ({"bos_token_id": [1]}, "bos_token_id [1] is not a whole number", "check the config"),
+        ({"eos_token_id": "</s>"}, "eos_token_id '</s>' is not a whole number", "check the"),
+        ({"eos_token_id": [2, 1.5]}, "eos_token_id 1.5 is not a whole number", "check the config"),
+        ({"rope_theta": [1e4]}, "rope_theta [10000.0] is not a number", "check the config"),
+        ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object", "check the config"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": "2"}},
+            "factor '2' is not a number above 0",
+            "check the config",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": None}},
+            "needs 'factor'",
+            "add it to config.json",
+        ),
+        (
+            {"rope_scaling": {"type": "llama3"} | LLAMA3 | {"high_freq_factor": None}},
+            "needs 'high_freq_factor'",
+            "add it to config.json",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'", "default, linear, dynamic"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'", "default, linear, dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "needs 'factor'", "add it to config.json"),
@@ -114,6 +155,18 @@ def test_a_damaged_config_is_named(tmp_path, content, wrong):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(SpecjaxError, match=f"config.json .*{wrong}.*; fetch it again"):
         LlamaConfig.read(tmp_path)
+
+
+def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    read(tmp_path)
+    for reading in ("read_bytes", "is_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, reading, refuse)
+            with pytest.raises(SpecjaxError, match=r"config\.json cannot be read \(Permission den"):
+                LlamaConfig.read(tmp_path)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specjax.errors import SpecjaxError
 from specjax.pocket import corpus, edits
 from specjax.pocket.edits import KINDS, EditTask, make_edit
 
@@ -72,6 +73,11 @@ def test_strip_docstring_keeps_all_other_code():
         before, after = ast.parse(task.source).body[0], ast.parse(task.result).body[0]
         assert ast.get_docstring(before) is not None
         assert [ast.dump(node) for node in before.body[1:]] == [ast.dump(n) for n in after.body]
+
+
+def test_pieces_too_short_for_an_edit_are_refused():
+    with pytest.raises(SpecjaxError, match="up to 5 characters allows the edit 'fix'; raise max_c"):
+        edits.held_out_tasks(1, kinds=("fix",), max_characters=5)
 
 
 def test_held_out_tasks_are_deterministic_and_held_out():

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, get_args, get_origin, get_type_hints
 
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
+from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 
@@ -23,6 +26,7 @@ class Method:
     needs: str
     paper: str
     settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
+    has_params: bool = False  # reads arrays of its own: weights or a datastore
 
 
 METHODS: dict[str, Method] = {
@@ -40,6 +44,15 @@ METHODS: dict[str, Method] = {
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
     ),
+    "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
+    "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),
+}
+
+KINDS = {  # declared type of a setting: what counts as one, and how a message calls it
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
 }
 
 
@@ -60,8 +73,28 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
         raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     row = METHODS[method]
     known = [field.name for field in fields(row.drafter)]
-    for name in settings:
+    declared = get_type_hints(row.drafter)
+    for name, value in settings.items():
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
+        if not _is_of(value, declared[name]):
+            wanted = KINDS.get(declared[name], (None, f"of the form {declared[name]}"))[1]
+            raise SpecjaxError(
+                f"setting {name} of method {method!r} is {value!r}, not {wanted}; "
+                "`specjax methods` shows the defaults"
+            )
     row.drafter(**settings)
+
+
+def _is_of(value: Any, declared: Any) -> bool:
+    """Whether `value` has the type that a field declares; types of other forms are not judged."""
+    if get_origin(declared) is tuple:
+        inner = get_args(declared)
+        if not isinstance(value, tuple):
+            return False
+        inner = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return len(value) == len(inner) and all(map(_is_of, value, inner))
+    if declared not in KINDS:
+        return True
+    return isinstance(value, KINDS[declared][0]) and isinstance(value, bool) == (declared is bool)

@@ -212,7 +212,7 @@ class Lookahead:
 
 
 def _window_visible(level: Int[Array, "B R"], column: Int[Array, "B R"]) -> Bool[Array, "B R R"]:
-    """Entry [b, i, j]: row j is in level 0 up to the column of row i, or it or below it in there."""
+    """Entry [b, i, j]: row j is in level 0 and no further out, or in the column and no later."""
     row_level, row_column = level[..., None], column[..., None]
     seen_level, seen_column = level[:, None, :], column[:, None, :]
     in_level_0 = (seen_level == 0) & (seen_column <= row_column)

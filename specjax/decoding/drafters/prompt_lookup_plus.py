@@ -195,8 +195,6 @@ class PromptLookupPlusAttention(RankedLookup):
         super().__post_init__()
         if self.aggregate not in ("max", "sum"):
             raise SpecjaxError(f"aggregate {self.aggregate!r} is unknown; use 'max' or 'sum'")
-        if not all(len(head) == 2 for head in self.heads):
-            raise SpecjaxError(f"heads {self.heads!r} are not pairs; write ((layer, head), ...)")
 
     def check(self, config: LlamaConfig, params: Any) -> None:
         super().check(config, params)

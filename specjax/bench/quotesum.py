@@ -1,0 +1,149 @@
+"""How well copied tokens are found, on QuoteSum (Schuster et al. 2023; PLD+, appendix D, Table 10).
+
+QuoteSum's answers are written by people, with every quote marked by its source: `[ 2 like this ]`.
+The target reads sources and question, is given the answer without its marks, and PLD+ names the
+source of each token as if it were drafting.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.attribution import Scores, forced_sources, is_copied, score
+from specjax.errors import SpecjaxError
+from specjax.files import readable
+from specjax.models.cache import KVCache
+from specjax.models.llama import Llama
+from specjax.models.outputs import Taps
+from specjax.models.rows import causal_rows
+
+MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
+NUM_SOURCES = 8
+BUCKET = 256  # texts share the programs of the next multiple
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its sources and an answer whose quotes are known."""
+
+    context: str
+    answer: str
+    quotes: tuple[tuple[int, int], ...]  # characters of the answer, from and to (exclusive)
+
+
+def read_quotesum(path: Path) -> tuple[list[Example], list[str]]:
+    """The examples of a JSONL file, and one complaint per line that is none.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read or holds no example.
+    """
+    with readable(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    examples, complaints = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            examples.append(_example(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            complaints.append(f"{path}:{number} is no QuoteSum example ({reason}); left out")
+    if not examples:
+        raise SpecjaxError(f"{path} holds no QuoteSum example; give a JSONL file of QuoteSum's")
+    return examples, complaints
+
+
+def evaluate(
+    examples: Sequence[Example],
+    target: Llama,
+    params: Any,
+    tokenizer: Any,
+    layer: int,
+    thresholds: Sequence[int] = (2, 5, 8),
+) -> dict[int, Scores]:
+    """Scores per least length of a span, each the mean over the examples.
+
+    Raises:
+        SpecjaxError: for an example that is longer than the target's texts may be.
+    """
+    found: dict[int, list[Scores]] = {least: [] for least in thresholds}
+    for example in examples:
+        text, prompt_length, true = tokens_of(example, tokenizer)
+        if len(text) > target.config.longest_text:
+            raise SpecjaxError(
+                f"an example has {len(text)} tokens, more than the {target.config.longest_text} "
+                "of this target; take a target for longer texts"
+            )
+        states = hidden_states(text, target, params, layer)
+        source = forced_sources(text, prompt_length, states)
+        for least in thresholds:
+            found[least].append(score(is_copied(source, least), true))
+    return {
+        least: Scores(*(fmean(column) for column in zip(*scores, strict=True)))
+        for least, scores in found.items()
+    }
+
+
+def tokens_of(example: Example, tokenizer: Any) -> tuple[list[int], int, Bool[np.ndarray, " n"]]:
+    """Tokens of context and answer, the context's number, and which of the answer's are quoted."""
+    context = tokenizer(example.context)["input_ids"]
+    answer = tokenizer(example.answer, add_special_tokens=False, return_offsets_mapping=True)
+    is_quoted = [
+        any(max(start, first) < min(end, last) for first, last in example.quotes)
+        for start, end in answer["offset_mapping"]
+    ]
+    return [*context, *answer["input_ids"]], len(context), np.array(is_quoted, bool)
+
+
+def hidden_states(
+    text: Sequence[int], target: Llama, params: Any, layer: int
+) -> Float[np.ndarray, "T D"]:
+    """The states of one layer at every token."""
+    padded = -(-len(text) // BUCKET) * BUCKET
+    tokens = jnp.asarray([[*text, *[0] * (padded - len(text))]], jnp.int32)
+    length = jnp.array([len(text)], jnp.int32)
+    states = _pass(params, tokens, length, target=target, layer=layer)
+    return np.asarray(states[0, : len(text)], np.float32)
+
+
+@partial(jax.jit, static_argnames=("target", "layer"))
+def _pass(
+    params: Any, tokens: Int[Array, "1 T"], length: Int[Array, " 1"], *, target: Llama, layer: int
+) -> Float[Array, "1 T D"]:
+    rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
+    dtype = params["embed_tokens"]["weight"].dtype
+    cache = KVCache.create(target.config, 1, tokens.shape[1], dtype, text_length=length)
+    output, _ = target.run(params, rows, cache, Taps(hidden_layers=(layer,), logits=False))
+    assert output.hidden is not None
+    return output.hidden[:, :, 0]
+
+
+def _example(fields: dict[str, Any]) -> Example:
+    sources = [
+        f"{fields.get(f'title{number}') or ''}: {fields[f'source{number}']}"
+        for number in range(1, NUM_SOURCES + 1)
+        if fields.get(f"source{number}")
+    ]
+    if not sources:
+        raise ValueError("no source1 to source8")
+    context = "\n".join([*sources, f"Question: {fields['question']}", "Answer: "])
+    answer, quotes, end = "", [], 0
+    for mark in MARK.finditer(fields["summary"]):
+        answer += fields["summary"][end : mark.start()]
+        quotes.append((len(answer), len(answer) + len(mark[2])))
+        answer += mark[2]
+        end = mark.end()
+    answer += fields["summary"][end:]
+    if not answer.strip():
+        raise ValueError("an empty summary")
+    return Example(context, answer, tuple(quotes))

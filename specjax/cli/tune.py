@@ -1,0 +1,134 @@
+"""`specjax tune`: the settings that serve a target best, kept beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from specjax.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.bench.measure import Request
+    from specjax.hub import Target
+    from specjax.tuned import Tuned
+    from specjax.tuning.prompt_lookup import Curve
+
+TUNED_FIELDS = {
+    "pld-plus": ("layer", "num_tokens"),
+    "pld-plus-attention": ("heads", "num_tokens"),
+}
+VALIDATION_SEED = 1  # other edit tasks than those that `specjax bench` measures
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Find what serves a target best on validation prompts; `generate` and `bench` then use it.
+
+    induction-heads ranks the heads that copy. pld-plus picks layer and number of tokens of PLD+ by
+    hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention.
+    """
+
+    what: Annotated[
+        Positional[Literal["induction-heads", "pld-plus", "pld-plus-attention"]],
+        arg(metavar="WHAT"),
+    ]
+    """induction-heads, pld-plus or pld-plus-attention."""
+    target: str = "pocket"
+    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    tasks: str = "pocket"
+    """pocket for its edit tasks, or a JSONL file with `prompt` or `turns` in each line."""
+    limit: int = 4
+    """Prompts of each kind of task."""
+    max_new_tokens: int = 128
+    """Stop after so many new tokens, if the text has not ended before."""
+    by: Literal["accepted-length", "speed"] = "accepted-length"
+    """What is best: new tokens per round, or per second."""
+    plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Also sweep the settings of the paper's ablations, and draw all curves into this folder."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write here instead of beside the target."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
+    ] = None
+    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+
+    def run(self) -> None:
+        """Tunes, prints what was tried, and writes what was found."""
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.files import expand_user
+        from specjax.hub import load, tuned_file
+        from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
+
+        use_compilation_cache()
+        target = load(self.target, dtype=self.dtype)
+        owner = fingerprint(target.config, target.params)
+        path = expand_user(self.out) if self.out else tuned_file(target.name)
+        known = read_tuned(path, owner) if path.is_file() else Tuned()
+        write_tuned(path, known, owner)  # fails now rather than after the work
+        found = self._tune(target, self._requests(target), known)
+        write_tuned(path, found, owner)
+        print(f"written to {path}")
+
+    def _tune(self, target: "Target", requests: "Sequence[Request]", known: "Tuned") -> "Tuned":
+        if self.what == "induction-heads":
+            return replace(known, induction_heads=self._induction_heads(target, requests))
+        from specjax.tuning.prompt_lookup import Tuner
+
+        tuner = Tuner(target, requests, self.max_new_tokens, self.by, self._report)
+        more = self.plots is not None
+        if self.what == "pld-plus":
+            chosen = tuner.hidden(more)
+        else:
+            heads = known.induction_heads or self._induction_heads(target, requests)
+            known = replace(known, induction_heads=heads)
+            chosen = tuner.attention(heads, more)
+        settings = {name: getattr(chosen, name) for name in TUNED_FIELDS[self.what]}
+        print(f"{self.what}: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
+        return replace(known, settings={**known.settings, self.what: settings})
+
+    def _induction_heads(self, target: "Target", requests: "Sequence[Request]"):
+        from rich.progress import track
+
+        from specjax.tuning.induction_heads import answers, count_copies, ranked
+
+        texts = answers(target, requests, self.max_new_tokens)
+        texts = track(texts, "Looking for heads that copy", len(requests), transient=True)
+        heads = ranked(count_copies(texts, target.model, target.params))
+        total = target.config.num_hidden_layers * target.config.num_attention_heads
+        print(f"{len(heads)} of {total} heads looked most at the source of a copied token")
+        for layer, head, times in heads[:10]:
+            print(f"  layer {layer}, head {head}: {times} times")
+        return heads
+
+    def _requests(self, target: "Target") -> "Sequence[Request]":
+        from specjax.bench.measure import Request
+        from specjax.bench.tasks import read_tasks, token_ids
+        from specjax.decoding.request import check_length
+
+        if target.tokenizer is None:
+            raise SpecjaxError(f"{target.name} has no tokenizer; tasks are text, so it needs one")
+        tasks = read_tasks(self.tasks, self.limit, VALIDATION_SEED)
+        requests = [Request(task.kind, token_ids(task, target.tokenizer)) for task in tasks]
+        longest = max(len(request.ids) for request in requests)
+        check_length(longest, self.max_new_tokens, target.config)
+        return requests
+
+    def _report(self, curve: "Curve") -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(curve.setting, title=curve.title, box=None)
+        for name in curve.series:
+            table.add_column(name, justify="right")
+            table.add_column("tokens/s", justify="right")
+        for row in zip(*curve.series.values(), strict=True):
+            figures = [(point.accepted_length, point.tokens_per_second) for point in row]
+            cells = [text for a, b in figures for text in (f"{a:.2f}", f"{b:.0f}")]
+            table.add_row(str(row[0].value), *cells)
+        Console(soft_wrap=True, markup=False, highlight=False).print(table)
+        if self.plots is not None:
+            from specjax.tuning.plots import plot
+
+            print(f"drawn in {plot(curve, self.plots)}")

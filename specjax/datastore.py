@@ -1,0 +1,280 @@
+"""Datastores for REST: the tokens of many documents, and a suffix array to find them by.
+
+A folder holds `datastore.safetensors` (the arrays) and `datastore.json` (what they were made of).
+All is NumPy; jax is imported when a datastore is saved, or goes to the device.
+"""
+
+import hashlib
+import json
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from specjax import __version__
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user
+
+SEPARATOR = -1  # stands after every document; no query matches it, no draft goes across it
+LONGEST_QUERY = 16
+LONGEST_CONTINUATION = 16
+SORTED_TOKENS = LONGEST_QUERY + LONGEST_CONTINUATION  # so many tokens decide a suffix's place
+MOST_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # positions, and those just past the end, are int32
+
+ARRAYS, METADATA = "datastore.safetensors", "datastore.json"
+FORMAT = "specjax datastore 1"
+METADATA_KINDS = {
+    "vocab_size": int,
+    "fingerprint": str | None,
+    "num_documents": int,
+    "num_tokens": int,
+    "sources": list,
+    "specjax_version": str,
+}
+
+Document = Sequence[int] | np.ndarray  # token ids
+Progress = Callable[[str, int, int | None], None]  # stage, done, in all (None: not known)
+
+
+@dataclass(frozen=True, eq=False)
+class Datastore:
+    """Documents as token ids, a separator after each, and where all their suffixes stand, sorted.
+
+    A suffix is sorted by its first `SORTED_TOKENS` tokens, then by its place; those that start at
+    a separator are left out.
+    """
+
+    tokens: Int32[np.ndarray, " T"] = field(repr=False)
+    suffixes: Int32[np.ndarray, " M"] = field(repr=False)
+    vocab_size: int
+    fingerprint: str | None  # of the tokenizer; None where ids came from elsewhere
+    num_documents: int
+    sources: tuple[str, ...] = ()
+    specjax_version: str = __version__
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, separators not counted."""
+        return len(self.suffixes)
+
+    def check_tokenizer(self, fingerprint: str | None) -> None:
+        """Raises SpecjaxError if, as far as is known, another tokenizer made the ids."""
+        if None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint:
+            raise SpecjaxError(
+                f"the datastore was built with tokenizer {self.fingerprint}, but the target's is "
+                f"{fingerprint}; build one with this target: `specjax datastore build`"
+            )
+
+
+def params(datastore: Datastore) -> dict[str, Any]:
+    """What `Retrieval` wants as `params.drafter`, on the default device."""
+    import jax.numpy as jnp
+
+    names = ("tokens", "suffixes")
+    return {name: jnp.asarray(getattr(datastore, name)) for name in names}
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A short hash of the whole vocabulary, added tokens included."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
+
+
+# ---- Build -------------------------------------------------------------------------------------
+
+
+def build(
+    documents: Iterable[Document],
+    vocab_size: int,
+    fingerprint: str | None = None,
+    sources: Sequence[str | Path] = (),
+    progress: Progress = lambda stage, done, in_all: None,
+) -> Datastore:
+    """A datastore of `documents`, which are rows of ids below `vocab_size`; empty ones are skipped.
+
+    `progress` is told "reading" with the tokens so far, then "sorting" with the rounds done.
+
+    Raises:
+        SpecjaxError: for no tokens, more than int32 positions can number, or wrong ids.
+    """
+    tokens = _concatenate(documents, vocab_size, progress)
+    suffixes = _sorted_suffixes(tokens, progress)
+    num_documents = len(tokens) - len(suffixes)
+    names = tuple(str(source) for source in sources)
+    return Datastore(tokens, suffixes, vocab_size, fingerprint, num_documents, names)
+
+
+def _concatenate(
+    documents: Iterable[Document], vocab_size: int, progress: Progress
+) -> Int32[np.ndarray, " T"]:
+    tokens = array("i")  # grows in place, so that the text is in memory once
+    for number, document in enumerate(documents, start=1):
+        if not len(document):
+            continue
+        if len(tokens) + len(document) + 1 > MOST_TOKENS:
+            raise SpecjaxError(
+                f"document {number} would bring the datastore beyond {MOST_TOKENS} tokens, the "
+                "most that one can hold; give less text"
+            )
+        tokens.frombytes(_ids_of(number, document, vocab_size).tobytes())
+        tokens.append(SEPARATOR)
+        progress("reading", len(tokens), None)
+    if not tokens:
+        raise SpecjaxError("there is no text to store; give at least one document with some")
+    return np.frombuffer(tokens, np.int32)
+
+
+def _ids_of(number: int, document: Document, vocab_size: int) -> Int32[np.ndarray, " N"]:
+    ids = np.asarray(document)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise SpecjaxError(f"document {number} is not one row of whole numbers; give token ids")
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if wrong.size:
+        raise SpecjaxError(
+            f"document {number} holds token id {wrong[0]}, outside the vocabulary of {vocab_size} "
+            f"(0 to {vocab_size - 1}); tokenize it with the target's own tokenizer"
+        )
+    return ids.astype(np.int32)
+
+
+def _sorted_suffixes(
+    tokens: Int32[np.ndarray, " T"], progress: Progress
+) -> Int32[np.ndarray, " M"]:
+    """The positions of all tokens but separators, sorted by the suffixes that start there.
+
+    Prefix doubling: when suffixes are ranked by their first n tokens, the ranks of a suffix and of
+    the one n tokens further rank it by 2 n. Suffixes that differ from all others rest.
+    """
+    order = np.arange(len(tokens), dtype=np.int32)
+    rank = np.full(len(tokens) + SORTED_TOKENS, SEPARATOR, np.int32)  # the end sorts first
+    rank[: len(tokens)] = tokens
+    tied = order.copy()  # places in `order` whose suffixes are not told apart yet
+    rounds = SORTED_TOKENS.bit_length() - 1
+    for number in range(rounds):
+        progress("sorting", number, rounds)
+        tied = _refine(order, rank, tied, known=2**number)
+    progress("sorting", rounds, rounds)
+    by_position = np.sort(_pairs(rank[order[tied]], order[tied]))
+    order[tied] = by_position & np.int64(2**32 - 1)
+    return order[np.count_nonzero(tokens == SEPARATOR) :]  # separators sort before all ids
+
+
+def _refine(
+    order: Int32[np.ndarray, " T"],
+    rank: Int32[np.ndarray, " R"],
+    tied: Int32[np.ndarray, " N"],
+    known: int,
+) -> Int32[np.ndarray, " N2"]:
+    """Sorts the tied suffixes by twice the `known` tokens, in place; returns what is still tied."""
+    starts = order[tied]
+    keys = _pairs(rank[starts], rank[starts + np.int32(known)] + np.int32(1))
+    sorting = np.argsort(keys)
+    starts, keys = starts[sorting], keys[sorting]
+    del sorting  # the largest array here
+    order[tied] = starts
+    is_first = np.ones(len(tied) + 1, bool)  # of its group of equals; the end starts one too
+    np.not_equal(keys[1:], keys[:-1], out=is_first[1:-1])
+    group = np.cumsum(is_first[:-1], dtype=np.int32) - np.int32(1)
+    # The rank is the place of the group's first: it holds, however the group is split later.
+    rank[starts] = tied[is_first[:-1]][group]
+    return tied[~(is_first[:-1] & is_first[1:])]
+
+
+def _pairs(high: Int32[np.ndarray, " N"], low: Int32[np.ndarray, " N"]) -> np.ndarray:
+    """One int64 for each pair, which sorts as the pair does; `low` is not negative."""
+    keys = high.astype(np.int64)
+    keys <<= 32
+    keys |= low
+    return keys
+
+
+# ---- Save and load -----------------------------------------------------------------------------
+
+
+def save(datastore: Datastore, folder: str | Path) -> None:
+    """Writes a new `folder`, wholly or not at all.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    from specjax.models.checkpoint import new_folder
+
+    values = {"format": FORMAT} | {name: getattr(datastore, name) for name in METADATA_KINDS}
+    with new_folder(Path(folder)) as unfinished:
+        arrays = {"tokens": datastore.tokens, "suffixes": datastore.suffixes}
+        save_file(arrays, unfinished / ARRAYS)
+        (unfinished / METADATA).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(unfinished / METADATA, unfinished / ARRAYS)  # else nobody else may read it
+
+
+def load_datastore(folder: str | Path) -> Datastore:
+    """Reads what `save` wrote.
+
+    Raises:
+        SpecjaxError: if the folder is missing, is no datastore, or is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = expand_user(folder)
+    values = _read_metadata(folder / METADATA)
+    num_tokens = values.pop("num_tokens")
+    try:
+        arrays = load_file(folder / ARRAYS)
+        wrong = _contradiction(arrays, num_tokens, values)
+    except (SafetensorError, OSError) as error:
+        wrong = str(error)
+    if wrong:
+        raise SpecjaxError(
+            f"{folder / ARRAYS} is damaged or not the one of {METADATA} ({wrong}); copy or build "
+            "the datastore again"
+        )
+    return Datastore(**arrays, **values)
+
+
+def _read_metadata(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise SpecjaxError(
+            f"{file.parent} is no datastore, it lacks {file.name}; check the path, or build one: "
+            "`specjax datastore build`"
+        ) from None
+    except (ValueError, RecursionError):
+        values = None
+    if (
+        not isinstance(values, dict)
+        or values.get("format") != FORMAT
+        or not all(isinstance(values.get(name), kind) for name, kind in METADATA_KINDS.items())
+    ):
+        raise SpecjaxError(
+            f"{file} is not that of a {FORMAT!r}, or is damaged; copy or build the datastore again"
+        )
+    kept = {name: values[name] for name in METADATA_KINDS}
+    return kept | {"sources": tuple(map(str, kept["sources"]))}
+
+
+def _contradiction(
+    arrays: Mapping[str, np.ndarray], num_tokens: int, values: Mapping[str, Any]
+) -> str:
+    """What the metadata does not say of these arrays; empty if they agree."""
+    length = num_tokens + values["num_documents"]
+    expected = {"tokens": ("int32", (length,)), "suffixes": ("int32", (num_tokens,))}
+    found = {name: (str(each.dtype), each.shape) for name, each in arrays.items()}
+    if found != expected or num_tokens < 1:
+        return f"arrays are {found}, expected {expected}"
+    tokens, suffixes = arrays["tokens"], arrays["suffixes"]
+    if np.count_nonzero(tokens == SEPARATOR) != values["num_documents"] or tokens[-1] >= 0:
+        return f"it does not hold {values['num_documents']} documents"
+    ranges = ((tokens, SEPARATOR, values["vocab_size"]), (suffixes, 0, length))
+    for found, low, high in ranges:
+        if found.min() < low or found.max() >= high:
+            return f"values from {found.min()} to {found.max()} go beyond {low} to {high - 1}"
+    return ""

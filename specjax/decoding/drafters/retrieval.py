@@ -1,0 +1,230 @@
+"""REST: what followed the same tokens in a datastore is drafted, as a tree."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
+
+from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+
+SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
+MOST_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, and so has the one after them
+MOST_MATCHES = 2**15  # so that its square is an int32
+ADVICE = "build one with `specjax datastore build` and pass specjax.datastore.params(datastore)"
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """REST (He et al. 2023, "REST: Retrieval-Based Speculative Decoding"): no weights, no taps.
+
+    `params.drafter` is a datastore: `tokens`, documents with a negative separator after each, and
+    `suffixes`, where their suffixes start, sorted. The longest end of the text that the datastore
+    continues, of `longest_query` to `shortest_query` tokens, is looked up; its continuations, of up
+    to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes become the tree.
+    Among equals the shallower comes first, then the smaller tokens.
+
+    It differs from the published code, which
+
+    - joins documents without separators, so that drafts go from one into the next;
+    - stores ids as 16 bits, which many vocabularies exceed;
+    - counts the first 5000 matches, which are those that go on with the smallest ids; here
+      `max_matches` are taken evenly from all of them;
+    - settles ties by the order of a hash map, and cuts the tree's depth by a sum over all prefixes
+      well before its 64 nodes are used; here the budget counts nodes, and ties are settled;
+    - drafts token 100 where nothing is found; here nothing;
+    - searches on one CPU thread; here the search is part of the compiled round.
+
+    Raises:
+        SpecjaxError: for settings that draft nothing, or look further than suffixes are sorted.
+    """
+
+    longest_query: int = 16
+    shortest_query: int = 2
+    num_tokens: int = 10
+    max_drafted: int = 64
+    max_matches: int = 1000
+
+    num_probes = 0
+
+    def __post_init__(self):
+        if not 1 <= self.shortest_query <= self.longest_query <= MOST_QUERY:
+            raise SpecjaxError(
+                f"queries of {self.shortest_query} to {self.longest_query} tokens make no range; "
+                f"use 1 <= shortest_query <= longest_query <= {MOST_QUERY}"
+            )
+        if min(self.num_tokens, self.max_drafted) < 1:
+            raise SpecjaxError(
+                f"num_tokens {self.num_tokens} and max_drafted {self.max_drafted} must be at least "
+                "1: nothing would be drafted"
+            )
+        if self.longest_query + self.num_tokens > SORTED_TOKENS:
+            raise SpecjaxError(
+                f"longest_query {self.longest_query} and num_tokens {self.num_tokens} exceed the "
+                f"{SORTED_TOKENS} tokens by which a datastore is sorted; lower one of them"
+            )
+        if not 1 <= self.max_matches <= MOST_MATCHES:
+            raise SpecjaxError(f"max_matches {self.max_matches} is outside 1 to {MOST_MATCHES}")
+
+    @property
+    def taps(self) -> Taps:
+        return Taps()
+
+    @property
+    def num_nodes(self) -> int:
+        return 1 + min(self.max_drafted, self.max_matches * self.num_tokens)
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_tokens
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        if params is None:
+            raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
+        is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]
+        if not is_fit or not all(map(_is_row_of_ids, params.values())):
+            raise SpecjaxError(f"REST was given other params than those of a datastore; {ADVICE}")
+        tokens, suffixes = params["tokens"], params["suffixes"]
+        if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
+            return
+        largest = int(tokens[suffixes[-1]])  # suffixes are sorted
+        if largest >= config.vocab_size:
+            raise SpecjaxError(
+                f"the datastore holds token id {largest}, outside the target's vocabulary of "
+                f"{config.vocab_size}; build one with this target: `specjax datastore build`"
+            )
+
+    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
+        return None
+
+    def propose(
+        self, params: Params, state: State, context: Context, draw: Draw
+    ) -> tuple[Proposal, State]:
+        def draft(text, length):
+            return self._most_frequent(*self._retrieve(params.drafter, text, length))
+
+        tokens, parents, depth, valid = jax.vmap(draft)(context.tokens, context.length)
+        tree = DraftTree(
+            tokens=jnp.concatenate([context.root[:, None], tokens], axis=1),
+            parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=NO_PARENT),
+            depth=jnp.pad(depth, ((0, 0), (1, 0))),
+            valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
+        )
+        return Proposal(tree), state
+
+    def update(self, params: Params, state: State, outcome: Outcome) -> State:
+        return state
+
+    def _retrieve(
+        self, datastore: dict[str, Array], text: Int[Array, " S"], length: Int[Array, ""]
+    ) -> tuple[Int[Array, "D M"], Int[Array, ""]]:
+        """What followed the longest match, one continuation a column, sorted, and how many."""
+        sizes = jnp.arange(self.shortest_query, self.longest_query + 1)
+        steps = jnp.arange(self.longest_query + 1)
+        at = (length - sizes)[:, None] + steps[None, :]
+        queries = jnp.take(text, at, mode="clip")
+        queries = jnp.where(steps[None, :] < sizes[:, None], queries, 0)
+        first, end = _bounds(datastore["tokens"], datastore["suffixes"], queries, sizes)
+        is_hit = (first < end) & (sizes <= length)
+        longest = jnp.max(jnp.where(is_hit, jnp.arange(len(sizes)), 0))
+        found = jnp.where(is_hit[longest], end[longest] - first[longest], 0)
+
+        count = jnp.minimum(found, self.max_matches)
+        stride, rest = jnp.divmod(found, jnp.maximum(count, 1))
+        number = jnp.arange(self.max_matches)
+        # That is number * found // count, which might exceed an int32.
+        match = first[longest] + number * stride + number * rest // jnp.maximum(count, 1)
+        starts = jnp.take(datastore["suffixes"], match, mode="clip") + sizes[longest]
+        at = starts[None, :] + jnp.arange(self.num_tokens)[:, None]
+        return jnp.take(datastore["tokens"], at, mode="clip"), count
+
+    def _most_frequent(
+        self, continuations: Int[Array, "D M"], count: Int[Array, ""]
+    ) -> tuple[Int[Array, " K"], Int[Array, " K"], Int[Array, " K"], Bool[Array, " K"]]:
+        """Tokens, parents, depth and validity of the nodes below the root.
+
+        They are the prefixes that most of the first `count` continuations share, in that order.
+        """
+        deepest, width = continuations.shape
+        frequency = _frequencies(continuations, count)
+        # A prefix ranks before those that it begins, however top_k settles ties. Whole numbers, but
+        # float32: that is the only type with a fast top_k on CPU.
+        rank = jnp.maximum(frequency * deepest - jnp.arange(deepest)[:, None], 0)
+        best, chosen = lax.top_k(rank.reshape(-1).astype(jnp.float32), self.num_nodes - 1)
+        level, first = jnp.divmod(chosen, width)
+        end = first + frequency[level, first]
+        is_parent = (
+            (level[None, :] == level[:, None] - 1)
+            & (first[None, :] <= first[:, None])
+            & (first[:, None] < end[None, :])
+        )
+        parents = jnp.where(level > 0, jnp.argmax(is_parent, axis=1) + 1, 0)
+        valid = best > 0
+        nodes = (continuations[level, first], parents, level + 1)
+        tokens, parents, depth = (jnp.where(valid, each, 0) for each in nodes)
+        return tokens, parents, depth, valid
+
+
+def _is_row_of_ids(array: Any) -> bool:
+    return getattr(array, "dtype", None) == jnp.int32 and array.ndim == 1 and array.size > 0
+
+
+def _bounds(
+    tokens: Int[Array, " T"],
+    suffixes: Int[Array, " M"],
+    queries: Int[Array, "Q W"],
+    sizes: Int[Array, " Q"],
+) -> tuple[Int[Array, " Q"], Int[Array, " Q"]]:
+    """Where the suffixes begin and end that go on after each query, by binary search.
+
+    Query q counts `sizes[q]` tokens and is followed by a 0. A suffix that ends with the query sorts
+    before the query and a 0, as separators are negative: there the search for the first begins.
+    """
+    width = queries.shape[1]
+    steps = jnp.arange(width)
+    used = jnp.stack([sizes + 1, sizes])[..., None] > steps[None, None, :]
+    weights = jnp.where(used, 2 ** (width - 1 - steps)[None, None, :], 0)
+    least = jnp.array([0, 1])[:, None]  # what sorts below this, against the query, is passed over
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        starts = jnp.take(suffixes, middle, mode="clip")
+        window = jnp.take(tokens, starts[..., None] + steps[None, None, :], mode="clip")
+        # The sign of the first difference: its weight exceeds those of all later ones together.
+        order = jnp.sum(jnp.sign(window - queries[None]) * weights, axis=-1)
+        is_below = (order < least) & (low < high)
+        return jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
+
+    low = jnp.zeros(used.shape[:2], jnp.int32)
+    rounds = suffixes.shape[0].bit_length()
+    first, end = lax.fori_loop(0, rounds, halve, (low, low + suffixes.shape[0]))[0]
+    return first, end
+
+
+def _frequencies(continuations: Int[Array, "D M"], count: Int[Array, ""]) -> Int[Array, "D M"]:
+    """Entry [d, m]: how many of the first `count` continuations share the first d + 1 tokens of m.
+
+    Only the first of those that share them counts, and only up to a separator; the rest are 0. As
+    continuations are sorted, those that share a prefix stand together.
+    """
+    number = jnp.arange(continuations.shape[1])[None, :]
+    before = jnp.pad(continuations[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    is_used = _all_so_far(continuations >= 0) & (number < count)
+    is_first = ~_all_so_far(continuations == before) | (number >= count)
+    next_first = lax.cummin(jnp.where(is_first, number, number.shape[1]), axis=1, reverse=True)
+    next_first = jnp.pad(next_first[:, 1:], ((0, 0), (0, 1)), constant_values=number.shape[1])
+    return jnp.where(is_first & is_used, next_first - number, 0)
+
+
+def _all_so_far(holds: Bool[Array, "D M"]) -> Bool[Array, "D M"]:
+    return jnp.cumprod(holds, axis=0).astype(bool)

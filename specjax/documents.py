@@ -1,0 +1,127 @@
+"""Documents from files, folders and hub datasets, as token ids."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user, readable
+
+TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+BATCH_CHARACTERS = 1_000_000  # texts are tokenized together up to so many
+
+
+def read_documents(sources: Sequence[str | Path], tokenizer: Any) -> Iterator[Sequence[int]]:
+    """The token ids of all documents of `sources`, without special tokens around them.
+
+    A source is a text file (one document), a `.jsonl` file (one document a line, under "text" or
+    "content"), a folder (all such files in it, in sorted order, hidden and binary ones left out),
+    or the hub id of a dataset (its "train" split; needs the package `datasets`).
+
+    Raises:
+        SpecjaxError: for a source that does not exist, at once; for text that cannot be read, when
+            its turn comes.
+    """
+    texts = chain.from_iterable([_texts_of(source) for source in sources])
+    return _tokenize(texts, tokenizer)
+
+
+def _tokenize(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:
+    for batch in _batches(texts):  # several at once: tokenizers spread them over the cores
+        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _texts_of(source: str | Path) -> Iterator[str]:
+    path = expand_user(source)
+    if str(source) and path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if _is_text(file, path)]
+        if not files:
+            raise SpecjaxError(f"{path} holds no text files; give a folder with some")
+        return chain.from_iterable(map(_texts_in, files))
+    if str(source) and path.exists():
+        return _texts_in(path)
+    if HUB_ID.fullmatch(str(source)):
+        return _texts_from_hub(str(source))
+    raise SpecjaxError(f"{source} does not exist and is no hub id of a dataset; check the path")
+
+
+def _is_text(file: Path, folder: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    if is_hidden or not file.is_file():
+        return False
+    with _reading(file), file.open("rb") as opened:
+        return b"\0" not in opened.read(8192)
+
+
+def _texts_in(file: Path) -> Iterator[str]:
+    with _reading(file), file.open("rb") as opened:
+        if file.suffix != ".jsonl":
+            yield opened.read().decode("utf-8-sig")
+            return
+        for number, line in enumerate(opened, start=1):
+            if line.strip():
+                yield _text_in(line, f"{file}, line {number},")
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        with readable(file):
+            yield
+    except UnicodeDecodeError:
+        raise SpecjaxError(f"{file} is not UTF-8 text; convert it, or leave it out") from None
+
+
+def _text_in(line: bytes, place: str) -> str:
+    try:
+        return _text_of(json.loads(line), place)
+    except SpecjaxError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise SpecjaxError(f"{place} is not valid JSON ({error}); mend or drop it") from None
+
+
+def _text_of(row: Any, place: str) -> str:
+    texts = [row[key] for key in TEXT_KEYS if key in row] if isinstance(row, dict) else []
+    if not texts or not isinstance(texts[0], str):
+        keys = " or ".join(map(repr, TEXT_KEYS))
+        raise SpecjaxError(f"{place} holds no text under {keys}; mend or drop it")
+    return texts[0].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+
+
+def _texts_from_hub(name: str) -> Iterator[str]:
+    try:
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+
+        rows = load_dataset(name, split="train", streaming=True)
+        for number, row in enumerate(rows, start=1):
+            yield _text_of(row, f"{name}, row {number},")
+    except SpecjaxError:
+        raise
+    except ImportError:
+        raise SpecjaxError(
+            f"{name} does not exist here, and reading it from the hub needs the package datasets; "
+            "run `pip install datasets`, or check the path"
+        ) from None
+    except Exception as error:  # the network stack beneath the hub raises kinds of its own
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SpecjaxError(
+            f"dataset {name} could not be read ({reason}); check its name, or try again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Finding the settings of a method that serve a target best."""

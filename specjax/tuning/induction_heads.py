@@ -1,0 +1,135 @@
+"""Which heads of a target copy (PLD+, section 4.2.1).
+
+A prompt and the target's own answer are run once more. Wherever the answer repeats a token of the
+prompt, it has most likely been copied from the occurrence whose surroundings agree longest, and a
+head that looks at just that position while the token is decided is an induction head.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from specjax.bench.measure import Request
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import BUCKET as PROMPT_BUCKET
+from specjax.decoding.prompt import from_ids
+from specjax.hub import Target
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Llama
+from specjax.models.outputs import Taps
+from specjax.models.rows import causal_rows
+
+CHUNK = 32  # rows per pass: bounds the attention rows of all heads
+BUCKET = 256  # texts share the programs of the next multiple
+
+
+def answers(
+    target: Target, requests: Sequence[Request], max_new_tokens: int
+) -> Iterator[tuple[list[int], int]]:
+    """Each prompt with the target's own greedy answer, and the prompt's length."""
+    longest = max(len(request.ids) for request in requests)
+    bucket = -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET  # one program for all
+    for request in requests:
+        out = speculative_generate(
+            Params(target.params),
+            from_ids([request.ids], bucket),
+            jax.random.key(0),
+            target=target.model,
+            drafter=PromptLookup(),
+            max_new_tokens=max_new_tokens,
+            eos=target.eos,
+        )
+        answer = np.asarray(out.tokens)[0, : int(out.length[0])]
+        yield [*request.ids, *answer.tolist()], len(request.ids)
+
+
+def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int]]:
+    """(t, r) for every t whose token may be copied: r is the most likely source in the prompt.
+
+    Of the positions of the prompt that hold token t, r shares the longest run of tokens up to and
+    with t; of equals it is the last.
+    """
+    pairs = []
+    for at in range(prompt_length, len(text)):
+        found = [r for r in range(prompt_length) if text[r] == text[at]]
+        if found:
+            pairs.append((at, max(found, key=lambda r: (_agreement(text, r, at), r))))
+    return pairs
+
+
+def count_copies(
+    texts: Iterable[tuple[Sequence[int], int]], target: Llama, params: Any
+) -> Int[np.ndarray, "L H"]:
+    """How often each head looked most at the source of a copied token.
+
+    `texts` are pairs of tokens (prompt and answer) and the prompt's length.
+    """
+    config = target.config
+    counts = np.zeros((config.num_hidden_layers, config.num_attention_heads), np.int64)
+    for text, prompt_length in texts:
+        pairs = copy_sources(text, prompt_length)
+        if not pairs:
+            continue
+        at, source = np.array(pairs).T
+        looked_at = most_attended(text, target, params)  # [L, H, T]
+        counts += np.sum(looked_at[:, :, at - 1] == source, axis=2)
+    return counts
+
+
+def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
+    """(layer, head, times) of the heads that copied at all, the most frequent first."""
+    order = np.argsort(-counts, axis=None, kind="stable")
+    places = zip(*np.unravel_index(order, counts.shape), strict=True)
+    return tuple(
+        (int(layer), int(head), int(counts[layer, head]))
+        for layer, head in places
+        if counts[layer, head] > 0
+    )
+
+
+def most_attended(text: Sequence[int], target: Llama, params: Any) -> Int[np.ndarray, "L H T"]:
+    """The position that each head looks at most, from every token of the text."""
+    config = target.config
+    padded = -(-len(text) // BUCKET) * BUCKET
+    tokens = np.zeros((1, padded), np.int32)
+    tokens[0, : len(text)] = text
+    dtype = params["embed_tokens"]["weight"].dtype
+    cache = KVCache.create(config, 1, padded, dtype, text_length=len(text))
+    parts = []
+    for start in range(0, len(text), CHUNK):
+        part, cache = _pass(params, jnp.asarray(tokens[:, start : start + CHUNK]), cache, target)
+        parts.append(np.asarray(part))
+    found = np.concatenate(parts, axis=1)[:, : len(text)]
+    return found.reshape(config.num_hidden_layers, config.num_attention_heads, -1)
+
+
+@partial(jax.jit, static_argnames="target", donate_argnames="cache")
+def _pass(
+    params: Any, tokens: Int[Array, "1 Q"], cache: KVCache, target: Llama
+) -> tuple[Int[Array, "A Q"], KVCache]:
+    taps = Taps(attention_heads=all_heads(target.config), logits=False)
+    output, cache = target.run(params, causal_rows(tokens, cache.length), cache, taps)
+    assert output.attention is not None
+    return jnp.argmax(output.attention[0], axis=-1), cache.advance(jnp.full(1, tokens.shape[1]))
+
+
+def all_heads(config: LlamaConfig) -> tuple[tuple[int, int], ...]:
+    """Every (layer, head), layer by layer."""
+    layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
+    return tuple((layer, head) for layer in layers for head in heads)
+
+
+def _agreement(text: Sequence[int], first: int, second: int) -> int:
+    """How many tokens up to both positions are the same."""
+    count = 0
+    while first - count >= 0 and text[first - count] == text[second - count]:
+        count += 1
+    return count

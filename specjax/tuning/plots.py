@@ -1,0 +1,32 @@
+"""Curves of a sweep as PNG files."""
+
+import re
+from pathlib import Path
+
+from specjax.errors import SpecjaxError
+from specjax.files import writable
+from specjax.tuning.prompt_lookup import Curve
+
+
+def plot(curve: Curve, folder: Path) -> Path:
+    """Draws accepted length over the setting, one line per series; returns the file.
+
+    Raises:
+        SpecjaxError: if matplotlib is missing or the folder cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`") from None
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curve.series.items():
+        values = [str(point.value) for point in points]
+        axes.plot(values, [point.accepted_length for point in points], marker="o", label=name)
+    axes.set(title=curve.title, xlabel=curve.setting, ylabel="accepted length")
+    axes.legend()
+    path = folder / (re.sub(r"\W+", "-", curve.title.lower()).strip("-") + ".png")
+    with writable(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    return path

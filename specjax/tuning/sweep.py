@@ -1,0 +1,61 @@
+"""One setting tried at many values, on the same prompts in turn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from specjax.bench.measure import Request, measure, warm_up
+from specjax.bench.run import OwnMethod
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.prompt import BUCKET
+from specjax.decoding.sampling import Sampling
+from specjax.hub import Target
+
+Goal = Literal["accepted-length", "speed"]
+
+
+class Point(NamedTuple):
+    """What one value gave over all prompts."""
+
+    value: Any
+    accepted_length: float  # new tokens per round, bonus included
+    tokens_per_second: float  # prefill counts, compiling does not
+
+
+def sweep(
+    drafters: Mapping[Any, Drafter],
+    requests: Sequence[Request],
+    target: Target,
+    max_new_tokens: int,
+) -> list[Point]:
+    """One Point per value, greedy; each prompt is run once per value."""
+    longest = max(len(request.ids) for request in requests)
+    contestants = [
+        OwnMethod(
+            name=str(value),
+            target=target,
+            drafter=drafter,
+            params=Params(target.params),
+            sampling=Sampling(),
+            max_new_tokens=max_new_tokens,
+            padded_length=-(-longest // BUCKET) * BUCKET,
+            seed=0,
+        )
+        for value, drafter in drafters.items()
+    ]
+    warm_up(contestants, requests[0].ids)
+    samples = list(measure(contestants, requests, num_runs=1))
+    points = []
+    for value in drafters:
+        own = [sample for sample in samples if sample.method == str(value)]
+        tokens = sum(len(sample.answer.tokens) for sample in own)
+        rounds = sum(sample.answer.rounds for sample in own)
+        seconds = sum(sample.seconds for sample in own)
+        points.append(Point(value, tokens / rounds, tokens / seconds))
+    return points
+
+
+def best(points: Sequence[Point], goal: Goal) -> Any:
+    """The value with the highest accepted length or speed; of equals the first."""
+    if goal == "speed":
+        return max(points, key=lambda point: point.tokens_per_second).value
+    return max(points, key=lambda point: point.accepted_length).value

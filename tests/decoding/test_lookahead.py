@@ -1,0 +1,379 @@
+"""Lookahead against the published algorithm in plain Python: window, pool, and what is drafted."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters.lookahead import (
+    EMPTY,
+    Lookahead,
+    LookaheadState,
+    insert,
+    insert_text,
+)
+from specjax.decoding.generate import _start, speculative_generate
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.request import check_request
+from specjax.decoding.round import one_round, query_rows
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.state import LoopState
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.rows import causal_rows
+from tests.decoding.tiny import prompt, target
+
+VOCAB, BATCH, NEW_TOKENS = 40, 3, 80
+SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
+NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_prompt=True)
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+
+
+@cache
+def truth(sampling: str, batch: int) -> np.ndarray:
+    model, params = target()
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
+    given = prompt(batch)
+    return np.asarray(
+        reference_generate(params, given, jax.random.key(1), target=model, **settings)[0]
+    )
+
+
+def start(drafter: Lookahead) -> LoopState:
+    model, params = target()
+    settings = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
+    return _start(Params(params), prompt(BATCH), jax.random.key(1), **settings)
+
+
+@cache
+def rounds(drafter: Lookahead):
+    """One greedy round, compiled."""
+    model, params = target()
+    settings = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
+    return jax.jit(
+        lambda state: one_round(Params(params), state, sampling=Sampling(), eos=(), **settings)
+    )
+
+
+def text_of(state: LoopState, row: int) -> list[int]:
+    return state.tokens[row, : int(state.length[row])].tolist()
+
+
+def buckets(pool: np.ndarray) -> dict[int, list[tuple[int, ...]]]:
+    """What one row's pool holds, newest first; empty places must lie behind."""
+    held = {}
+    for token, bucket in enumerate(np.asarray(pool)):
+        entries = [tuple(entry.tolist()) for entry in bucket if (entry != EMPTY).all()]
+        assert (bucket[len(entries) :] == EMPTY).all()
+        if entries:
+            held[token] = entries
+    return held
+
+
+# ---- losslessness ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [SMALL, NARROW], ids=["small", "narrow"])
+def test_says_what_plain_decoding_says(drafter, sampling, batch):
+    model, params = target()
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
+    given, key = prompt(batch), jax.random.key(1)
+    out = speculative_generate(
+        Params(params), given, key, target=model, drafter=drafter, **settings
+    )
+    np.testing.assert_array_equal(out.tokens, truth(sampling, batch))
+    if sampling == "greedy":
+        assert out.stats.mean_accepted_length > 1.2, "nothing was drafted"
+
+
+# ---- the window --------------------------------------------------------------------------------
+
+
+def random_state(drafter: Lookahead, filled: list[int]) -> LookaheadState:
+    numbers, window = np.random.default_rng(2), drafter.window_length
+    ahead = numbers.integers(0, VOCAB, (len(filled), window - 1 + drafter.num_levels))
+    levels = numbers.integers(0, VOCAB, (len(filled), drafter.num_levels, window))
+    shape = (len(filled), VOCAB, drafter.num_guesses, drafter.max_depth)
+    pool = jnp.asarray(numbers.integers(0, VOCAB, shape))
+    return LookaheadState(*map(jnp.asarray, (ahead, levels, np.array(filled))), pool)
+
+
+def places(drafter: Lookahead, filled: int) -> list[tuple[int, int] | None]:
+    """Level and column of each probe row, or None for a row that means nothing."""
+    window, lag = drafter.window_length, drafter.num_levels - filled
+    rows: list[tuple[int, int] | None] = [(0, column) for column in range(1, window)]
+    for level in range(1, drafter.num_levels + 1):
+        for column in range(lag, lag + window):
+            rows.append((level, column) if level <= filled else None)
+    for number in range(lag):
+        assert rows[-1 - number] is None
+        rows[-1 - number] = (0, window + number)
+    return rows
+
+
+def token_at(state: LookaheadState, row: int, level: int, column: int) -> int:
+    if level == 0:
+        return int(state.ahead[row, column - 1])
+    lag = state.levels.shape[1] - int(state.filled[row])
+    return int(state.levels[row, level - 1, column - lag])
+
+
+@pytest.mark.parametrize(
+    "settings", [(4, 3, 2), (5, 7, 1), (6, 1, 1), (7, 2, 2)], ids="{0[0]}-{0[1]}-{0[2]}".format
+)
+def test_probe_rows_stand_and_see_as_the_definition_says(settings):
+    drafter = Lookahead(*settings)
+    filled = list(range(drafter.num_levels + 1))
+    state = random_state(drafter, filled)
+    root_slot = np.arange(len(filled)) * 3
+    text = jnp.zeros((len(filled), 1), jnp.int32) + 7
+    context = Context(text, jnp.ones((len(filled),), jnp.int32))
+    draw = Draw(row_keys(jax.random.key(0), len(filled)), context.length, Sampling())
+    (tree, probe), _ = jax.jit(drafter.propose)(Params(None), state, context, draw)
+    assert tree.num_nodes == drafter.num_nodes
+    assert probe.tokens.shape[1] == drafter.num_probes
+    rows = query_rows(tree, probe, jnp.asarray(root_slot), drafter.max_depth)
+    nodes = drafter.num_nodes
+    assert not rows.visible[:, :nodes, nodes:].any(), "the draft does not see the window"
+    for text_row, count in enumerate(filled):
+        stands = places(drafter, count)
+        assert sum(place is not None for place in stands) >= drafter.window_length
+        for at, place in enumerate(stands):
+            if place is None:
+                continue
+            level, column = place
+            sees = [0]  # the root
+            for other, seen in enumerate(stands):
+                if seen is None:
+                    continue
+                in_level_0 = seen[0] == 0 and seen[1] <= column
+                in_column = 1 <= seen[0] <= level and seen[1] == column
+                if in_level_0 or in_column:
+                    sees.append(nodes + other)
+            found = np.flatnonzero(rows.visible[text_row, nodes + at])
+            assert found.tolist() == sees
+            assert rows.positions[text_row, nodes + at] == root_slot[text_row] + level + column
+            token = token_at(state, text_row, level, column)
+            assert rows.tokens[text_row, nodes + at] == token
+            assert nodes + at in sees
+
+
+@dataclass
+class Published:
+    """The published algorithm for one text, by plain passes. Level 0 lacks column 0, the root."""
+
+    drafter: Lookahead
+    levels: list[list[int]]  # those that are filled
+    pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def texts(self, text: list[int]) -> list[list[int]]:
+        """What each column of the newest level says that the text is."""
+        top = len(self.levels) - 1
+        columns = range(1, len(self.levels[0]) + 1) if top == 0 else range(len(self.levels[top]))
+        ahead = lambda column: [level[column] for level in self.levels[1:]]  # noqa: E731
+        return [text + self.levels[0][:column] + ahead(column) for column in columns]
+
+    def learn(self, root: int, newest: list[int]):
+        """Takes what the target says after each of the `texts`."""
+        top = len(self.levels) - 1
+        if top == 0:
+            self.levels = [self.levels[0][1:], newest]
+        elif top < self.drafter.num_levels:
+            self.levels = [level[1:] for level in [*self.levels, newest]]
+        else:
+            first = [root, *self.levels[0]]
+            for column in range(self.drafter.window_length):
+                ngram = [level[column] for level in self.levels[1:]] + [newest[column]]
+                remember(self.pool, first[column], tuple(ngram), self.drafter.num_guesses)
+            self.levels = [self.levels[1][1:], *self.levels[2:], newest]
+
+
+def remember(pool: dict, first: int, rest: tuple[int, ...], limit: int):
+    """One insertion: newest first, no repeats, and the oldest falls out."""
+    bucket = [entry for entry in pool.get(first, []) if entry != rest]
+    pool[first] = [rest, *bucket][:limit]
+
+
+@jax.jit
+def most_likely(params, tokens):
+    """The target's most likely token after every token of texts `[B, S]`."""
+    model, _ = target()
+    rows = causal_rows(tokens, jnp.zeros(tokens.shape[:1], jnp.int32))
+    output, _ = model.run(params, rows, KVCache.create(model.config, *tokens.shape))
+    return jnp.argmax(output.logits, axis=-1)
+
+
+def said_after(texts: list[list[int]]) -> list[int]:
+    """The target's most likely token after each text."""
+    tokens = np.zeros((16, 128), np.int32)
+    for number, text in enumerate(texts):
+        tokens[number, : len(text)] = text
+    said = np.asarray(most_likely(target()[1], jnp.asarray(tokens)))
+    return [int(said[number, len(text) - 1]) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "drafter", [SMALL, replace(NARROW, pool_from_prompt=False)], ids=["small", "narrow"]
+)
+def test_window_and_pool_go_on_as_published(drafter):
+    state = start(drafter)
+    expected = [Published(drafter, [state.drafter.ahead[row].tolist()]) for row in range(BATCH)]
+    for number in range(14):
+        before = state
+        for row, published in enumerate(expected):
+            texts = published.texts(text_of(before, row))
+            published.learn(text_of(before, row)[-1], said_after(texts))
+        state = rounds(drafter)(before)
+        found, filled = jax.device_get(state.drafter), min(number + 1, drafter.num_levels)
+        np.testing.assert_array_equal(found.filled, [filled] * BATCH)  # one level per round
+        lag = drafter.num_levels - filled
+        for row, published in enumerate(expected):
+            level_0 = found.ahead[row, : drafter.window_length - 1 + lag].tolist()
+            assert level_0 == published.levels[0]
+            assert found.levels[row, :filled].tolist() == [
+                level[lag : lag + drafter.window_length] for level in published.levels[1:]
+            ]
+            assert len(published.levels) == filled + 1
+            assert buckets(found.pool[row]) == published.pool
+    assert (state.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
+    assert all(published.pool for published in expected)
+
+
+def test_level_0_begins_with_tokens_of_the_prompt_whatever_its_batch_and_padding():
+    drafter = Lookahead(ngram_length=5, window_length=30)
+    numbers = np.random.default_rng(0)
+    length = np.array([2, 40, 9])
+    tokens = np.where(np.arange(40) < length[:, None], numbers.integers(0, 90, (3, 40)), 99)
+    together = drafter._any_tokens(Prompt(jnp.asarray(tokens), jnp.asarray(length)))
+    assert (np.asarray(together) != 99).all()
+    assert len(np.unique(together[1])) > 10
+    for row, count in enumerate(length):
+        one = Prompt(jnp.asarray(tokens[row : row + 1, :count]), jnp.asarray([count]))
+        np.testing.assert_array_equal(drafter._any_tokens(one)[0], together[row])
+
+
+# ---- the pool ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_guesses", [1, 3])
+def test_pool_is_a_dict_that_forgets_the_least_recently_inserted(num_guesses):
+    numbers, at_once = np.random.default_rng(0), 5
+    pool = jnp.full((2, 4, num_guesses, 2), EMPTY)
+    expected: list[dict[int, list]] = [{}, {}]
+    put = jax.jit(insert)
+    repeats = forgotten = same_key = 0
+    for _ in range(60):
+        first = numbers.integers(0, 4, (2, at_once))
+        rest = numbers.integers(0, 3, (2, at_once, 2))
+        counts = numbers.random((2, at_once)) < 0.7
+        pool = put(pool, *map(jnp.asarray, (first, rest, counts)))
+        for row in range(2):
+            inserted = [int(token) for token in first[row][counts[row]]]
+            same_key += len(set(inserted)) < len(inserted)
+            for token, entry, does in zip(first[row], rest[row], counts[row], strict=True):
+                bucket, entry = expected[row].get(int(token), []), tuple(entry.tolist())
+                repeats += does and entry in bucket[1:]
+                forgotten += does and entry not in bucket and len(bucket) == num_guesses
+                if does:
+                    remember(expected[row], int(token), entry, num_guesses)
+            assert buckets(pool[row]) == expected[row]
+    assert same_key > 20 and forgotten > 20 and (repeats > 20 or num_guesses == 1)
+
+
+@pytest.mark.parametrize("ngram_length", [3, 5])
+def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram_length):
+    numbers = np.random.default_rng(1)
+    length = np.array([100, 64, 33, ngram_length, ngram_length - 1])
+    is_text = np.arange(100) < length[:, None]
+    anything = numbers.integers(-5, 8, (5, 100))  # also what is no token, or counts from the end
+    tokens = np.where(is_text, numbers.integers(0, 5, (5, 100)), anything)
+    pool = jnp.full((5, 5, 4, ngram_length - 1), EMPTY)
+    pool = jax.jit(insert_text)(pool, jnp.asarray(tokens), jnp.asarray(length))
+    for row, count in enumerate(length):
+        expected: dict[int, list] = {}
+        for at in range(count - ngram_length + 1):
+            first, *rest = tokens[row, at : at + ngram_length].tolist()
+            remember(expected, first, tuple(rest), 4)
+        assert buckets(pool[row]) == expected
+    assert buckets(pool[4]) == {}
+
+
+def test_pool_starts_empty_or_with_the_prompt():
+    assert (start(SMALL).drafter.pool == EMPTY).all()
+    state = start(NARROW)
+    for row in range(BATCH):
+        text, expected = text_of(state, row), {}
+        for at in range(len(text) - NARROW.max_depth):
+            first, *rest = text[at : at + NARROW.ngram_length]
+            remember(expected, first, tuple(rest), NARROW.num_guesses)
+        assert buckets(state.drafter.pool[row]) == expected
+
+
+# ---- what is drafted ---------------------------------------------------------------------------
+
+
+def with_guesses(state: LoopState, guesses: np.ndarray) -> LoopState:
+    """With these n-grams `[B, G, N - 1]` of the root, and none of any other token."""
+    pool = np.full(state.drafter.pool.shape, EMPTY)
+    for row, entries in enumerate(guesses):
+        pool[row, text_of(state, row)[-1], : len(entries)] = entries
+    return replace(state, drafter=replace(state.drafter, pool=jnp.asarray(pool)))
+
+
+def test_a_guess_that_matches_whole_counts_all_its_tokens_and_the_bonus():
+    said = truth("greedy", BATCH)[:, : SMALL.max_depth]
+    almost = said.copy()
+    almost[:, -1] = (almost[:, -1] + 1) % VOCAB
+    state = rounds(SMALL)(with_guesses(start(SMALL), np.stack([almost, said], axis=1)))
+    np.testing.assert_array_equal(state.stats.accepted_lengths[:, SMALL.ngram_length], [1] * BATCH)
+    for row in range(BATCH):
+        new = text_of(state, row)[-SMALL.ngram_length :]
+        assert new == truth("greedy", BATCH)[row, : SMALL.ngram_length].tolist()
+
+
+def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
+    state = start(SMALL)
+    guesses = np.array([[[3, 4, 5], [3, 4, 6]], [[1, 2, 3], [2, 2, 2]], [[7, 8, 9], [EMPTY] * 3]])
+    state = with_guesses(state, guesses)
+    context = Context(state.tokens, state.length)
+    draw = Draw(state.row_keys, state.length, Sampling())
+    (tree, _), _ = jax.jit(SMALL.propose)(Params(None), state.drafter, context, draw)
+    rows = zip(tree.tokens, tree.num_valid(), strict=True)
+    drafted = [row[1:count].tolist() for row, count in rows]
+    assert drafted == [[3, 4, 5, 6], [1, 2, 3, 2, 2, 2], [7, 8, 9]]
+    assert tree.parents[0, :5].tolist() == [-1, 0, 1, 2, 2]
+    assert tree.depth[1, :7].tolist() == [0, 1, 2, 3, 1, 2, 3]
+
+
+# ---- settings ----------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_published_for_7b_models():
+    assert Lookahead() == Lookahead(5, 7, 7, pool_from_prompt=False)
+    assert (Lookahead().num_nodes, Lookahead().num_probes, Lookahead().max_depth) == (29, 27, 4)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"ngram_length": 2}, "ngram_length 2 must be at least 3: "),
+        ({"window_length": 0}, "window_length 0 must be at least 1: nothing would be guessed"),
+        ({"num_guesses": 0}, "num_guesses 0 must be at least 1: nothing would be drafted"),
+    ],
+)
+def test_settings_that_draft_nothing_are_refused(settings, message):
+    with pytest.raises(SpecjaxError, match=message):
+        Lookahead(**settings)
+
+
+def test_params_of_another_drafter_are_refused():
+    model, params = target()
+    with pytest.raises(SpecjaxError, match="Lookahead has no params but was given some"):
+        check_request(Params(params, {"weight": 1}), prompt(1), model, SMALL, max_new_tokens=4)

@@ -1,0 +1,287 @@
+"""REST against a plain count of all continuations, on many small random datastores."""
+
+from collections import Counter
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import datastore as datastore_module
+from specjax.datastore import build, params
+from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters import retrieval
+from specjax.decoding.drafters.retrieval import Retrieval
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.request import check_request
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.errors import SpecjaxError
+from tests.decoding.tiny import prompt, target
+
+CORPORA, DOCUMENTS, TOKENS = 12, 14, 260  # all of one size, so that one program serves them
+TEXTS, SLOTS = 40, 24
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+
+
+@cache
+def corpus(number: int) -> list[list[int]]:
+    """Random documents from alphabets of 2 to 7 tokens, with a few that begin like others."""
+    numbers = np.random.default_rng(number)
+    cuts = np.sort(numbers.choice(np.arange(1, TOKENS), DOCUMENTS - 1, replace=False))
+    flat = numbers.integers(0, 2 + number % 6, TOKENS)
+    documents = [part.tolist() for part in np.split(flat, cuts)]
+    for document, other in zip(documents[::3], documents[1::3], strict=False):
+        count = min(len(document), len(other)) // 2
+        document[:count] = other[:count]
+    return documents
+
+
+@cache
+def texts(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Texts of 1 to SLOTS tokens that mostly end in a piece of the corpus."""
+    numbers = np.random.default_rng(100 + number)
+    tokens = numbers.integers(0, 2 + number % 6, (TEXTS, SLOTS))
+    length = numbers.integers(1, SLOTS + 1, TEXTS)
+    for row in range(0, TEXTS, 2):
+        document = corpus(number)[numbers.integers(DOCUMENTS)]
+        end = numbers.integers(1, len(document) + 1)
+        piece = document[max(0, end - length[row]) : end]
+        tokens[row, length[row] - len(piece) : length[row]] = piece
+    return tokens, length
+
+
+@partial(jax.jit, static_argnames="drafter")
+def propose(drafter: Retrieval, arrays, tokens, length) -> DraftTree:
+    draw = Draw(row_keys(jax.random.key(0), len(tokens)), length, Sampling())
+    given = Params(None, arrays)
+    return drafter.propose(given, None, Context(tokens, length), draw)[0].tree
+
+
+def drafted(drafter: Retrieval, documents, rows) -> list[list[tuple[int, ...]]]:
+    """The drafted prefixes of each row in the order of their nodes; the trees are checked."""
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, text in enumerate(rows):
+        tokens[row, : len(text)] = text
+    arrays = params(build(documents, vocab_size=2**31 - 1))
+    length = jnp.array([len(text) for text in rows])
+    return prefixes(drafter, propose(drafter, arrays, jnp.asarray(tokens), length), rows)
+
+
+def prefixes(drafter: Retrieval, tree: DraftTree, rows) -> list[list[tuple[int, ...]]]:
+    tree = jax.device_get(tree)
+    assert tree.tokens.shape == (len(rows), drafter.num_nodes)
+    found = []
+    for row, text in enumerate(rows):
+        count = tree.valid[row].sum()
+        np.testing.assert_array_equal(tree.valid[row], np.arange(drafter.num_nodes) < count)
+        assert (tree.tokens[row, 0], tree.parents[row, 0]) == (text[-1], NO_PARENT)
+        assert tree.depth[row, 0] == 0
+        for values in (tree.tokens, tree.parents, tree.depth):
+            assert not values[row, count:].any(), "nodes that mean nothing are all zeros"
+        paths = [()]
+        for node in range(1, count):
+            parent = tree.parents[row, node]
+            assert 0 <= parent < node
+            paths.append((*paths[parent], int(tree.tokens[row, node])))
+            assert tree.depth[row, node] == len(paths[node])
+        assert len(set(paths)) == len(paths), "siblings carry the same token"
+        found.append(paths[1:])
+    return found
+
+
+def counted(drafter: Retrieval, documents, text) -> list[tuple[int, ...]]:
+    """The same by a count of every continuation in a dictionary."""
+    for size in range(min(drafter.longest_query, len(text)), drafter.shortest_query - 1, -1):
+        query = list(text[len(text) - size :])
+        found = [
+            tuple(document[at + size :])
+            for document in documents
+            for at in range(len(document) - size)
+            if document[at : at + size] == query
+        ]
+        if found:
+            break
+    else:
+        return []
+    found.sort()
+    count = min(len(found), drafter.max_matches)
+    sample = [found[number * len(found) // count] for number in range(count)]
+    frequency = Counter(
+        continuation[:depth]
+        for continuation in sample
+        for depth in range(1, min(len(continuation), drafter.num_tokens) + 1)
+    )
+    ranked = sorted(frequency, key=lambda prefix: (-frequency[prefix], len(prefix), prefix))
+    return ranked[: drafter.max_drafted]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        Retrieval(),
+        Retrieval(longest_query=3, shortest_query=1, num_tokens=4, max_drafted=7),
+        Retrieval(longest_query=2, shortest_query=2, num_tokens=16, max_drafted=200),
+        Retrieval(longest_query=4, shortest_query=1, num_tokens=3, max_drafted=9, max_matches=7),
+        Retrieval(longest_query=1, shortest_query=1, num_tokens=5, max_drafted=30, max_matches=1),
+    ],
+    ids=lambda drafter: "{}..{},tokens={},drafted={},matches={}".format(*vars(drafter).values()),
+)
+def test_the_tree_holds_the_most_frequent_continuations(drafter):
+    empty, full = 0, 0
+    for number in range(CORPORA):
+        tokens, length = texts(number)
+        documents = corpus(number)
+        arrays = params(build(documents, vocab_size=8))
+        tree = propose(drafter, arrays, jnp.asarray(tokens), jnp.asarray(length))
+        rows = [tokens[row, : length[row]].tolist() for row in range(TEXTS)]
+        expected = [counted(drafter, documents, text) for text in rows]
+        assert prefixes(drafter, tree, rows) == expected
+        empty += sum(not paths for paths in expected)
+        full += sum(len(paths) == drafter.num_nodes - 1 for paths in expected)
+    assert empty > 5 or drafter.shortest_query == 1
+    assert full > 5 or drafter.max_drafted > 30
+
+
+def test_the_longest_match_wins_and_a_shorter_one_is_found_where_it_fails():
+    documents = [[1, 2, 3, 10], [9, 2, 3, 20], [9, 2, 3, 20, 21], [8, 3, 30]]
+    drafter = Retrieval(longest_query=3, shortest_query=2)
+    rows = [[7, 1, 2, 3], [7, 7, 2, 3], [2, 3], [7, 7, 7, 3], [3]]
+    both = [(20,), (10,), (20, 21)]
+    assert drafted(drafter, documents, rows) == [[(10,)], both, both, [], []]
+
+
+def test_the_longest_query_there_may_be():
+    # Thirty tokens tell the two apart, the first of them alone.
+    shared = [number % 7 for number in range(29)]
+    documents = [[8, *shared, 10], [9, *shared, 20], [9, *shared, 20]]
+    drafter = Retrieval(longest_query=30, num_tokens=2)
+    rows = [[8, *shared], [9, *shared], [7, *shared]]
+    assert drafted(drafter, documents, rows) == [[(10,)], [(20,)], [(20,), (10,)]]
+
+
+def test_a_match_that_nothing_follows_counts_as_none():
+    # A document ends in 1 2 3; what goes on after 2 3 stands in another.
+    assert drafted(Retrieval(), [[1, 2, 3], [5, 2, 3, 4]], [[1, 2, 3]]) == [[(4,)]]
+
+
+def test_drafts_end_with_their_document():
+    documents = [[1, 2, 3], [4, 5], [1, 2, 3], [4, 6]]
+    assert drafted(Retrieval(), documents, [[1, 2]]) == [[(3,)]]
+
+
+def test_the_last_document_ends_too():
+    drafter = Retrieval(num_tokens=16)
+    assert drafted(drafter, [[3, 3], [1, 2, 9, 9, 9]], [[1, 2]]) == [[(9,), (9, 9), (9, 9, 9)]]
+
+
+def test_matches_are_sampled_evenly():
+    # 1000 matches go on with 0 to 9, each a hundred times; the first ten are all zeros.
+    documents = [[50, 51, number % 10, 60 + number % 10] for number in range(1000)]
+    drafter = Retrieval(num_tokens=1, max_matches=10)
+    assert drafted(drafter, documents, [[50, 51]]) == [[(number,) for number in range(10)]]
+
+
+def test_what_stands_behind_the_text_does_not_matter():
+    arrays = params(build([[1, 2, 3, 4, 5, 6]], 10))
+    length = jnp.array([3, 3])
+    tree = propose(Retrieval(), arrays, jnp.array([[1, 2, 3, 4, 9], [1, 2, 3, 0, 0]]), length)
+    for leaf in jax.tree.leaves(tree):
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+    assert prefixes(Retrieval(), tree, [[1, 2, 3]] * 2)[0] == [(4,), (4, 5), (4, 5, 6)]
+
+
+def test_large_ids_are_drafted():
+    largest = 2**31 - 2
+    documents = [[70_000, largest, 70_001, 65_536], [70_000, largest, 0]]
+    expected = [(0,), (70_001,), (70_001, 65_536)]
+    assert drafted(Retrieval(), documents, [[70_000, largest]]) == [expected]
+    assert drafted(Retrieval(), documents, [[70_000 - 65_536, largest]]) == [[]]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_says_what_plain_decoding_says(sampling, batch):
+    model, weights = target()
+    given, key = prompt(batch), jax.random.key(1)
+    settings = {"target": model, "sampling": SAMPLINGS[sampling], "max_new_tokens": 96}
+    tokens, length = reference_generate(weights, given, key, **settings)
+    # Every other stretch of the truth is known, along with one that goes astray.
+    known = [row[at : at + 16].tolist() for row in np.asarray(tokens) for at in range(0, 96, 32)]
+    astray = [[*stretch[:5], (stretch[5] + 1) % 40, *stretch[6:]] for stretch in known]
+    datastore = build([*known, *astray, [3, 4, 5]], 40)
+    out = speculative_generate(
+        Params(weights, params(datastore)),
+        given,
+        key,
+        drafter=Retrieval(max_drafted=14),
+        **settings,
+    )
+    np.testing.assert_array_equal(out.tokens, tokens)
+    np.testing.assert_array_equal(out.length, length)
+    assert out.stats.mean_accepted_length > 1.3
+    deepest = np.flatnonzero(np.asarray(out.stats.accepted_lengths).sum(axis=0)).max()
+    assert deepest >= Retrieval().num_tokens, "no path was long"
+
+
+def test_settings_and_what_it_needs():
+    drafter = Retrieval()
+    assert (drafter.num_nodes, drafter.max_depth, drafter.num_probes) == (65, 10, 0)
+    assert Retrieval(num_tokens=3, max_matches=2).num_nodes == 7, "more can never be drafted"
+    assert not drafter.taps.hidden_layers
+    assert retrieval.SORTED_TOKENS == datastore_module.SORTED_TOKENS
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"shortest_query": 0}, "use 1 <= shortest_query <= longest_query <= 30"),
+        (
+            {"longest_query": 3, "shortest_query": 4},
+            "use 1 <= shortest_query <= longest_query <= 30",
+        ),
+        ({"num_tokens": 0}, "must be at least 1"),
+        ({"max_drafted": 0}, "must be at least 1"),
+        ({"num_tokens": 17}, "exceed the 32 tokens by which a datastore is sorted"),
+        ({"longest_query": 31, "num_tokens": 1}, "use 1 <= shortest_query <= longest_query <= 30"),
+        ({"longest_query": 30, "num_tokens": 3}, "exceed the 32 tokens"),
+        ({"max_matches": 0}, "max_matches 0 is outside 1 to 32768"),
+        ({"max_matches": 32769}, "max_matches 32769 is outside 1 to 32768"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(SpecjaxError, match=message):
+        Retrieval(**settings)
+
+
+ROW = jnp.zeros(3, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (None, "REST needs a datastore: build one with `specjax datastore build`"),
+        (ROW, "other params than those of a datastore"),
+        ({"tokens": ROW}, "other params than those of a datastore"),
+        ({"tokens": ROW, "suffixes": ROW.astype(jnp.int8)}, "other params"),
+        ({"tokens": ROW[None], "suffixes": ROW}, "other params"),
+        ({"tokens": ROW, "suffixes": ROW[:0]}, "other params"),
+        ({"tokens": [0, -1], "suffixes": [0]}, "other params"),
+    ],
+)
+def test_params_that_are_no_datastore_are_refused(given, message):
+    model, weights = target()
+    with pytest.raises(SpecjaxError, match=message):
+        check_request(Params(weights, given), prompt(1), model, Retrieval(), max_new_tokens=4)
+
+
+def test_ids_outside_the_vocabulary_are_refused_where_they_are_known():
+    model, _ = target()
+    check = partial(Retrieval().check, model.config)
+    check(params(build([[1, 39]], 40)))
+    wrong = params(build([[1, 40], [7]], 50))
+    with pytest.raises(SpecjaxError, match=r"token id 40, outside the target's vocabulary of 40;"):
+        check(wrong)
+    jax.jit(lambda arrays: check(arrays))(wrong)  # traced: taken on trust

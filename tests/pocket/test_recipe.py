@@ -1,0 +1,86 @@
+"""The recipe's command: what it refuses, what it writes, and when it evaluates."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import specjax
+from specjax.errors import SpecjaxError
+from specjax.pocket import recipe, tokenizer
+from specjax.pocket.recipe import Options, Phase, Recipe
+
+TEXTS = ["def f(x):\n    return x\n"] * 4
+TINY = Recipe(
+    replace(recipe.DRAFT, vocab_size=300, hidden_size=128, num_hidden_layers=1),
+    (Phase(7, 2, 16, (0.5, 0.0, 0.5)),),
+    warmup_steps=1,
+    decay_steps=2,
+)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The recipe on a few lines of text; its evaluation says nothing but that it ran."""
+    monkeypatch.setitem(recipe.RECIPES, "draft", TINY)
+    monkeypatch.setattr(recipe.corpus, "tokenizer_texts", lambda: TEXTS)
+    monkeypatch.setattr(recipe.corpus, "pieces", lambda held_out: tuple(TEXTS))
+    monkeypatch.setattr(recipe, "evaluate", lambda *given: {"evaluated": True})
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["recipe", *arguments])
+    return recipe.main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--size", "foo", "--out", "run"], "--size 'foo' is unknown; use target or draft"),
+        (
+            ["--size", "draft", "--out", "n" * 300],
+            "(File name too long); free some space or choose",
+        ),
+        (["--size", "draft", "--out", "~nosuch/x"], "there is no home folder ~nosuch; write"),
+        (
+            ["--size", "draft", "--out", "run", "--vocabulary", "missing"],
+            "--vocabulary missing holds no tokenizer.json; leave it out to train a tokenizer",
+        ),
+    ],
+)
+def test_a_bad_command_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.startswith("specjax: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
+    recipe.build(Options("draft", tmp_path / "run", save_every=3, evaluate_every=2))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
+    assert [row["step"] for row in rows if "evaluated" in row] == [2, 4, 6, 7]
+    target = specjax.load(tmp_path / "run" / "model")
+    assert target.tokenizer("def")["input_ids"]
+    record = json.loads((tmp_path / "run" / "model" / "recipe.json").read_text())
+    assert record["history"] == rows
+    with pytest.raises(SpecjaxError, match="model already exists and is not an empty folder"):
+        recipe.build(Options("draft", tmp_path / "run"))
+
+
+def test_a_tokenizer_cut_short_is_not_there(quick, tmp_path, monkeypatch):
+    def cut_short(texts, size, folder: Path):
+        (folder / "tokenizer.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "train_tokenizer", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            recipe.find_tokenizer(Options("draft", tmp_path), 300)
+    assert list(tmp_path.iterdir()) == []
+    folder = recipe.find_tokenizer(Options("draft", tmp_path), 300)
+    assert tokenizer.load(folder).get_vocab_size() <= 300

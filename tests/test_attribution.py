@@ -1,0 +1,142 @@
+"""Sources of copied tokens: spans, forced texts, scores and the page."""
+
+from html.parser import HTMLParser
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.attribution import (
+    NO_SOURCE,
+    Page,
+    Span,
+    forced_sources,
+    is_copied,
+    score,
+    sources_in_prompt,
+    spans_of,
+)
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import from_ids
+from tests.decoding.tiny import target
+
+
+def test_spans_are_runs_of_neighbouring_sources():
+    source = [-1, 4, 5, 6, 9, -1, 2, 4]
+    assert spans_of(source) == [Span(1, 4, 4), Span(4, 5, 9), Span(6, 7, 2), Span(7, 8, 4)]
+    assert spans_of(source, least=2) == [Span(1, 4, 4)]
+    assert spans_of([]) == spans_of([-1, -1]) == []
+    assert is_copied(source, least=3).tolist() == [False, True, True, True, *[False] * 4]
+
+
+def test_sources_in_the_output_are_followed_to_the_prompt():
+    # Prompt of 10 tokens; output 2 copies output 0, which copies prompt 3; output 1 is new.
+    assert sources_in_prompt([3, NO_SOURCE, 10, 11, 12], 10) == [3, -1, 3, -1, 3]
+
+
+def test_generated_tokens_know_their_source():
+    """Every source holds the token that it is the source of, and drafted tokens have one."""
+    model, params = target()
+    rows = [[1, 2, 3, 4, 5, 6, 1, 2], [7, 8, 9, 7, 8, 9, 7], [5, 4]]
+    out = speculative_generate(
+        Params(params),
+        from_ids(rows),
+        jax.random.key(0),
+        target=model,
+        drafter=PromptLookup(num_tokens=4, allow_shorter=True),
+        max_new_tokens=120,
+    )
+    out = jax.device_get(out)
+    assert out.from_draft.sum() > 30
+    assert (out.source[out.from_draft] >= 0).all()
+    for row, ids in enumerate(rows):
+        text = [*ids, *out.tokens[row].tolist()]
+        for at, source in enumerate(out.source[row]):
+            if source >= 0:
+                assert source < len(ids) + at
+                assert text[source] == text[len(ids) + at]
+        lone = np.flatnonzero((out.source[row] >= 0) & ~out.from_draft[row])
+        assert out.from_draft[row, lone + 1].all(), "a root is attributed with what follows it"
+
+
+def test_plain_decoding_copies_nothing():
+    model, params = target()
+    drafter, drafter_params = specjax.load_drafter(
+        "plain", specjax.Target(model, params, None, model.config, "tiny")
+    )
+    out = speculative_generate(
+        Params(params, drafter_params),
+        from_ids([[1, 2, 3]]),
+        jax.random.key(0),
+        target=model,
+        drafter=drafter,
+        max_new_tokens=8,
+    )
+    assert (out.source == NO_SOURCE).all()
+
+
+def test_forced_sources_take_the_occurrence_with_the_likest_state_before_it():
+    #        0  1  2  3  4  5  6  7 | 8  9 10 11 12
+    text = [5, 9, 1, 2, 6, 9, 3, 4, 6, 9, 3, 8, 7]
+    states = np.eye(10)[text]  # alike after the same token
+    assert forced_sources(text, 8, states) == [4, 5, 6, -1, -1]
+    text[8:] = [0, 9, 1, 2, 3]
+    states[8] = states[4]  # what stands before this 9 is like what stands before the second one
+    assert forced_sources(text, 8, states) == [-1, -1, 2, 3, -1]
+    states[8] = states[0]
+    assert forced_sources(text, 8, states) == [-1, 1, 2, 3, -1]
+
+
+def test_a_source_never_reaches_from_the_prompt_into_the_output():
+    text = [1, 2, 3, 2, 3, 2, 3, 2]
+    # From 2 only "3" can be copied: what follows it in the text is output.
+    assert forced_sources(text, 3, np.ones((8, 2))) == [1, 2, 1, 2, -1]
+
+
+@pytest.mark.parametrize(
+    "found, true, expected",
+    [
+        ([1, 1, 0, 0], [1, 0, 1, 0], (0.5, 0.5, 0.5)),
+        ([0, 0, 0, 0], [1, 1, 0, 0], (1.0, 0.0, 0.0)),
+        ([1, 1, 1, 1], [0, 0, 0, 0], (0.0, 1.0, 0.0)),
+        ([1, 0, 0, 1], [1, 0, 0, 1], (1.0, 1.0, 1.0)),
+    ],
+)
+def test_scores_are_shares_of_tokens(found, true, expected):
+    assert score(np.array(found, bool), np.array(true, bool)) == pytest.approx(expected)
+
+
+class Reader(HTMLParser):
+    """Collects the text of a page's two halves, and the classes of its spans."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.classes, self.inside = [], [], False
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "pre":
+            self.texts.append("")
+            self.classes.append([])
+            self.inside = True
+        elif tag == "span" and self.inside:
+            self.classes[-1].append(dict(attrs).get("data-spans"))
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "pre"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.texts[-1] += data
+
+
+def test_the_page_shows_both_sides_and_escapes_them():
+    prompt, output = ["a", "<b>", " c", "d"], ["x", "<b>", " c", "&"]
+    page = Page(prompt, output, [Span(1, 3, 1)]).html()
+    reader = Reader()
+    reader.feed(page)
+    assert reader.texts == ["".join(prompt), "".join(output)]
+    assert reader.classes == [[None, "s0", "s0", None], [None, "s0", "s0", None]]
+    assert "2 of 4 output tokens" in page

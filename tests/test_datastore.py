@@ -1,0 +1,396 @@
+"""Datastores: their order against Python's own, files and texts good and bad."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax import __version__, datastore, documents
+from specjax.datastore import (
+    ARRAYS,
+    METADATA,
+    SORTED_TOKENS,
+    Datastore,
+    build,
+    load_datastore,
+    params,
+    save,
+    tokenizer_fingerprint,
+)
+from specjax.documents import read_documents
+from specjax.errors import SpecjaxError
+
+DOCUMENTS = [[5, 1, 2], [], [1, 2, 3, 70_000], [5, 1, 2]]
+FLAT = [5, 1, 2, -1, 1, 2, 3, 70_000, -1, 5, 1, 2, -1]
+
+
+class Characters:
+    """A tokenizer whose ids are code points."""
+
+    def __call__(self, texts, add_special_tokens, verbose):
+        assert not add_special_tokens and not verbose
+        return {"input_ids": [[ord(character) for character in text] for text in texts]}
+
+
+def read(*sources) -> list[str]:
+    return ["".join(map(chr, ids)) for ids in read_documents(sources, Characters())]
+
+
+def one_line(error: pytest.ExceptionInfo) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+# ---- Build -------------------------------------------------------------------------------------
+
+
+def test_documents_stand_one_after_the_other_with_separators():
+    made = build(DOCUMENTS, 70_001, "abc", ["a.txt", "b.txt"])
+    assert made.tokens.tolist() == FLAT
+    assert made.tokens.dtype == made.suffixes.dtype == np.int32
+    assert (made.num_documents, made.num_tokens) == (3, 10)
+    assert (made.vocab_size, made.fingerprint) == (70_001, "abc")
+    assert made.sources == ("a.txt", "b.txt")
+    assert made.specjax_version == __version__
+    assert made.suffixes.tolist() == [10, 1, 4, 11, 2, 5, 6, 9, 0, 7]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_suffixes_are_in_the_order_of_their_first_tokens(seed):
+    numbers = np.random.default_rng(seed)
+    lengths = numbers.integers(0, 90, numbers.integers(1, 9))
+    documents = [numbers.integers(0, 1 + seed % 5, length).tolist() for length in lengths]
+    documents += [[0], *documents[:3], documents[0] + documents[-1], [0, 1] * (seed % 3) * 40]
+    made = build(documents, 6)
+    flat = [token for document in documents if document for token in [*document, -1]]
+    ended = flat + [-1] * SORTED_TOKENS
+    expected = sorted(
+        (at for at, token in enumerate(flat) if token >= 0),
+        key=lambda at: ended[at : at + SORTED_TOKENS],
+    )
+    assert made.suffixes.tolist() == expected
+
+
+def test_arrays_for_the_drafter():
+    arrays = params(build(DOCUMENTS, 70_001))
+    assert sorted(arrays) == ["suffixes", "tokens"]
+    assert arrays["tokens"].tolist() == FLAT
+    assert arrays["suffixes"].dtype == np.int32
+
+
+def test_progress_is_told():
+    told = []
+    build([[1], [2, 3]], 5, progress=lambda *given: told.append(given))
+    rounds = [("sorting", number, 5) for number in range(6)]
+    assert told == [("reading", 2, None), ("reading", 5, None), *rounds]
+
+
+def test_documents_are_read_once():
+    assert build(iter([np.array([1, 2]), (3,)]), 5).tokens.tolist() == [1, 2, -1, 3, -1]
+
+
+@pytest.mark.parametrize("documents", [[], [[]]])
+def test_nothing_to_store_is_refused(documents):
+    with pytest.raises(SpecjaxError, match="there is no text to store; give at least one"):
+        build(documents, 5)
+
+
+@pytest.mark.parametrize("wrong", [5, -1, 2**40])
+def test_ids_outside_the_vocabulary_are_refused(wrong):
+    message = rf"document 2 holds token id {wrong}, outside the vocabulary of 5 \(0 to 4\)"
+    with pytest.raises(SpecjaxError, match=message):
+        build([[1], [2, wrong]], 5)
+
+
+@pytest.mark.parametrize("document", [[0.5], ["a"], [[1, 2]], [2**70]])
+def test_what_is_no_row_of_ids_is_refused(document):
+    with pytest.raises(SpecjaxError, match="document 1 is not one row of whole numbers"):
+        build([document if document == [2**70] else np.array(document)], 5)
+
+
+def test_too_many_tokens_are_refused(monkeypatch):
+    monkeypatch.setattr(datastore, "MOST_TOKENS", 5)
+    build([[1], [1, 1]], 5)
+    with pytest.raises(SpecjaxError, match="document 2 would bring the datastore beyond 5 tokens"):
+        build([[1], [1, 1, 1]], 5)
+
+
+def test_another_tokenizer_is_refused():
+    made = build([[1]], 5, "abc")
+    made.check_tokenizer("abc")
+    made.check_tokenizer(None)
+    build([[1]], 5).check_tokenizer("abc")
+    with pytest.raises(SpecjaxError, match=r"tokenizer abc, but the target's is abd; build"):
+        made.check_tokenizer("abd")
+
+
+def test_the_fingerprint_is_of_the_whole_vocabulary():
+    def of(**vocabulary):
+        return tokenizer_fingerprint(SimpleNamespace(get_vocab=lambda: vocabulary))
+
+    assert of(a=0, b=1) == of(b=1, a=0)
+    assert len({of(a=0, b=1), of(a=1, b=0), of(a=0, b=1, c=2), of(a=0)}) == 4
+    assert len(of(a=0)) == 16
+
+
+# ---- Save and load -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save(build(DOCUMENTS, 70_001, "abc", ["a.txt"]), tmp_path / "store")
+    return tmp_path / "store"
+
+
+def rewrite(folder, **changes):
+    path = folder / METADATA
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_it_comes_back_as_saved(folder):
+    made, loaded = build(DOCUMENTS, 70_001, "abc", ["a.txt"]), load_datastore(str(folder))
+    assert isinstance(loaded, Datastore)
+    assert sorted(path.name for path in folder.iterdir()) == [METADATA, ARRAYS]
+    for name, value in vars(made).items():
+        np.testing.assert_array_equal(getattr(loaded, name), value)
+        assert type(getattr(loaded, name)) is type(value)
+
+
+def test_one_without_a_fingerprint_comes_back(tmp_path):
+    save(build([[0]], 1), tmp_path / "store")
+    assert load_datastore(tmp_path / "store").fingerprint is None
+
+
+def test_saving_over_something_is_refused(folder):
+    with pytest.raises(SpecjaxError, match=r"store already exists .* choose another name"):
+        save(build([[0]], 1), folder)
+    assert load_datastore(folder).tokens.tolist() == FLAT
+
+
+def test_a_folder_that_is_no_datastore_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(SpecjaxError) as caught:
+            load_datastore(path)
+        assert one_line(caught).startswith(f"{path} is no datastore, it lacks {METADATA}; ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"{", b"[]", b'"a"', b"{}", b'{"format": "another"}', b"\xff", b"[" * 10**6],
+    ids=range(7),
+)
+def test_foreign_metadata_is_refused(folder, text):
+    (folder / METADATA).write_bytes(text)
+    with pytest.raises(SpecjaxError) as caught:
+        load_datastore(folder)
+    message = one_line(caught)
+    assert message.startswith(f"{folder / METADATA} is not that of a 'specjax datastore 1', or is")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "specjax datastore 2"},
+        {"vocab_size": "many"},
+        {"num_tokens": None},
+        {"sources": "a.txt"},
+        {"fingerprint": 7},
+    ],
+)
+def test_damaged_metadata_is_refused(folder, changes):
+    rewrite(folder, **changes)
+    with pytest.raises(SpecjaxError, match=r"json is not that of a .* build the datastore again"):
+        load_datastore(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -4])
+def test_a_truncated_file_is_refused(folder, kept):
+    whole = (folder / ARRAYS).read_bytes()
+    (folder / ARRAYS).write_bytes(whole[:kept])
+    with pytest.raises(SpecjaxError) as caught:
+        load_datastore(folder)
+    message = one_line(caught)
+    assert message.startswith(f"{folder / ARRAYS} is damaged or not the one of {METADATA} (")
+    assert message.endswith("copy or build the datastore again")
+
+
+def test_a_missing_file_is_refused(folder):
+    (folder / ARRAYS).unlink()
+    with pytest.raises(SpecjaxError, match=r"safetensors is damaged .*No such file"):
+        load_datastore(folder)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_tokens": 9}, r"arrays are .* expected"),
+        ({"num_tokens": 11, "num_documents": 2}, "arrays are"),
+        ({"num_tokens": 0, "num_documents": 13}, "arrays are"),
+        ({"vocab_size": 70_000}, "values from -1 to 70000 go beyond -1 to 69999"),
+    ],
+)
+def test_metadata_that_the_arrays_contradict_is_refused(folder, changes, message):
+    rewrite(folder, **changes)
+    with pytest.raises(SpecjaxError, match=message):
+        load_datastore(folder)
+
+
+@pytest.mark.parametrize(
+    "name, index, value, message",
+    [
+        ("tokens", 3, 1, "it does not hold 3 documents"),
+        ("tokens", 0, -1, "it does not hold 3 documents"),
+        ("tokens", slice(-2, None), [-1, 1], "it does not hold 3 documents"),
+        ("tokens", 0, -2, "values from -2 to"),
+        ("suffixes", 0, -1, "values from -1 to 11 go beyond 0 to 12"),
+        ("suffixes", 0, 13, "values from 0 to 13 go beyond 0 to 12"),
+    ],
+)
+def test_arrays_with_impossible_values_are_refused(folder, name, index, value, message):
+    arrays = load_file(folder / ARRAYS)
+    arrays[name][index] = value
+    save_file(arrays, folder / ARRAYS)
+    with pytest.raises(SpecjaxError, match=message):
+        load_datastore(folder)
+
+
+@pytest.mark.parametrize("name", ["tokens", "other"])
+def test_arrays_of_another_kind_are_refused(folder, name):
+    arrays = load_file(folder / ARRAYS)
+    arrays[name] = arrays["tokens"].astype(np.int64)
+    save_file(arrays, folder / ARRAYS)
+    with pytest.raises(SpecjaxError, match="arrays are"):
+        load_datastore(folder)
+
+
+def test_importing_it_leaves_jax_alone():
+    code = "import sys, specjax.datastore; print('jax' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert run.stdout.strip() == "False"
+
+
+# ---- Read text ---------------------------------------------------------------------------------
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\ntwo\r\n\u00e9".encode())
+    assert read(tmp_path / "a.txt") == ["one\ntwo\r\n\u00e9"]
+    assert read(str(tmp_path / "a.txt"), tmp_path / "a.txt") == ["one\ntwo\r\n\u00e9"] * 2
+
+
+def test_a_line_of_jsonl_is_a_document(tmp_path):
+    lines = [{"text": "one\n", "content": "no"}, {"content": "two"}, {"text": "a \ud800"}]
+    text = "\n\n".join(json.dumps(line) for line in lines) + "\n"
+    (tmp_path / "a.jsonl").write_text(text)
+    assert read(tmp_path / "a.jsonl") == ["one\n", "two", "a ?"]
+
+
+def test_a_folder_means_its_text_files_in_sorted_order(tmp_path):
+    for name in ("b.txt", "a/z.py", "a/b.jsonl", ".git/config", ".hidden", "c/.d/e"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(json.dumps({"text": name}) if name.endswith("l") else name)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\xff")
+    assert read(tmp_path) == ["a/b.jsonl", "a/z.py", "b.txt"]
+
+
+def test_many_texts_are_tokenized_a_batch_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BATCH_CHARACTERS", 7)
+    texts = [str(number) * (number % 5) for number in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    assert read(tmp_path / "a.jsonl") == texts
+
+
+def test_a_tokenizer_of_transformers_is_served(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2}, unk_token="b"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=2)
+    (tmp_path / "a.txt").write_text("a b b a")
+    assert tokenizer("a b")["input_ids"] == [0, 1, 2]
+    assert list(read_documents([tmp_path / "a.txt"], tokenizer)) == [[1, 2, 2, 1]]
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer.add_tokens(["c"])
+    assert tokenizer_fingerprint(tokenizer) != before
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"text": ', "line 3, is not valid JSON"),
+        ('{"text": "\udcff"}', "line 3, is not valid JSON"),
+        ('{"title": "a"}', "line 3, holds no text under 'text' or 'content'"),
+        ('{"text": 7}', "line 3, holds no text"),
+        ('["text"]', "line 3, holds no text"),
+        ("[" * 10**6, "line 3, is not valid JSON"),
+    ],
+    ids=range(6),
+)
+def test_a_broken_line_is_named(tmp_path, line, message):
+    file = tmp_path / "a.jsonl"
+    text = f'{{"text": "one"}}\n\n{line}\n'
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SpecjaxError) as caught:
+        read(file)
+    assert one_line(caught).startswith(f"{file}, {message}")
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    for source in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(SpecjaxError, match=r"a\.txt is not UTF-8 text; convert it"):
+            read(source)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "a.txt").touch(mode=0)
+    for source in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(SpecjaxError, match=r"a\.txt cannot be read \(Permission denied\)"):
+            read(source)
+
+
+def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    for source in (tmp_path / "b.txt", "b.txt", ""):
+        with pytest.raises(SpecjaxError, match="does not exist and is no hub id of a dataset"):
+            read_documents([tmp_path / "a.txt", source], Characters())
+
+
+def test_a_folder_without_text_is_refused(tmp_path):
+    with pytest.raises(SpecjaxError, match=r"holds no text files; give a folder with some"):
+        read_documents([tmp_path], Characters())
+
+
+def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
+    def load_dataset(name, split, streaming):
+        assert (split, streaming) == ("train", True)
+        yield {"text": name}
+        yield {"content": "two"}
+        if name == "some/rest":
+            raise ConnectionError("no\nnetwork")
+        yield {"title": "three"}
+
+    fake = SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    documents = read_documents(["some/texts"], Characters())
+    with pytest.raises(SpecjaxError, match="some/texts, row 3, holds no text under"):
+        list(documents)
+    with pytest.raises(SpecjaxError) as caught:
+        read("some/rest")
+    message = "dataset some/rest could not be read (ConnectionError: no); check its name, or"
+    assert one_line(caught).startswith(message)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SpecjaxError, match=r"some/texts does not exist here.*pip install datasets"):
+        read("some/texts")
