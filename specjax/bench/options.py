@@ -1,5 +1,6 @@
 """What a benchmark can be told; apart from the rest, so that the command line reads it at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ class BenchOptions:
     methods: str = ""
     """Drafting methods, with commas between; by default all that need no weights of their own.
     Plain decoding is always among them."""
+    drafter: tuple[str, ...] = ()
+    """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore; by default pocket's
+    own."""
     tasks: str = "pocket"
     """pocket for its held-out edit tasks, or a JSONL file with `prompt` or `turns` in each line."""
     limit: int = 4
@@ -38,6 +42,24 @@ class BenchOptions:
 def names_in(text: str) -> list[str]:
     """The names in a text with commas between."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def sources_in(assignments: Sequence[str]) -> dict[str, str]:
+    """Method -> folder, from texts of the form METHOD=FOLDER.
+
+    Raises:
+        SpecjaxError: for a text of another form, or an unknown method.
+    """
+    from specjax.decoding.drafters import check_settings
+
+    sources = {}
+    for assignment in assignments:
+        method, equals, folder = assignment.partition("=")
+        if not (equals and folder):
+            raise SpecjaxError(f"--drafter {assignment!r} is not METHOD=FOLDER; write rest=FOLDER")
+        check_settings(method, {})
+        sources[method] = folder
+    return sources
 
 
 def methods_in(text: str, config: "LlamaConfig") -> list[str]:

@@ -24,7 +24,7 @@ from specjax.bench.measure import (
     summarise,
     warm_up,
 )
-from specjax.bench.options import BenchOptions, methods_in, names_in
+from specjax.bench.options import BenchOptions, methods_in, names_in, sources_in
 from specjax.bench.peers import Transformers, check_peer
 from specjax.bench.report import ALL, show, write
 from specjax.bench.tasks import Task, read_tasks, token_ids
@@ -155,9 +155,10 @@ def make_contestants(
     longest = max(len(request.ids) for request in requests)
     padded_length = -(-longest // BUCKET) * BUCKET
     sampling = Sampling(options.temperature)
+    sources = sources_in(options.drafter)
 
     def method(name: str, title: str, max_new_tokens: int) -> Contestant:
-        drafter, params = load_drafter(name, target)
+        drafter, params = load_drafter(name, target, sources.get(name))
         settings = sampling, max_new_tokens, padded_length, options.seed
         return OwnMethod(title, target, drafter, Params(target.params, params), *settings)
 
@@ -186,6 +187,7 @@ def _check(options: BenchOptions) -> None:
         )
     for name in names_in(options.peers):
         check_peer(name)
+    sources_in(options.drafter)
 
 
 def _requests(tasks: Sequence[Task], target: Target, max_new_tokens: int) -> list[Request]:

@@ -38,6 +38,10 @@ class Generate:
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """A setting of the method, such as num_tokens=20."""
+    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    """What the method reads, if anything: for rest a datastore; by default pocket's own."""
+    tuned: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Settings that `specjax tune` found; by default those beside the target, if any."""
     max_new_tokens: int = 256
     """Stop after so many new tokens, if the text has not ended before."""
     temperature: float = 0.0
@@ -56,6 +60,10 @@ class Generate:
     """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
     compare: bool = False
     """Also run plain decoding, in turn with the method, and compare."""
+    attribute: bool = False
+    """Also tell which part of the prompt each part of the output was copied from."""
+    attribute_html: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write a page with prompt and output side by side; pointing at a copy shows its source."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -74,9 +82,13 @@ class Generate:
             tell = partial(report.text, job) if report.is_plain else None
             results = measure(jobs, NUM_PAIRS if self.compare else 1, tell)
         if self.json:
-            report.json(job, results)
+            report.json(job, results, self.attribute)
         else:
+            if self.attribute:
+                report.sources(job, results[0])
             report.figures(job, results, stream_seconds)
+        if self.attribute_html is not None:
+            report.page(job, results[0], self.attribute_html)
 
     def _job(self, source: Source) -> "Job":
         """The request, checked as far as possible before the target loads."""
@@ -93,7 +105,9 @@ class Generate:
         check_seed(self.seed)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
-        drafter, drafter_params = load_drafter(self.method, target, **settings)
+        drafter, drafter_params = load_drafter(
+            self.method, target, self.drafter, self.tuned, **settings
+        )
         return Job(
             method=self.method,
             drafter=drafter,

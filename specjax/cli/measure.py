@@ -32,6 +32,11 @@ class Job:
     sampling: Sampling
     max_new_tokens: int
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt, without padding."""
+        return tuple(np.asarray(self.prompt.tokens)[0, : int(self.prompt.length[0])].tolist())
+
     def with_plain(self) -> "Job":
         """The same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
@@ -80,6 +85,7 @@ class Measured:
 
     method: str
     tokens: tuple[int, ...]
+    source: tuple[int, ...]  # where in prompt and output each was copied from; see Generation
     rounds: int
     mean_accepted_length: float
     seconds: float  # prefill and decoding; the median where there are several runs
@@ -117,6 +123,7 @@ def _measured(
     return Measured(
         method=job.method,
         tokens=new_tokens(generation),
+        source=tuple(np.asarray(generation.source)[0, : int(generation.length[0])].tolist()),
         rounds=int(generation.stats.rounds[0]),
         mean_accepted_length=float(generation.stats.mean_accepted_length),
         seconds=median(seconds for _, seconds in runs),

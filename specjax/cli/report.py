@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 from specjax.cli.example import INSTRUCTION
 from specjax.cli.measure import Job, Measured
 from specjax.cli.prompts import Source
+from specjax.cli.sources import show_sources, spans_in_prompt, write_page
 from specjax.cli.text import DRAFTED, decode, show_live
 
 
@@ -83,9 +85,22 @@ class Report:
         )
         self.notes.print(f"{timed}{not_counted}")
 
-    def json(self, job: Job, results: Sequence[Measured]) -> None:
-        """Prints one JSON object."""
+    def sources(self, job: Job, result: Measured) -> None:
+        """Prints which part of the prompt each part of the output repeats."""
+        spans = spans_in_prompt(result.source, len(job.prompt_ids))
+        show_sources(job.target.tokenizer, result.tokens, spans, self.output)
+
+    def page(self, job: Job, result: Measured, path: Path) -> None:
+        """Writes the same as an HTML page."""
+        spans = spans_in_prompt(result.source, len(job.prompt_ids))
+        write_page(path, job.target.tokenizer, job.prompt_ids, result.tokens, spans)
+        self.notes.print(f"sources written to {path}")
+
+    def json(self, job: Job, results: Sequence[Measured], with_spans: bool) -> None:
+        """Prints one JSON object; a span is its start and end in the output, and its source."""
         values, *plain = [_fields(job, result) for result in results]
+        if with_spans:
+            values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
         if plain:
             same = results[0].tokens == results[1].tokens if _is_reproducible(job) else None
             values |= {"plain": plain[0], "identical": same}

@@ -1,0 +1,70 @@
+"""`specjax generate --attribute`: which part of the prompt each part of the output repeats."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specjax.attribution import Page, Span, sources_in_prompt, spans_of
+from specjax.cli.text import GrowingText
+from specjax.files import expand_user, writable
+
+
+def spans_in_prompt(source: Sequence[int], prompt_length: int) -> list[Span]:
+    """The copied spans, each with the place in the prompt that it comes from in the end."""
+    return spans_of(sources_in_prompt(source, prompt_length))
+
+
+def show_sources(
+    tokenizer: Any, tokens: Sequence[int], spans: Sequence[Span], console: Console
+) -> None:
+    """Prints the output part by part, with the positions in output and prompt, both from 0."""
+    texts = token_texts(tokenizer, tokens)
+    table = Table("output", "source", "text", box=None, pad_edge=False)
+    for start, end, source in _parts(spans, len(tokens)):
+        place = "" if source is None else _range(source, source + end - start)
+        table.add_row(_range(start, end), place, repr("".join(texts[start:end]))[1:-1])
+    console.print(table)
+
+
+def write_page(
+    path: Path,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    spans: Sequence[Span],
+) -> None:
+    """Writes the HTML page.
+
+    Raises:
+        SpecjaxError: if the file cannot be written.
+    """
+    page = Page(token_texts(tokenizer, prompt), token_texts(tokenizer, tokens), spans)
+    path = expand_user(path)
+    with writable(path):
+        path.write_text(page.html(), encoding="utf-8")
+
+
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds; a character belongs to the token that completes it."""
+    growing = GrowingText(tokenizer)
+    texts = [growing.add(token) for token in tokens]
+    return [*texts[:-1], texts[-1] + growing.finish()] if texts else []
+
+
+def _parts(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int, int | None]]:
+    """The whole output in order: spans, and what lies between them."""
+    end = 0
+    for span in spans:
+        if end < span.start:
+            yield end, span.start, None
+        yield span
+        end = span.end
+    if end < length:
+        yield end, length, None
+
+
+def _range(start: int, end: int) -> str:
+    return str(start) if end == start + 1 else f"{start}-{end - 1}"
