@@ -1,8 +1,9 @@
-"""Which prompts are measured: pocket's held-out edit tasks, or a JSONL file."""
+"""Which prompts are measured: tasks made from pocket's held-out code, or a JSONL file."""
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user
 
 POCKET = "pocket"
+COMPLETE = "complete"  # the kind of task that is no edit
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,16 @@ class Task:
     kind: str
     text: str
     is_chat: bool = False  # a user's message, which the target gets in chat form
+    is_opening: bool = False  # of a text: BOS stands before it, even if the tokenizer adds none
 
 
-def read_tasks(source: str, limit: int, seed: int = 0) -> tuple[Task, ...]:
+def _to_stderr(complaint: str) -> None:
+    print("specjax:", complaint, file=sys.stderr)
+
+
+def read_tasks(
+    source: str, limit: int, seed: int = 0, complain: Callable[[str], None] = _to_stderr
+) -> tuple[Task, ...]:
     """The first `limit` tasks of each kind, ordered by kind.
 
     Args:
@@ -31,14 +40,17 @@ def read_tasks(source: str, limit: int, seed: int = 0) -> tuple[Task, ...]:
             stands; else the first of `turns` is a user's message. The kind is `category`, or else
             the name of the file. Other fields are ignored, so Spec-Bench's questions do.
         limit: tasks per kind.
-        seed: decides which edit tasks pocket makes.
+        seed: decides which tasks pocket makes.
+        complain: told of every line that holds no task; such lines are left out.
 
     Raises:
-        SpecjaxError: for a file that cannot be read, holds no tasks or a malformed line.
+        SpecjaxError: for a file that cannot be read or holds no task.
     """
     if limit < 1:
         raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
-    tasks = _pocket_tasks(limit, seed) if source == POCKET else _file_tasks(Path(source))
+    if source == POCKET:
+        return tuple(_pocket_tasks(limit, seed))
+    tasks = _file_tasks(Path(source), complain)
     return tuple(_first_of_each_kind(tasks, limit))
 
 
@@ -46,7 +58,9 @@ def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
     """The prompt in the target's tokens: a message in chat form, other text as it stands."""
     if task.is_chat:
         return chat_ids(tokenizer, task.text)
-    return tuple(tokenizer(task.text)["input_ids"])
+    ids = tuple(tokenizer(task.text)["input_ids"])
+    has_bos = tokenizer.bos_token_id in (None, *ids[:1])
+    return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
 
 
 def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
@@ -60,15 +74,20 @@ def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
     yield from sorted(kept, key=lambda task: kinds.index(task.kind))
 
 
-def _pocket_tasks(limit: int, seed: int) -> Sequence[Task]:
-    """Edit tasks as pocket was trained on them; other targets get them as a user's message."""
-    from specjax.pocket import edits
+def _pocket_tasks(limit: int, seed: int) -> Iterator[Task]:
+    """Edit tasks, which targets get as a user's message, and code to be continued freely."""
+    from specjax.pocket import corpus, edits
 
     made = edits.held_out_tasks(limit * len(edits.KINDS), seed)
-    return [Task(task.kind, f"{task.instruction}\n{task.source}", is_chat=True) for task in made]
+    for kind in edits.KINDS:
+        for task in made:
+            if task.kind == kind:
+                yield Task(kind, f"{task.instruction}\n{task.source}", is_chat=True)
+    for text in corpus.held_out_openings(limit, seed):
+        yield Task(COMPLETE, text, is_opening=True)
 
 
-def _file_tasks(path: Path) -> Sequence[Task]:
+def _file_tasks(path: Path, complain: Callable[[str], None]) -> Sequence[Task]:
     try:
         lines = expand_user(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,19 +95,25 @@ def _file_tasks(path: Path) -> Sequence[Task]:
         raise SpecjaxError(
             f"tasks {path} cannot be read ({reason}); give 'pocket' or a JSONL file"
         ) from None
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                tasks.append(_task(line, f"{path}:{number}", path.stem))
+            except SpecjaxError as error:
+                complain(f"{error}; this line is left out")
+    if not tasks:
         raise SpecjaxError(f"{path} holds no tasks; write one JSON object per line")
-    return [_task(line, f"{path}:{number}", path.stem) for number, line in numbered]
+    return tasks
 
 
 def _task(line: str, place: str, default_kind: str) -> Task:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise SpecjaxError(f"{place} is not JSON ({error}); write one object per line") from None
+        raise SpecjaxError(f"{place} is not JSON ({error})") from None
     if not isinstance(fields, dict):
-        raise SpecjaxError(f'{place} is no JSON object; write {{"prompt": "..."}}')
+        raise SpecjaxError(f'{place} is no JSON object such as {{"prompt": "..."}}')
     is_chat = "prompt" not in fields
     turns = fields.get("turns")
     first_turn = turns[0] if isinstance(turns, list) and turns else None
@@ -97,7 +122,5 @@ def _task(line: str, place: str, default_kind: str) -> Task:
         raise SpecjaxError(f"{place} has no text: it needs a `prompt`, or `turns` with a first one")
     kind = fields.get("category", default_kind)
     if not isinstance(kind, str) or not kind:
-        raise SpecjaxError(
-            f"{place}: its category {kind!r} is no name; give a text or leave it out"
-        )
+        raise SpecjaxError(f"{place}: its category {kind!r} is no name")
     return Task(kind, text, is_chat)

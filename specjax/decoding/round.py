@@ -62,7 +62,7 @@ def judge(
     """One target pass over the proposal and its verification, as narrow as the draft allows.
 
     Everything whose cost grows with the rows happens at the chosen width; only what the drafter
-    wants to read is padded back to all N rows. Attention is read at the deepest accepted node only.
+    taps is padded back to all N rows. Attention is read at the deepest accepted node only.
     """
     tree, probe = proposal
     num_nodes = tree.num_nodes
@@ -71,7 +71,7 @@ def judge(
     def at_width(width: int, cache: KVCache):
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
-        output, cache = target.run(params, rows, cache, drafter.taps)
+        output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -88,7 +88,8 @@ def judge(
 
         verification = replace(verification, path=path)
         attention = last_attention(output.attention, verification, root_slot)
-        wide = ModelOutput(widen(output.logits, 1), widen(output.hidden, 1), attention)
+        logits = widen(output.logits, 1) if drafter.taps.logits else None
+        wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
     widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes] + [num_nodes]

@@ -20,7 +20,7 @@ class Taps:
 
     hidden_layers: tuple[int, ...] = ()
     attention_heads: tuple[tuple[int, int], ...] = ()
-    logits: bool = True  # False skips the LM head, as prefill does
+    logits: bool = True  # False skips the LM head; in a drafter's taps, it does not read them
 
     def check(self, config: LlamaConfig) -> None:
         """Raises SpecjaxError if the model has no such layer or head."""

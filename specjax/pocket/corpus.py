@@ -26,6 +26,7 @@ from specjax.pocket.tokenizer import BEGIN, BEGIN_ID, END, SPECIAL_TOKENS
 HELD_OUT_FRACTION = 0.05
 PIECE_LINES = (3, 40)  # fewest and most
 PIECE_CHARACTERS = (80, 900)
+OPENING_CHARACTERS = 900  # of a module that is to be continued
 PROMPT_WEIGHT = 0.2
 FIRST_SIGHT_WEIGHT = 0.1  # of text that a row shows for the first time, in a row of repeats
 UNPREDICTABLE_START = 2  # how many tokens of a copy nothing foretells
@@ -82,6 +83,13 @@ def pieces(held_out: bool) -> tuple[str, ...]:
     distinct = dict.fromkeys(piece for module in texts for piece in cut_pieces(module))
     known = set(pieces(False)) if held_out else set()
     return tuple(piece for piece in distinct if piece not in known)
+
+
+def held_out_openings(count: int, seed: int = 0) -> tuple[str, ...]:
+    """The first lines of `count` held-out modules, to be continued freely."""
+    texts = [text for text in module_texts(True) if len(text) > 2 * OPENING_CHARACTERS]
+    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
+    return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)
 
 
 def cut_pieces(module: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
-from specjax.pocket import edits
+from specjax.pocket import corpus, edits
 from specjax.pocket.tokenizer import train_tokenizer
 
 CONFIG = LlamaConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
@@ -358,8 +358,15 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
         for kind in edits.KINDS
     ]
     monkeypatch.setattr(edits, "held_out_tasks", lambda count, seed: made[:count])
+    monkeypatch.setattr(corpus, "held_out_openings", lambda count, seed: ("import os\n",) * count)
     tasks = read_tasks("pocket", limit=2)
-    assert [task.kind for task in tasks] == [kind for kind in edits.KINDS for _ in range(2)]
+    kinds = [*edits.KINDS, "complete"]
+    assert [task.kind for task in tasks] == [kind for kind in kinds for _ in range(2)]
+    opening = tokenizer("<|begin|>import os\n")["input_ids"]
+    assert token_ids(tasks[-1], tokenizer) == tuple(opening)
+    assert token_ids(Task("x", "<|begin|>import os\n", is_opening=True), tokenizer) == tuple(
+        opening
+    )
     expected = tokenizer(edits.prompt_text(made[0]))["input_ids"]
     assert token_ids(tasks[0], tokenizer) == tuple(expected)
 
@@ -400,13 +407,17 @@ def test_a_file_gives_the_first_of_each_kind(tmp_path):
         ('{"prompt": "fine", "category": 3}', "is no name"),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path, line, problem):
+def test_a_malformed_line_is_named_and_the_rest_still_runs(tmp_path, capsys, line, problem):
     path = tmp_path / "tasks.jsonl"
-    path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
-    with pytest.raises(SpecjaxError) as error:
-        read_tasks(str(path), limit=1)
-    assert str(error.value).startswith(f"{path}:3")
-    assert problem in str(error.value)
+    path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n{{"prompt": "too"}}')
+    assert [task.text for task in read_tasks(str(path), limit=2)] == ["fine", "too"]
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"specjax: {path}:3")
+    assert problem in complaint
+    assert complaint.endswith("this line is left out\n")
+    path.write_text(line)
+    with pytest.raises(SpecjaxError, match="holds no tasks"):
+        read_tasks(str(path), limit=2)
 
 
 @pytest.mark.parametrize(

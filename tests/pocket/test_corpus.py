@@ -159,3 +159,13 @@ def test_mixture_holds_within_a_batch(data):
     tokens, weights = data.batch(5, 20, 64, (0.25, 0.5, 0.25))
     assert np.sum((weights[:, 1:] == 1).all(axis=1)) == 5  # code rows
     assert np.sum(tokens[:, 1] == 2) == 10  # edit rows begin with BEGIN, USER
+
+
+def test_openings_are_the_first_lines_of_held_out_modules():
+    openings = corpus.held_out_openings(5, seed=3)
+    assert len(set(openings)) == 5
+    for opening in openings:
+        assert 400 < len(opening) <= corpus.OPENING_CHARACTERS
+        assert opening.endswith("\n")
+        assert any(module.startswith(opening) for module in corpus.module_texts(True))
+    assert corpus.held_out_openings(5, seed=3) == openings != corpus.held_out_openings(5, seed=4)

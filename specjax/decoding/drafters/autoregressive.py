@@ -19,7 +19,7 @@ class Autoregressive:
 
     @property
     def taps(self) -> Taps:
-        return Taps()
+        return Taps(logits=False)
 
     num_nodes = 1
     num_probes = 0

@@ -55,7 +55,7 @@ class PromptLookup:
 
     @property
     def taps(self) -> Taps:
-        return Taps()
+        return Taps(logits=False)
 
     @property
     def num_nodes(self) -> int:

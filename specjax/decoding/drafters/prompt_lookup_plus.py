@@ -124,7 +124,7 @@ class PromptLookupPlus(RankedLookup):
 
     @property
     def taps(self) -> Taps:
-        return Taps(hidden_layers=(self.layer,))
+        return Taps(hidden_layers=(self.layer,), logits=False)
 
     @staticmethod
     def layer_for(config: LlamaConfig) -> int:
@@ -203,7 +203,7 @@ class PromptLookupPlusAttention(RankedLookup):
 
     @property
     def taps(self) -> Taps:
-        return Taps(attention_heads=self.heads)
+        return Taps(attention_heads=self.heads, logits=False)
 
     @staticmethod
     def heads_for(config: LlamaConfig, layer: int | None = None) -> Heads:

@@ -77,7 +77,7 @@ class Retrieval:
 
     @property
     def taps(self) -> Taps:
-        return Taps()
+        return Taps(logits=False)
 
     @property
     def num_nodes(self) -> int:
