@@ -45,7 +45,7 @@ class Attribute:
         from specjax.hub import load, load_drafter
         from specjax.models.outputs import Taps
 
-        if not self.thresholds or min(self.thresholds) < 1 or (self.limit or 1) < 1:
+        if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
             raise SpecjaxError("--thresholds and --limit must be at least 1")
         examples, complaints = read_quotesum(expand_user(self.file))
         for line in complaints:

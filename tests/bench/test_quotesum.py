@@ -1,0 +1,71 @@
+"""QuoteSum: its marks, and which tokens they make quoted."""
+
+import json
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from specjax.bench.quotesum import evaluate, read_quotesum, tokens_of
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import load_llama
+from specjax.models.llama import Llama
+from tests.cli.target import write_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target") / "tiny"
+    write_target(folder)
+    return folder
+
+
+def write(path, *summaries):
+    fields = {"question": "why?", "title2": "Two", "source2": "because of it", "source1": None}
+    path.write_text("\n".join(json.dumps(fields | {"summary": each}) for each in summaries))
+    return path
+
+
+def test_marks_are_taken_out_and_remembered(tmp_path):
+    path = write(tmp_path / "a.jsonl", "So [ 2 because of it ] , [ 2 Two ].", "nothing quoted")
+    (first, second), complaints = read_quotesum(path)
+    assert complaints == []
+    assert first.answer == "So because of it , Two."
+    assert [first.answer[start:end] for start, end in first.quotes] == ["because of it", "Two"]
+    assert first.context == "Two: because of it\nQuestion: why?\nAnswer: "
+    assert second.quotes == ()
+
+
+def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    path = write(tmp_path / "a.jsonl", "So [ 2 because of it ] .")
+    [example], _ = read_quotesum(path)
+    text, prompt_length, quoted = tokens_of(example, tokenizer)
+    assert tokenizer.decode(text[:prompt_length]) == example.context
+    answer = text[prompt_length:]
+    assert tokenizer.decode(answer) == example.answer
+    assert len(answer) == len(quoted)
+    inside = tokenizer.decode([token for token, here in zip(answer, quoted, strict=True) if here])
+    assert inside.strip() == "because of it"
+
+
+def test_files_without_an_example_are_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"summary": "x"}\n[]\n')
+    with pytest.raises(SpecjaxError, match="holds no QuoteSum example"):
+        read_quotesum(path)
+
+
+def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path, folder):
+    config = LlamaConfig.read(folder)
+    model, params = Llama(config), load_llama(folder, config, np.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    summary = "value total [ 2 because of it ] is said"
+    examples, _ = read_quotesum(write(tmp_path / "a.jsonl", summary))
+    layer = PromptLookupPlus.layer_for(config)
+    scores = evaluate(examples, model, params, tokenizer, layer, thresholds=(1, 4, 50))
+    assert scores[1].recall >= scores[4].recall >= scores[50].recall == 0
+    assert scores[4].recall > 0.5
+    assert scores[50].precision == 1.0
