@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from specjax.decoding.reference import reference_generate
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
+    from specjax.drafting import load_drafter
     from specjax.errors import SpecjaxError
-    from specjax.hub import Target, load, load_drafter
+    from specjax.hub import Target, load
     from specjax.models.config import LlamaConfig
     from specjax.models.llama import Llama
 
@@ -53,7 +54,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "specjax.hub": ("load", "load_drafter", "Target"),
+    "specjax.drafting": ("load_drafter",),
+    "specjax.hub": ("load", "Target"),
     "specjax.decoding.prompt": ("encode", "chat_ids", "from_ids", "Prompt"),
     "specjax.decoding.drafter": ("Drafter", "Params"),
     "specjax.decoding.sampling": ("Sampling",),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-NO_SOURCE = -1
+from specjax.decoding.state import NO_SOURCE
 
 
 class Span(NamedTuple):
@@ -56,14 +56,15 @@ def forced_sources(
 ) -> list[int]:
     """The sources that PLD+ (h) would have named had the target written this very output.
 
-    `states` are the target's hidden states at every position. Candidates stand in the prompt.
+    `states` are the target's hidden states at every position. Candidates stand in the prompt, and
+    what is copied from them does too.
     """
     tokens = np.asarray(text)
     unit = states / np.maximum(np.linalg.norm(states, axis=-1, keepdims=True), 1e-12)
     source = np.full(len(tokens), NO_SOURCE)
-    root = prompt_length
+    root = prompt_length - 1
     while root < len(tokens):
-        candidates = 1 + np.flatnonzero(tokens[1:prompt_length] == tokens[root])
+        candidates = 1 + np.flatnonzero(tokens[1 : min(root, prompt_length)] == tokens[root])
         count = 0
         if len(candidates):
             best = int(candidates[np.argmax(unit[candidates - 1] @ unit[root - 1])])

@@ -21,9 +21,7 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user
 
 SEPARATOR = -1  # stands after every document; no query matches it, no draft goes across it
-LONGEST_QUERY = 16
-LONGEST_CONTINUATION = 16
-SORTED_TOKENS = LONGEST_QUERY + LONGEST_CONTINUATION  # so many tokens decide a suffix's place
+SORTED_TOKENS = 32  # so many tokens decide a suffix's place: query and continuation together
 MOST_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # positions, and those just past the end, are int32
 
 ARRAYS, METADATA = "datastore.safetensors", "datastore.json"

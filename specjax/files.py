@@ -30,11 +30,14 @@ def cache_folder() -> Path:
     """What may be lost is kept in `~/.cache/specjax`, or under XDG_CACHE_HOME.
 
     Raises:
-        RuntimeError: if there is no home.
+        SpecjaxError: if there is no home.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # unset; relative ones are void by the XDG specification
-        base = Path.home() / ".cache"
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            raise SpecjaxError("there is no home folder; set XDG_CACHE_HOME or HOME") from None
     return base / "specjax"
 
 

@@ -22,12 +22,8 @@ from huggingface_hub.utils import (
 )
 from jax.typing import DTypeLike
 
-from specjax import datastore as datastores
-from specjax import tuned as tuned_files
-from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters import METHODS, check_settings, make_drafter
 from specjax.errors import SpecjaxError
-from specjax.files import cache_folder, expand_user, read_json, readable
+from specjax.files import expand_user, read_json, readable
 from specjax.models.config import LlamaConfig, eos_tokens
 from specjax.models.convert import load_llama
 from specjax.models.llama import Llama
@@ -65,6 +61,12 @@ class Target:
     def eos(self) -> tuple[int, ...]:
         """The tokens that end a text, those of `generation_config.json` included."""
         return self.config.eos_token_id
+
+    def require_tokenizer(self) -> Any:
+        """The tokenizer; raises SpecjaxError if there is none."""
+        if self.tokenizer is None:
+            raise SpecjaxError(f"{self.name} has no tokenizer; take a target that has one")
+        return self.tokenizer
 
 
 def load(
@@ -122,7 +124,7 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
             f"revision {revision!r} has no meaning for {name}; only hub ids have one"
         )
     if name == POCKET:
-        return _pocket_folder()
+        return pocket_folder()
     if is_local:
         return folder
     if HUB_ID.fullmatch(name) and is_free:
@@ -133,7 +135,8 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
     )
 
 
-def _pocket_folder() -> Path:
+def pocket_folder() -> Path:
+    """Where the small model inside specjax lies."""
     folder = Path(str(resources.files("specjax") / "pocket" / "weights" / "target"))
     if not (folder / "config.json").is_file():
         raise SpecjaxError(
@@ -241,72 +244,3 @@ def _read_tokenizer(folder: Path) -> Any:
             f"the tokenizer in {folder} cannot be read ({reason}); "
             "install what it lacks, or download it again"
         ) from error
-
-
-# ---- Drafters ----------------------------------------------------------------------------------
-
-
-def load_drafter(
-    method: str,
-    target: Target,
-    source: str | Path | None = None,
-    tuned: str | Path | None = None,
-    **settings: Any,
-) -> tuple[Drafter, Any]:
-    """A drafter for `target` and its params (None for the methods that read none).
-
-    Args:
-        method: a name from `specjax methods`.
-        target: the model whose tokens it will draft.
-        source: what the method reads, where it reads something: for `rest` the folder of a
-            datastore; by default pocket's own, if the target is pocket.
-        tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
-        settings: fields of the drafter in place of its tuned and its default ones.
-
-    Raises:
-        SpecjaxError: for an unknown method or setting, one that does not fit the target, or a
-            source or file that is missing, damaged or made for another target.
-    """
-    check_settings(method, settings)
-    known = _tuned_settings(method, target, tuned)
-    drafter = make_drafter(method, target.config, {**known, **settings})
-    params = _read_source(method, target, source)
-    drafter.check(target.config, params)
-    drafter.taps.check(target.config)
-    return drafter, params
-
-
-def tuned_file(name: str) -> Path:
-    """Where the tuned settings of a target are kept: beside its weights, or for a hub id in the
-    user's cache."""
-    if name == POCKET:
-        return _pocket_folder() / tuned_files.FILE
-    folder = expand_user(name)
-    if HUB_ID.fullmatch(name) and not folder.exists():
-        folder = cache_folder() / "targets" / name.replace("/", "--")
-    return folder / tuned_files.FILE
-
-
-def _tuned_settings(method: str, target: Target, tuned: str | Path | None) -> Mapping[str, Any]:
-    path = tuned_file(target.name) if tuned is None else expand_user(tuned)
-    if tuned is None and not path.is_file():
-        return {}
-    owner = tuned_files.fingerprint(target.config, target.params)
-    return tuned_files.read_tuned(path, owner).settings.get(method, {})
-
-
-def _read_source(method: str, target: Target, source: str | Path | None) -> Any:
-    if not METHODS[method].has_params:
-        if source is not None:
-            raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
-        return None
-    if source is None and target.name != POCKET:
-        raise SpecjaxError(
-            f"method {method!r} needs {METHODS[method].needs}; give its folder, such as one that "
-            "`specjax datastore build` made"
-        )
-    folder = _pocket_folder().parent / "datastore" if source is None else source
-    datastore = datastores.load_datastore(folder)
-    if target.tokenizer is not None:
-        datastore.check_tokenizer(datastores.tokenizer_fingerprint(target.tokenizer))
-    return datastores.params(datastore)

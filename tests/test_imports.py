@@ -25,7 +25,10 @@ WORDS = ("decoding.tree", "decoding.sampling", "decoding.prompt", *MODELS)
 DRAFTER = ("decoding.drafter", "decoding.drafters.length_rules", *WORDS)
 ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
-TOP = ("hub", "bench", "tuning", "tuned", "datastore", "documents", "attribution", "pocket")
+TOP = (
+    *("hub", "drafting", "bench", "tuning", "tuned"),
+    *("datastore", "documents", "attribution", "pocket"),
+)
 
 # File -> what it may import, without the leading "specjax."; a package stands for all it holds,
 # "*" for anything, and "" for a name of specjax itself.
@@ -36,15 +39,16 @@ RULES = {
     "__main__": ("cli",),
     "cli": ("", *TOP, *UPPER),
     "cli.*": ("", "cli", *TOP, *UPPER),
-    "hub": ("decoding.drafters", "decoding.drafter", "pocket", "datastore", "tuned", *MODELS),
+    "hub": ("pocket", *MODELS),
+    "drafting": ("hub", "datastore", "tuned", "decoding.drafters", "decoding.drafter", *MODELS),
     "datastore": ("", *MODELS),
     "documents": FLOOR,
     "tuned": MODELS,
-    "attribution": FLOOR,
+    "attribution": ("decoding.state", *FLOOR),
     "tuning.*": ("tuning", "hub", "bench", *UPPER),
-    "bench.*": ("", "hub", "bench", "pocket", "attribution", *UPPER),
+    "bench.*": ("", "hub", "drafting", "bench", "pocket", "attribution", *UPPER),
     "pocket.*": ("", "pocket", "datastore", *UPPER),
-    "training.*": ("training", *MODELS),
+    "training.*": ("", "training", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.eagle2": ("decoding.drafters.eagle", *DRAFTER),
     "decoding.drafters.*": DRAFTER,
@@ -250,7 +254,7 @@ def test_a_wrong_arrow_is_reported_with_its_file_line_and_import(package, name, 
         ("training.loop", "from specjax.models.llama import Llama"),
         ("bench.run", "from specjax.decoding.generate import speculative_generate"),
         ("pocket.__init__", "from specjax.training import loop"),
-        ("hub", "from specjax.decoding.drafters import DRAFTERS"),
+        ("drafting", "from specjax.decoding.drafters import DRAFTERS"),
         ("hub", "from specjax import pocket"),
         ("cli", "from specjax import bench, hub, pocket"),
         ("__init__", "from specjax.decoding.generate import speculative_generate"),

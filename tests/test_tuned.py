@@ -25,14 +25,14 @@ def test_what_is_written_is_read(tmp_path):
     assert [each.name for each in path.parent.iterdir()] == ["specjax.json"]
 
 
-def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype(dtype):
     model, params = target()
-    params = params | {"norm": {"weight": jax.random.normal(jax.random.key(0), (32,))}}
     known = fingerprint(model.config, params)
-    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    halves = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     assert fingerprint(model.config, halves) == known
-    other = params | {"norm": {"weight": params["norm"]["weight"] + 1}}
-    assert fingerprint(model.config, other) != known
+    assert fingerprint(model.config, target(seed=1)[1]) != known
+    assert fingerprint(target(layers=3)[0].config, params) != known
 
 
 @pytest.mark.parametrize(

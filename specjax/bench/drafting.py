@@ -28,7 +28,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.decoding.generate import _start
+from specjax.decoding.generate import start_loop
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
@@ -127,7 +127,7 @@ def _state(target: Llama, params: Any, drafter: Drafter, options: Options) -> Lo
     """The loop after prefill of a random text from few tokens, so that candidates are many."""
     text = np.random.default_rng(0).integers(0, 50, options.context).tolist()
     # Donated buffers are not wanted here, so room for new tokens stays free.
-    return _start(
+    return start_loop(
         Params(params),
         from_ids([text]),
         jax.random.key(0),

@@ -16,13 +16,14 @@ class BenchOptions:
     """What is measured, and how often."""
 
     methods: str = ""
-    """Drafting methods, with commas between; by default all that need no weights of their own.
-    Plain decoding is always among them."""
+    """Drafting methods, with commas between; by default all that need nothing but the target, and
+    those of --drafter. Plain decoding is always among them."""
     drafter: tuple[str, ...] = ()
     """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore; by default pocket's
-    own."""
+    own. May be given for several methods."""
     tasks: str = "pocket"
-    """pocket for its held-out edit tasks, or a JSONL file with `prompt` or `turns` in each line."""
+    """pocket for edits and completions of its held-out code, or a JSONL file with `prompt` or
+    `turns` in each line."""
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
@@ -32,7 +33,7 @@ class BenchOptions:
     runs: int = 3
     """How often each method runs each prompt."""
     seed: int = 0
-    """Decides what is drawn, and which edit tasks pocket makes."""
+    """Decides what is drawn, and which tasks pocket makes."""
     peers: str = ""
     """transformers: also measure its plain greedy decoding of the same weights (needs torch)."""
     out: Path | None = None
@@ -58,6 +59,8 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
         if not (equals and folder):
             raise SpecjaxError(f"--drafter {assignment!r} is not METHOD=FOLDER; write rest=FOLDER")
         check_settings(method, {})
+        if method in sources:
+            raise SpecjaxError(f"--drafter names {method} twice; keep one of them")
         sources[method] = folder
     return sources
 

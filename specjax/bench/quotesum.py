@@ -69,6 +69,7 @@ def evaluate(
     params: Any,
     tokenizer: Any,
     layer: int,
+    num_tokens: int = 70,
     thresholds: Sequence[int] = (2, 5, 8),
 ) -> dict[int, Scores]:
     """Scores per least length of a span, each the mean over the examples.
@@ -77,15 +78,16 @@ def evaluate(
         SpecjaxError: for an example that is longer than the target's texts may be.
     """
     found: dict[int, list[Scores]] = {least: [] for least in thresholds}
-    for example in examples:
-        text, prompt_length, true = tokens_of(example, tokenizer)
-        if len(text) > target.config.longest_text:
-            raise SpecjaxError(
-                f"an example has {len(text)} tokens, more than the {target.config.longest_text} "
-                "of this target; take a target for longer texts"
-            )
+    texts = [tokens_of(example, tokenizer) for example in examples]
+    longest = max(len(text) for text, _, _ in texts)
+    if longest > target.config.longest_text:
+        raise SpecjaxError(
+            f"an example has {longest} tokens, more than the {target.config.longest_text} of this "
+            "target; take a target for longer texts"
+        )
+    for text, prompt_length, true in texts:
         states = hidden_states(text, target, params, layer)
-        source = forced_sources(text, prompt_length, states)
+        source = forced_sources(text, prompt_length, states, num_tokens)
         for least in thresholds:
             found[least].append(score(is_copied(source, least), true))
     return {

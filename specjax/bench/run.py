@@ -36,9 +36,10 @@ from specjax.decoding.prompt import BUCKET, Prompt, from_ids
 from specjax.decoding.request import check_length, check_prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
+from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user
-from specjax.hub import Target, load_drafter
+from specjax.hub import Target
 from specjax.models.config import LlamaConfig
 
 
@@ -162,7 +163,8 @@ def make_contestants(
         settings = sampling, max_new_tokens, padded_length, options.seed
         return OwnMethod(title, target, drafter, Params(target.params, params), *settings)
 
-    names = dict.fromkeys([PLAIN, *methods_in(options.methods, target.config)])
+    named = methods_in(options.methods, target.config)
+    names = dict.fromkeys([PLAIN, *named, *sources])
     contestants = [method(name, name, options.max_new_tokens) for name in names]
     contestants.append(method(PLAIN, PREFILL, max_new_tokens=1))
     if names_in(options.peers):
@@ -196,9 +198,8 @@ def _requests(tasks: Sequence[Task], target: Target, max_new_tokens: int) -> lis
     Raises:
         SpecjaxError: for a target without a tokenizer, or a prompt that it cannot continue.
     """
-    if target.tokenizer is None:
-        raise SpecjaxError(f"{target.name} has no tokenizer; tasks are text, so it needs one")
-    requests = [Request(task.kind, token_ids(task, target.tokenizer)) for task in tasks]
+    tokenizer = target.require_tokenizer()
+    requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
     for kind, group in groupby(requests, key=lambda request: request.kind):
         check_prompts(kind, [request.ids for request in group], target.config, max_new_tokens)
     return requests

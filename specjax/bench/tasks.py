@@ -31,7 +31,11 @@ def _to_stderr(complaint: str) -> None:
 
 
 def read_tasks(
-    source: str, limit: int, seed: int = 0, complain: Callable[[str], None] = _to_stderr
+    source: str,
+    limit: int,
+    seed: int = 0,
+    is_validation: bool = False,
+    complain: Callable[[str], None] = _to_stderr,
 ) -> tuple[Task, ...]:
     """The first `limit` tasks of each kind, ordered by kind.
 
@@ -41,6 +45,7 @@ def read_tasks(
             the name of the file. Other fields are ignored, so Spec-Bench's questions do.
         limit: tasks per kind.
         seed: decides which tasks pocket makes.
+        is_validation: pocket makes them of other code than otherwise.
         complain: told of every line that holds no task; such lines are left out.
 
     Raises:
@@ -49,7 +54,7 @@ def read_tasks(
     if limit < 1:
         raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
     if source == POCKET:
-        return tuple(_pocket_tasks(limit, seed))
+        return tuple(_pocket_tasks(limit, seed, is_validation))
     tasks = _file_tasks(Path(source), complain)
     return tuple(_first_of_each_kind(tasks, limit))
 
@@ -74,16 +79,16 @@ def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
     yield from sorted(kept, key=lambda task: kinds.index(task.kind))
 
 
-def _pocket_tasks(limit: int, seed: int) -> Iterator[Task]:
+def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
     """Edit tasks, which targets get as a user's message, and code to be continued freely."""
     from specjax.pocket import corpus, edits
 
-    made = edits.held_out_tasks(limit * len(edits.KINDS), seed)
+    made = edits.held_out_tasks(limit * len(edits.KINDS), seed, is_validation=is_validation)
     for kind in edits.KINDS:
         for task in made:
             if task.kind == kind:
                 yield Task(kind, f"{task.instruction}\n{task.source}", is_chat=True)
-    for text in corpus.held_out_openings(limit, seed):
+    for text in corpus.held_out_openings(limit, seed, is_validation):
         yield Task(COMPLETE, text, is_opening=True)
 
 

@@ -41,8 +41,9 @@ class Attribute:
 
         from specjax.bench.quotesum import evaluate, read_quotesum
         from specjax.cli.environment import use_compilation_cache
+        from specjax.drafting import load_drafter
         from specjax.files import expand_user
-        from specjax.hub import load, load_drafter
+        from specjax.hub import load
         from specjax.models.outputs import Taps
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
@@ -52,8 +53,6 @@ class Attribute:
             print("specjax:", line, file=sys.stderr)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
-        if target.tokenizer is None:
-            raise SpecjaxError(f"{target.name} has no tokenizer; the file is text, so it needs one")
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
         Taps(layers).check(target.config)
@@ -61,8 +60,9 @@ class Attribute:
             examples[: self.limit],
             target.model,
             target.params,
-            target.tokenizer,
+            target.require_tokenizer(),
             layers[0],
+            drafter.max_depth,
             self.thresholds,
         )
         table = Table("least span", "precision", "recall", "F1", box=None)

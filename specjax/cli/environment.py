@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from specjax.errors import SpecjaxError
 from specjax.files import cache_folder
 
 LEAST_COMPILE_SECONDS = 0.5  # what compiles faster is not worth a file
@@ -34,7 +35,7 @@ def use_compilation_cache() -> Path | None:
     try:
         folder = cache_folder() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, SpecjaxError):  # SpecjaxError: there is no home
         return None
     if not os.access(folder, os.W_OK):
         return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from specjax.cli.prompts import Source, read_source
+from specjax.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.cli.measure import Job
@@ -90,6 +91,19 @@ class Generate:
         if self.attribute_html is not None:
             report.page(job, results[0], self.attribute_html)
 
+    def _check_attribution(self) -> None:
+        from specjax.decoding.drafters import METHODS
+        from specjax.files import expand_user
+
+        page = self.attribute_html
+        if (self.attribute or page is not None) and not METHODS[self.method].copies:
+            copying = ", ".join(name for name, method in METHODS.items() if method.copies)
+            raise SpecjaxError(
+                f"method {self.method!r} does not copy, so it has no sources; use {copying}"
+            )
+        if page is not None and not expand_user(page).parent.is_dir():
+            raise SpecjaxError(f"--attribute-html {page}: its folder does not exist; make it first")
+
     def _job(self, source: Source) -> "Job":
         """The request, checked as far as possible before the target loads."""
         from specjax.cli.environment import use_compilation_cache
@@ -98,10 +112,12 @@ class Generate:
         from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
         from specjax.decoding.sampling import Sampling
-        from specjax.hub import load, load_drafter
+        from specjax.drafting import load_drafter
+        from specjax.hub import load
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)
+        self._check_attribution()
         check_seed(self.seed)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)

@@ -14,7 +14,8 @@ from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.hub import Target, load_drafter
+from specjax.drafting import load_drafter
+from specjax.hub import Target
 
 WARM_UP_ROUNDS = 8  # enough to run passes of several widths, whose code is loaded at first use
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from specjax.decoding.state import Generation
 
 DRAFTED = "green"
+NUM_DECODED_AGAIN = 8  # tokens; what a token adds may depend on those before it
 UNFINISHED = "\ufffd"  # what bytes decode to that are not, or not yet, a character
 # A model may write any byte; on a terminal, control codes are shown, not obeyed.
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
@@ -25,17 +26,24 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 class GrowingText:
-    """Text that gains one token at a time; a character appears once all its bytes are there."""
+    """Text that gains one token at a time; a character appears once all its bytes are there.
+
+    Only the last few tokens are decoded again, from one that began a whole character.
+    """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._num_shown = 0  # characters
+        self._tokens: list[int] = []  # the last ones
+        self._num_shown = 0  # characters of their text
 
     def add(self, token: int) -> str:
         """The text that becomes certain with `token`."""
         self._tokens.append(token)
-        return self._fresh(decode(self._tokenizer, self._tokens).rstrip(UNFINISHED))
+        whole = decode(self._tokenizer, self._tokens)
+        fresh = self._fresh(whole.rstrip(UNFINISHED))
+        if len(self._tokens) >= 2 * NUM_DECODED_AGAIN and not whole.endswith(UNFINISHED):
+            self._forget()
+        return fresh
 
     def finish(self) -> str:
         """What is left when no token follows."""
@@ -45,6 +53,13 @@ class GrowingText:
         fresh = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text))
         return fresh
+
+    def _forget(self) -> None:
+        """Drops the older half, if what stays begins with a whole character."""
+        kept = self._tokens[-NUM_DECODED_AGAIN:]
+        text = decode(self._tokenizer, kept)
+        if not text.startswith(UNFINISHED):
+            self._tokens, self._num_shown = kept, len(text)
 
 
 def show_live(generations: Iterator[Generation], tokenizer: Any, console: Console) -> None:

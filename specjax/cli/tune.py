@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.errors import SpecjaxError
-
 if TYPE_CHECKING:
     from specjax.bench.measure import Request
     from specjax.hub import Target
     from specjax.tuned import Tuned
     from specjax.tuning.prompt_lookup import Curve
-
-TUNED_FIELDS = {
-    "pld-plus": ("layer", "num_tokens"),
-    "pld-plus-attention": ("heads", "num_tokens"),
-}
-VALIDATION_SEED = 1  # other edit tasks than those that `specjax bench` measures
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,8 @@ class Tune:
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
-    """pocket for its edit tasks, or a JSONL file with `prompt` or `turns` in each line."""
+    """pocket for tasks of its own that `bench` does not measure, or a JSONL file with `prompt` or
+    `turns` in each line."""
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
@@ -46,7 +39,8 @@ class Tune:
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """What is best: new tokens per round, or per second."""
     plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Also sweep the settings of the paper's ablations, and draw all curves into this folder."""
+    """Also sweep the settings of the paper's ablations, and draw all curves into this folder;
+    induction-heads has none."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write here instead of beside the target."""
     dtype: Annotated[
@@ -57,23 +51,29 @@ class Tune:
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
         from specjax.cli.environment import use_compilation_cache
+        from specjax.drafting import tuned_file
         from specjax.files import expand_user
-        from specjax.hub import load, tuned_file
+        from specjax.hub import load
         from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
+        from specjax.tuning.plots import prepare
 
+        if self.plots is not None:
+            prepare(expand_user(self.plots))
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         owner = fingerprint(target.config, target.params)
         path = expand_user(self.out) if self.out else tuned_file(target.name)
         known = read_tuned(path, owner) if path.is_file() else Tuned()
+        requests = self._requests(target)
         write_tuned(path, known, owner)  # fails now rather than after the work
-        found = self._tune(target, self._requests(target), known)
+        found = self._tune(target, requests, known)
         write_tuned(path, found, owner)
         print(f"written to {path}")
 
     def _tune(self, target: "Target", requests: "Sequence[Request]", known: "Tuned") -> "Tuned":
         if self.what == "induction-heads":
             return replace(known, induction_heads=self._induction_heads(target, requests))
+        from specjax.decoding.drafters import METHODS
         from specjax.tuning.prompt_lookup import Tuner
 
         tuner = Tuner(target, requests, self.max_new_tokens, self.by, self._report)
@@ -84,7 +84,7 @@ class Tune:
             heads = known.induction_heads or self._induction_heads(target, requests)
             known = replace(known, induction_heads=heads)
             chosen = tuner.attention(heads, more)
-        settings = {name: getattr(chosen, name) for name in TUNED_FIELDS[self.what]}
+        settings = {name: getattr(chosen, name) for name in METHODS[self.what].tuned}
         print(f"{self.what}: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
         return replace(known, settings={**known.settings, self.what: settings})
 
@@ -107,10 +107,9 @@ class Tune:
         from specjax.bench.tasks import read_tasks, token_ids
         from specjax.decoding.request import check_length
 
-        if target.tokenizer is None:
-            raise SpecjaxError(f"{target.name} has no tokenizer; tasks are text, so it needs one")
-        tasks = read_tasks(self.tasks, self.limit, VALIDATION_SEED)
-        requests = [Request(task.kind, token_ids(task, target.tokenizer)) for task in tasks]
+        tokenizer = target.require_tokenizer()
+        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
+        requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
         longest = max(len(request.ids) for request in requests)
         check_length(longest, self.max_new_tokens, target.config)
         return requests
@@ -129,6 +128,7 @@ class Tune:
             table.add_row(str(row[0].value), *cells)
         Console(soft_wrap=True, markup=False, highlight=False).print(table)
         if self.plots is not None:
+            from specjax.files import expand_user
             from specjax.tuning.plots import plot
 
-            print(f"drawn in {plot(curve, self.plots)}")
+            print(f"drawn in {plot(curve, expand_user(self.plots))}")

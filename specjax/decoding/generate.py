@@ -100,7 +100,7 @@ def stream(
         raise SpecjaxError(f"rounds_per_call {rounds_per_call} must be at least 1")
     check_request(params, prompt, target, drafter, max_new_tokens)
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
-    state = _start(params, prompt, key, **settings)
+    state = start_loop(params, prompt, key, **settings)
     settings |= {"sampling": sampling, "eos": as_tuple(eos), "num_rounds": rounds_per_call}
     return _rounds(params, state, settings)
 
@@ -118,7 +118,7 @@ def _generate(
     params, prompt, key, max_rounds, *, target, drafter, sampling, max_new_tokens, eos
 ) -> Generation:
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
-    state = _start(params, prompt, key, **settings)
+    state = start_loop(params, prompt, key, **settings)
     state = lax.while_loop(
         lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
         lambda state: one_round(params, state, target, drafter, sampling, max_new_tokens, eos),
@@ -139,7 +139,7 @@ def _advance(
 
 
 @partial(jax.jit, static_argnames=("target", "drafter", "max_new_tokens"))
-def _start(
+def start_loop(
     params: Params,
     prompt: Prompt,
     key: Key[Array, ""],

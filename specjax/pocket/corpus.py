@@ -85,9 +85,15 @@ def pieces(held_out: bool) -> tuple[str, ...]:
     return tuple(piece for piece in distinct if piece not in known)
 
 
-def held_out_openings(count: int, seed: int = 0) -> tuple[str, ...]:
+def is_validation(text: str) -> bool:
+    """Whether held-out text is for tuning (a quarter of it), and so not of the test set."""
+    return hashlib.sha256(text.encode()).digest()[0] < 64
+
+
+def held_out_openings(count: int, seed: int = 0, validation: bool = False) -> tuple[str, ...]:
     """The first lines of `count` held-out modules, to be continued freely."""
     texts = [text for text in module_texts(True) if len(text) > 2 * OPENING_CHARACTERS]
+    texts = [text for text in texts if is_validation(text) == validation]
     chosen = random.Random(seed).sample(texts, min(count, len(texts)))
     return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)
 

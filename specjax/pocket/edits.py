@@ -117,9 +117,13 @@ def make_edit(kind: str, piece: str, rng: random.Random) -> EditTask | None:
 
 
 def held_out_tasks(
-    count: int, seed: int = 0, kinds: Sequence[str] = KINDS, max_characters: int = 600
+    count: int,
+    seed: int = 0,
+    kinds: Sequence[str] = KINDS,
+    max_characters: int = 600,
+    is_validation: bool = False,
 ) -> tuple[EditTask, ...]:
-    """`count` tasks from held-out modules only: the test set.
+    """`count` tasks from held-out modules only: the test set, or what is set apart for tuning.
 
     The kinds take turns. No piece longer than `max_characters` is used, and none is used twice
     for as long as there are fresh ones that allow the kind whose turn it is.
@@ -130,7 +134,11 @@ def held_out_tasks(
     from specjax.pocket import corpus  # here, as corpus builds its rows from edits
 
     rng = random.Random(seed)
-    pieces = [piece for piece in corpus.pieces(held_out=True) if len(piece) <= max_characters]
+    pieces = [
+        piece
+        for piece in corpus.pieces(held_out=True)
+        if len(piece) <= max_characters and corpus.is_validation(piece) == is_validation
+    ]
     rng.shuffle(pieces)
     fresh, tasks = list(pieces), []
     for index in range(count):

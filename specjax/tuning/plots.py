@@ -1,6 +1,7 @@
 """Curves of a sweep as PNG files."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from specjax.errors import SpecjaxError
@@ -8,16 +9,22 @@ from specjax.files import writable
 from specjax.tuning.prompt_lookup import Curve
 
 
+def prepare(folder: Path) -> None:
+    """Raises SpecjaxError if there is no matplotlib, or no such folder can be written."""
+    if find_spec("matplotlib") is None:
+        raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`")
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def plot(curve: Curve, folder: Path) -> Path:
     """Draws accepted length over the setting, one line per series; returns the file.
 
     Raises:
-        SpecjaxError: if matplotlib is missing or the folder cannot be written.
+        SpecjaxError: if the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curve.series.items():
@@ -27,6 +34,5 @@ def plot(curve: Curve, folder: Path) -> Path:
     axes.legend()
     path = folder / (re.sub(r"\W+", "-", curve.title.lower()).strip("-") + ".png")
     with writable(path):
-        folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     return path

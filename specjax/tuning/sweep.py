@@ -54,8 +54,10 @@ def sweep(
     return points
 
 
-def best(points: Sequence[Point], goal: Goal) -> Any:
-    """The value with the highest accepted length or speed; of equals the first."""
+def best(points: Sequence[Point], goal: Goal, close: float = 1.0) -> Any:
+    """The value with the highest speed, or the first with `close` times the highest accepted
+    length."""
     if goal == "speed":
         return max(points, key=lambda point: point.tokens_per_second).value
-    return max(points, key=lambda point: point.accepted_length).value
+    enough = close * max(point.accepted_length for point in points)
+    return next(point.value for point in points if point.accepted_length >= enough)

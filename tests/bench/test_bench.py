@@ -357,8 +357,8 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
         for number in range(2)
         for kind in edits.KINDS
     ]
-    monkeypatch.setattr(edits, "held_out_tasks", lambda count, seed: made[:count])
-    monkeypatch.setattr(corpus, "held_out_openings", lambda count, seed: ("import os\n",) * count)
+    monkeypatch.setattr(edits, "held_out_tasks", lambda count, seed, **_: made[:count])
+    monkeypatch.setattr(corpus, "held_out_openings", lambda count, *_: ("import os\n",) * count)
     tasks = read_tasks("pocket", limit=2)
     kinds = [*edits.KINDS, "complete"]
     assert [task.kind for task in tasks] == [kind for kind in kinds for _ in range(2)]

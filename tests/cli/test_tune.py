@@ -195,5 +195,5 @@ def test_attribute_refuses_what_cannot_be(tiny, tmp_path, error_line, options, m
     path.write_text(example("[ 1 total ]"))
     assert main(["attribute", str(path), "--target", str(tiny), *options]) == 2
     assert message in error_line()
-    assert main(["attribute", str(tmp_path / "none"), *options[:0]]) == 2
+    assert main(["attribute", str(tmp_path / "none")]) == 2
     assert "none cannot be read" in error_line()

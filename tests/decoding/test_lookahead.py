@@ -16,7 +16,7 @@ from specjax.decoding.drafters.lookahead import (
     insert,
     insert_text,
 )
-from specjax.decoding.generate import _start, speculative_generate
+from specjax.decoding.generate import speculative_generate, start_loop
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.request import check_request
@@ -47,7 +47,7 @@ def truth(sampling: str, batch: int) -> np.ndarray:
 def start(drafter: Lookahead) -> LoopState:
     model, params = target()
     settings = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
-    return _start(Params(params), prompt(BATCH), jax.random.key(1), **settings)
+    return start_loop(Params(params), prompt(BATCH), jax.random.key(1), **settings)
 
 
 @cache

@@ -13,7 +13,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.decoding.generate import _start
+from specjax.decoding.generate import start_loop
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling
@@ -99,7 +99,7 @@ def after_rounds(drafter, count: int, taps: Taps):
     """The loop's state after `count` rounds of three texts, and a plain pass over what they say."""
     model, params = target()
     settings = {"target": model, "drafter": drafter, "max_new_tokens": 80}
-    state = _start(Params(params), prompt(3), jax.random.key(0), **settings)
+    state = start_loop(Params(params), prompt(3), jax.random.key(0), **settings)
     advance = jax.jit(
         lambda state: one_round(Params(params), state, sampling=Sampling(), eos=(), **settings)
     )

@@ -27,22 +27,28 @@ class Method:
     paper: str
     settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
     has_params: bool = False  # reads arrays of its own: weights or a datastore
+    copies: bool = False  # drafts from the text, so accepted tokens have a source there
+    tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
 
 
 METHODS: dict[str, Method] = {
     "plain": Method(Autoregressive, "nothing", "plain decoding, the baseline"),
-    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena, 2023)"),
+    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena, 2023)", copies=True),
     "pld-plus": Method(
         PromptLookupPlus,
         "hidden states of one target layer",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
+        copies=True,
+        tuned=("layer", "num_tokens"),
     ),
     "pld-plus-attention": Method(
         PromptLookupPlusAttention,
         "attention of the target's induction heads",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
+        copies=True,
+        tuned=("heads", "num_tokens"),
     ),
     "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),

@@ -154,9 +154,11 @@ class PromptLookupPlus(RankedLookup):
 
     def _scores(self, state: SeenHidden, context: Context) -> tuple[Float[Array, "B T"], float]:
         before_root = _slice(state.states, context.length - 2, 1)[:, 0]
-        likeness = jnp.einsum("bsd,bd->bs", state.states, before_root)
+        likeness = jnp.einsum(
+            "bsd,bd->bs", state.states, before_root, preferred_element_type=jnp.float32
+        )
         likeness = jnp.roll(likeness, 1, axis=1)  # entry j: of the states before j and the root
-        return likeness[:, : context.tokens.shape[1]].astype(jnp.float32), self.min_similarity
+        return likeness[:, : context.tokens.shape[1]], self.min_similarity
 
     def _means(self, hidden: Float[Array, "B H D"]) -> Float[Array, "B Q D"]:
         """Means over `prefix_length` positions, scaled to length 1; zero stays zero."""

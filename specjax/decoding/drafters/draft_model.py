@@ -1,0 +1,239 @@
+"""Speculative sampling: a small model of the same vocabulary drafts token by token."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
+from specjax.decoding.drafters.length_rules import Fixed, LastDrafted, LengthRule, misfits
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import chain
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Llama
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.rows import causal_rows
+from specjax.pytree import pytree
+
+PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
+
+
+@pytree
+class DraftState:
+    """What is carried from round to round."""
+
+    cache: KVCache  # of the draft: the text without its last one or two tokens
+    rule: State
+    prompt_length: Int[Array, " B"]
+    is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
+    num_wanted: Int[Array, " B"]  # draft passes that each row asked for, one per drafted token
+    num_passes: Int[Array, ""]  # and those that were run: one serves all rows that ask
+
+
+@pytree
+class Draft:
+    """A chain while it grows. D: its longest; N = D + 1."""
+
+    cache: KVCache
+    tokens: Int[Array, "B D"]
+    proposal: Float[Array, "B N V"] | None  # what they were drawn from, if that will be asked
+    length: Int[Array, " B"]
+    goes_on: Bool[Array, " B"]
+    num_passes: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """Speculative sampling (SpS): the chain that `draft` says, as long as `rule` wants it.
+
+    Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Chen et al.
+    2023, "Accelerating Large Language Model Decoding with Speculative Sampling".
+
+    `params.drafter` is `{"draft": weights, "rule": the rule's params or None}`. Tokens are drawn
+    from the draft's distribution after the target's temperature and filters, or, unless `is_drawn`,
+    the most likely is taken. Under `coupled` verification they are drawn with the noise that the
+    target will use at the same position; under `rejection` with noise of their own, and the tree
+    tells the distribution.
+
+    The loop runs one pass of the draft for each token, and ends as soon as no row wants another;
+    of a row that has stopped nothing changes. The draft's own cache is cut to the committed text by
+    setting its length. After a draft that was accepted whole it also lacks the last drafted token,
+    which the first pass of the next round takes in beside the root: that pass has always 2 rows.
+
+    What differs from the published code: each row of a batch has its own length, and accepts its
+    own number; drafts under `coupled`, see above; no token after the draft's last position (its
+    `longest_text`) is drafted, so longer texts go on without drafts. Drafting does not stop at EOS
+    and `max_new_tokens`, which a drafter does not know: once per row it drafts beyond them.
+
+    Raises:
+        SpecjaxError: for `max_length < 1`, or a rule that asks for more than `max_length` tokens.
+    """
+
+    draft: Llama
+    rule: LengthRule = field(default_factory=Fixed)
+    max_length: int = 20
+    is_drawn: bool = True
+
+    num_probes = 0
+
+    def __post_init__(self):
+        if self.max_length < 1:
+            raise SpecjaxError(
+                f"max_length {self.max_length} must be at least 1: nothing would be drafted"
+            )
+        self.rule.longest(self.max_length)
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(logits=False)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.max_depth + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.rule.longest(self.max_length)
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        if not isinstance(params, Mapping) or set(params) != {"draft", "rule"}:
+            raise SpecjaxError(
+                "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
+                "length rule, or None}"
+            )
+        own = self.draft.config.vocab_size
+        if own != config.vocab_size:
+            raise SpecjaxError(
+                f"the draft has a vocabulary of {own} tokens, the target one of "
+                f"{config.vocab_size}; use a draft with the target's tokenizer"
+            )
+        if wrong := misfits(params["draft"], self.draft):
+            raise SpecjaxError(
+                f"the draft's weights belong to another model ({wrong}); pass the params that were "
+                "loaded with this draft"
+            )
+        self.rule.check(params["rule"])
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> DraftState:
+        batch = prompt.length.shape[0]
+        return DraftState(
+            cache=_prefilled(self.draft, params.drafter["draft"], prompt, num_slots),
+            rule=self.rule.init(batch),
+            prompt_length=prompt.length,
+            is_finished=jnp.zeros((batch,), bool),
+            num_wanted=jnp.zeros((batch,), jnp.int32),
+            num_passes=jnp.zeros((), jnp.int32),
+        )
+
+    def propose(
+        self, params: Params, state: DraftState, context: Context, draw: Draw
+    ) -> tuple[Proposal, DraftState]:
+        # A token is drawn after a pass over the one before it, which must have a position.
+        most = jnp.clip(self.draft.config.longest_text - context.length + 1, 0, self.max_depth)
+        most = jnp.where(state.is_finished, 0, most)
+
+        def draft_one(draft: Draft, fed: Int[Array, "B Q"], count: Int[Array, " B"]) -> Draft:
+            """Feeds the first `count` tokens of `fed` and draws the next one."""
+            rows = causal_rows(fed, draft.cache.length)
+            output, cache = self.draft.run(params.drafter["draft"], rows, draft.cache)
+            assert output.logits is not None
+            logits = jnp.take_along_axis(output.logits, count[:, None, None] - 1, axis=1)
+            place = draft.num_passes
+            token = self._choose(logits, context.length + place, draw)
+            last = LastDrafted(
+                probs=jax.nn.softmax(logits[:, 0], axis=-1),
+                token=token,
+                in_draft=place,
+                in_new_text=context.length + place - state.prompt_length,
+                in_text=context.length + place,
+            )
+            wants_more = self.rule.draft_another(params.drafter["rule"], state.rule, last)
+            return Draft(
+                cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
+                tokens=_with_column(draft.tokens, token, place),
+                proposal=None
+                if draft.proposal is None
+                else _with_column(draft.proposal, jnp.exp(draw.filtered(logits[:, 0])), place),
+                length=draft.length + draft.goes_on,
+                goes_on=draft.goes_on & wants_more & (place + 1 < most),
+                num_passes=place + 1,
+            )
+
+        def draft_next(draft: Draft) -> Draft:
+            fed = lax.dynamic_slice_in_dim(draft.tokens, draft.num_passes - 1, 1, axis=1)
+            return draft_one(draft, fed, jnp.ones_like(draft.length))
+
+        at = state.cache.length[:, None] + jnp.arange(2)[None, :]
+        missing = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
+        count = jnp.clip(context.length - state.cache.length, 1, 2)
+        draft = draft_one(self._empty(state.cache, most > 0, draw), missing, count)
+        draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
+        tree = chain(context.root, draft.tokens, draft.length, draft.proposal)
+        return Proposal(tree), replace(
+            state,
+            cache=draft.cache,
+            num_wanted=state.num_wanted + draft.length,
+            num_passes=state.num_passes + draft.num_passes,
+        )
+
+    def update(self, params: Params, state: DraftState, outcome: Outcome) -> DraftState:
+        drafted = outcome.tree.num_valid() - 1
+        accepted = outcome.verification.num_accepted
+        known = jnp.minimum(state.cache.length, outcome.context.length - 1)
+        return replace(
+            state,
+            cache=replace(state.cache, length=known),
+            rule=self.rule.update(state.rule, drafted, accepted, self.max_depth),
+            is_finished=outcome.context.length == outcome.root_slot + 1,
+        )
+
+    def _empty(self, cache: KVCache, goes_on: Bool[Array, " B"], draw: Draw) -> Draft:
+        batch = goes_on.shape[0]
+        is_asked = draw.sampling.verification == "rejection" and not draw.sampling.is_greedy
+        shape = (batch, self.num_nodes, self.draft.config.vocab_size)
+        return Draft(
+            cache=cache,
+            tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
+            proposal=jnp.zeros(shape) if self.is_drawn and is_asked else None,
+            length=jnp.zeros((batch,), jnp.int32),
+            goes_on=goes_on,
+            num_passes=jnp.zeros((), jnp.int32),
+        )
+
+    def _choose(
+        self, logits: Float[Array, "B 1 V"], position: Int[Array, " B"], draw: Draw
+    ) -> Int[Array, " B"]:
+        scores = draw.perturbed(logits, position[:, None]) if self.is_drawn else logits
+        return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
+
+
+def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
+    """`values` with `column` in place of what stands at `at` of axis 1."""
+    return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
+
+
+def _prefilled(draft: Llama, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
+    """The cache of the prompts without their last tokens, written as the target's is."""
+    batch, width = prompt.tokens.shape
+    chunk = min(PREFILL_CHUNK, width)
+    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, -width % chunk)))
+
+    def write_chunk(index, cache):
+        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+        rows = causal_rows(part, cache.length)
+        _, cache = draft.run(params, rows, cache, Taps(logits=False))
+        return cache.advance(jnp.full((batch,), chunk))
+
+    cache = KVCache.create(draft.config, batch, num_slots, params["embed_tokens"]["weight"].dtype)
+    num_chunks = -(-jnp.max(prompt.length - 1) // chunk)
+    cache = lax.fori_loop(0, num_chunks, write_chunk, cache)
+    return replace(cache, length=prompt.length - 1)

@@ -1,0 +1,247 @@
+"""How long a drafted chain becomes: rules that are asked after each drawn token about the next.
+
+A rule never judges the token that has just been drawn, which is sent in any case. Under `rejection`
+the text would lose its law if a token were dropped for what it is: whether a node counts may depend
+only on what was known before its token was drawn.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.errors import SpecjaxError
+from specjax.models.checkpoint import mismatches
+from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
+
+State = Any  # a pytree of the rule's own
+
+
+class LastDrafted(NamedTuple):
+    """The token that was drawn last in each row, which is not in question any more."""
+
+    # The softmax of the draft's logits, without temperature and filters, so that a threshold means
+    # the same at every temperature, down to 0.
+    probs: Float[Array, "B V"]
+    token: Int[Array, " B"]
+    # Its place, from 0:
+    in_draft: Int[Array, ""]
+    in_new_text: Int[Array, " B"]
+    in_text: Int[Array, " B"]  # prompt included
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """The contract, and the defaults of a rule without params and state."""
+
+    def longest(self, max_length: int) -> int:
+        """The most tokens that it ever drafts, where `max_length` are allowed.
+
+        Raises:
+            SpecjaxError: if its settings ask for more.
+        """
+        return max_length
+
+    def check(self, params: Any) -> None:
+        """Raises SpecjaxError if these params are not the rule's."""
+        if params is not None:
+            raise SpecjaxError(
+                f"the length rule {type(self).__name__} has no params but was given some; pass "
+                "None as those of the rule"
+            )
+
+    def init(self, batch: int) -> State:
+        """The state before the first round."""
+        return None
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        """Whether a token should be drafted after `last`; rows that have stopped do not count."""
+        raise NotImplementedError
+
+    def update(
+        self, state: State, drafted: Int[Array, " B"], accepted: Int[Array, " B"], longest: int
+    ) -> State:
+        """Takes in what came of a round; a row that is finished drafted 0."""
+        return state
+
+
+@dataclass(frozen=True)
+class Fixed(LengthRule):
+    """Always `length` tokens, as in Leviathan et al. 2023 and Chen et al. 2023.
+
+    Raises:
+        SpecjaxError: for a length below 1.
+    """
+
+    length: int = 5
+
+    def __post_init__(self):
+        _at_least_1("length", self.length)
+
+    def longest(self, max_length: int) -> int:
+        _at_most("length", self.length, max_length)
+        return self.length
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        return jnp.full(last.token.shape, last.in_draft + 1 < self.length)
+
+
+@dataclass(frozen=True)
+class Heuristic(LengthRule):
+    """Two tokens more after a draft accepted whole, one less after any other; at least 1.
+
+    The schedule of that name in transformers. There a length may grow beyond what is ever drafted,
+    and must shrink back before that is felt; here it ends at the longest draft. It belongs to the
+    row and starts anew with each request (transformers keeps it for the next one).
+
+    Raises:
+        SpecjaxError: for a start below 1.
+    """
+
+    start: int = 5
+
+    def __post_init__(self):
+        _at_least_1("start", self.start)
+
+    def longest(self, max_length: int) -> int:
+        _at_most("start", self.start, max_length)
+        return max_length
+
+    def init(self, batch: int) -> Int[Array, " B"]:
+        return jnp.full((batch,), self.start)
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        return last.in_draft + 1 < state
+
+    def update(
+        self, state: State, drafted: Int[Array, " B"], accepted: Int[Array, " B"], longest: int
+    ) -> Int[Array, " B"]:
+        changed = jnp.clip(jnp.where(accepted == drafted, state + 2, state - 1), 1, longest)
+        return jnp.where(drafted > 0, changed, state)
+
+
+@dataclass(frozen=True)
+class Confidence(LengthRule):
+    """Stops after a token to which the draft itself gave less than `threshold`; it is still sent.
+
+    As `assistant_confidence_threshold` in transformers, which however takes the probability after
+    temperature and filters, so that there the threshold means another thing at every temperature.
+
+    Raises:
+        SpecjaxError: for a threshold outside (0, 1).
+    """
+
+    threshold: float = 0.4
+
+    def __post_init__(self):
+        _within_0_and_1(self.threshold)
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        own = jnp.take_along_axis(last.probs, last.token[:, None], axis=1)[:, 0]
+        return own >= self.threshold
+
+
+@dataclass(frozen=True)
+class Disco(LengthRule):
+    """Stops where a classifier doubts that the last token will be accepted; it is still sent.
+
+    DISCO (Mamou et al. 2024, "Accelerating Speculative Decoding using Dynamic Speculation Length").
+    Params are the weights of a `LengthClassifier`; `threshold` and `position` belong to them: the
+    place within the draft (the paper's equation) or within the new text (its appendix). The paper
+    leaves open whether the doubtful token is still verified; it is here, as its pass is paid for.
+
+    Raises:
+        SpecjaxError: for a threshold outside (0, 1) or an unknown position.
+    """
+
+    threshold: float = 0.5
+    position: PositionKind = "draft"
+
+    def __post_init__(self):
+        _within_0_and_1(self.threshold)
+        if self.position not in get_args(PositionKind):
+            known = " or ".join(map(repr, get_args(PositionKind)))
+            raise SpecjaxError(f"position {self.position!r} is unknown; use {known}")
+
+    def check(self, params: Any) -> None:
+        advice = "pass those of specjax.models.heads.length_classifier.load_classifier(folder)"
+        try:
+            network = _network(params)
+        except (TypeError, KeyError, AttributeError, ValueError):
+            raise SpecjaxError(
+                f"the length rule Disco needs the weights of a classifier; {advice}"
+            ) from None
+        if wrong := misfits(params, network):
+            raise SpecjaxError(f"these are not the weights of a classifier ({wrong}); {advice}")
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        in_draft = jnp.full_like(last.in_new_text, last.in_draft)
+        place = in_draft if self.position == "draft" else last.in_new_text
+        logit = _network(params).run(params, features_of(last.probs, place))
+        return jax.nn.sigmoid(logit) >= self.threshold
+
+
+@dataclass(frozen=True)
+class Oracle(LengthRule):
+    """Stops with the first token that the target will not say: the best that any rule can do.
+
+    Params are the whole true texts `[B, S]`, as plain decoding says them with the same key; under
+    `coupled` (the default) every drafter says the same, so they are known before. Tokens behind the
+    end of a text count as wrong. For experiments, as in section 3 of DISCO (Mamou et al. 2024).
+    """
+
+    def check(self, params: Any) -> None:
+        if getattr(params, "ndim", None) != 2 or not jnp.issubdtype(params.dtype, jnp.integer):
+            raise SpecjaxError(
+                "the length rule Oracle needs the whole true texts, token ids [batch, length]; "
+                "generate them with plain decoding and the same key"
+            )
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        at = last.in_text[:, None]
+        truth = jnp.take_along_axis(params, at, axis=1, mode="fill", fill_value=-1)
+        return truth[:, 0] == last.token
+
+
+def misfits(params: Any, model: Any) -> str:
+    """What is wrong with `params` as the weights of `model`, as one phrase; empty if they fit."""
+    return mismatches(_shapes(params), _expected_shapes(model))
+
+
+@cache
+def _expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return _shapes(jax.eval_shape(model.initialise, jax.random.key(0)))
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): tuple(jnp.shape(leaf)) for path, leaf in leaves}
+
+
+def _network(params: Any) -> LengthClassifier:
+    (hidden_size,) = params["hidden"]["bias"].shape
+    return LengthClassifier(hidden_size)
+
+
+def _at_least_1(name: str, value: int) -> None:
+    if value < 1:
+        raise SpecjaxError(f"{name} {value} must be at least 1: nothing would be drafted")
+
+
+def _at_most(name: str, value: int, max_length: int) -> None:
+    if value > max_length:
+        raise SpecjaxError(
+            f"{name} {value} exceeds max_length {max_length}; raise max_length or ask for less"
+        )
+
+
+def _within_0_and_1(threshold: float) -> None:
+    if not 0 < threshold < 1:
+        raise SpecjaxError(
+            f"threshold {threshold} is outside (0, 1); drafting goes on where a probability "
+            "reaches it"
+        )

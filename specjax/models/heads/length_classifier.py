@@ -1,0 +1,228 @@
+"""DISCO's classifier: will the target accept the token that the draft takes next? (section 4)
+
+A network of two layers reads the draft's distribution and the place of the token. A folder holds
+`classifier.safetensors` (its weights) and `classifier.json` (what it was made for, and how).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float, Int, Key
+
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user
+from specjax.models.checkpoint import mismatches, new_folder
+from specjax.models.llama import FULL_PRECISION
+
+NUM_TOP = 10  # largest probabilities that the classifier reads (footnote 4)
+NUM_FEATURES = NUM_TOP + 2  # with the entropy and the position
+
+PositionKind = Literal["draft", "generation"]  # counted from the start of the draft, or of the text
+LabelKind = Literal["match", "overlap"]  # equal greedy tokens, or 1 - total variation distance
+
+WEIGHTS, METADATA = "classifier.safetensors", "classifier.json"
+FORMAT = "specjax length classifier 1"
+METADATA_KINDS = {
+    "hidden_size": int,
+    "threshold": float | int,
+    "position": str,
+    "labels": str,
+    "target": str,
+    "draft": str,
+    "scores": dict,
+    "recipe": dict,
+    "specjax_version": str,
+}
+
+
+class LengthClassifier(nn.Module):
+    """Two layers: features `[..., 12]` of a draft token -> logit `[...]` that it is accepted.
+
+    `sigmoid(logit)` is the confidence C that the paper compares with a threshold.
+    """
+
+    hidden_size: int = 64
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "... 12"]) -> Float[Array, "..."]:
+        hidden = nn.Dense(self.hidden_size, precision=FULL_PRECISION, name="hidden")(features)
+        logit = nn.Dense(1, precision=FULL_PRECISION, name="logit")(nn.relu(hidden))
+        return logit[..., 0]
+
+    @nn.nowrap
+    def run(self, params: Any, features: Float[Array, "... 12"]) -> Float[Array, "..."]:
+        """The logits with these params; pure."""
+        return jnp.asarray(self.apply({"params": params}, features))
+
+    @nn.nowrap
+    def initialise(self, key: Key[Array, ""]) -> dict[str, Any]:
+        """Random params, float32."""
+        return dict(self.init(key, jnp.zeros((NUM_FEATURES,)))["params"])
+
+
+def features_of(probs: Float[Array, "B V"], position: Int[Array, " B"]) -> Float[Array, "B 12"]:
+    """What the classifier reads of a draft token, float32.
+
+    Args:
+        probs: the distribution that the token in question is taken from: the softmax of the
+            draft's logits, without temperature and filters, as in training.
+        position: of that token, from 0: within the draft, or within all new text, as the
+            classifier was trained (`TrainedClassifier.position`).
+
+    Returns:
+        The ten largest probabilities in descending order (zeros where V < 10), the entropy in
+        nats, and `log(1 + position)`, which keeps far positions on the scale of the others.
+    """
+    return with_position(distribution_features(probs), position)
+
+
+def distribution_features(probs: Float[Array, "... V"]) -> Float[Array, "... 11"]:
+    """The features that do not depend on the position: largest probabilities, then entropy."""
+    probs = probs.astype(jnp.float32)
+    count = min(NUM_TOP, probs.shape[-1])
+    largest = jax.lax.top_k(probs, count)[0]
+    missing = jnp.zeros((*probs.shape[:-1], NUM_TOP - count), jnp.float32)
+    entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1, keepdims=True)
+    return jnp.concatenate([largest, missing, entropy], axis=-1)
+
+
+def with_position(
+    features: Float[Array, "... 11"], position: Int[Array, "..."]
+) -> Float[Array, "... 12"]:
+    """Appends the feature of the position, which is counted from 0."""
+    scaled = jnp.log1p(position.astype(jnp.float32))
+    return jnp.concatenate([features, scaled[..., None]], axis=-1)
+
+
+# ---- Save and load -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedClassifier:
+    """A classifier with its weights, the pair of models that it belongs to, and its scores."""
+
+    params: Mapping[str, Any] = field(repr=False)
+    hidden_size: int
+    threshold: float  # the draft goes on where sigmoid(logit) >= threshold
+    position: PositionKind
+    labels: LabelKind
+    target: str  # fingerprints
+    draft: str
+    scores: Mapping[str, Any]  # on the validation prompts
+    recipe: Mapping[str, Any]
+    specjax_version: str
+
+    @property
+    def model(self) -> LengthClassifier:
+        """The network that `params` belong to."""
+        return LengthClassifier(self.hidden_size)
+
+    def check_owner(self, target: str, draft: str) -> None:
+        """Raises SpecjaxError unless it was trained for the models with these fingerprints."""
+        if (self.target, self.draft) != (target, draft):
+            raise SpecjaxError(
+                f"the length classifier was trained for target {self.target} with draft "
+                f"{self.draft}, but these are target {target} and draft {draft}; train one for "
+                "this pair"
+            )
+
+
+def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
+    """Writes a new `folder`, wholly or not at all.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_KINDS}
+    text = json.dumps(values, indent=1) + "\n"
+    leaves = _leaves(classifier.params).items()
+    weights = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in leaves}
+    with new_folder(Path(folder)) as unfinished:
+        save_file(weights, unfinished / WEIGHTS)
+        (unfinished / METADATA).write_text(text, encoding="utf-8")
+        shutil.copymode(unfinished / METADATA, unfinished / WEIGHTS)  # else nobody else may read it
+
+
+def load_classifier(folder: str | Path) -> TrainedClassifier:
+    """Reads what `save_classifier` wrote.
+
+    Raises:
+        SpecjaxError: if the folder is missing, is no length classifier, or is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = expand_user(folder)
+    values = _read_metadata(folder / METADATA)
+    try:
+        weights = load_file(folder / WEIGHTS)
+        wrong = _contradiction(weights, values["hidden_size"])
+    except (SafetensorError, OSError) as error:
+        weights, wrong = {}, str(error)
+    if wrong:
+        raise SpecjaxError(
+            f"{folder / WEIGHTS} is damaged or not the one of {METADATA} ({wrong}); copy or train "
+            "the length classifier again"
+        )
+    arrays = {name: jnp.asarray(weight) for name, weight in weights.items()}
+    return TrainedClassifier(unflatten_dict(arrays, sep="."), **values)
+
+
+def _read_metadata(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise SpecjaxError(
+            f"{file.parent} is no length classifier, {file.name} cannot be read in it; check the "
+            "path, or train one"
+        ) from None
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or values.get("format") != FORMAT or not _is_whole(values):
+        raise SpecjaxError(
+            f"{file} is not that of a {FORMAT!r}, or is damaged; copy or train the length "
+            "classifier again"
+        )
+    return {name: values[name] for name in METADATA_KINDS} | {
+        "threshold": float(values["threshold"])
+    }
+
+
+def _is_whole(values: Mapping[str, Any]) -> bool:
+    return (
+        all(isinstance(values.get(name), kind) for name, kind in METADATA_KINDS.items())
+        and values["hidden_size"] > 0
+        and 0 < values["threshold"] < 1
+        and values["position"] in get_args(PositionKind)
+        and values["labels"] in get_args(LabelKind)
+    )
+
+
+def _contradiction(weights: Mapping[str, np.ndarray], hidden_size: int) -> str:
+    """What is wrong with weights for this width; empty if nothing is."""
+    like = jax.eval_shape(LengthClassifier(hidden_size).initialise, jax.random.key(0))
+    expected = {name: leaf.shape for name, leaf in _leaves(like).items()}
+    found = {name: weight.shape for name, weight in weights.items()}
+    if complaints := mismatches(found, expected):
+        return complaints
+    odd = [
+        name
+        for name, weight in weights.items()
+        if weight.dtype != np.float32 or not np.isfinite(weight).all()
+    ]
+    return f"not finite float32: {', '.join(odd)}" if odd else ""
+
+
+def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten_dict(params, sep="."))

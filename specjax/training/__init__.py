@@ -1,0 +1,1 @@
+"""Training of drafters: one loop for all, one objective per kind."""

@@ -1,0 +1,1 @@
+"""One objective per kind of drafter: its loss, its batches, its validation."""

@@ -1,0 +1,210 @@
+"""Length rules, asked one by one, against plain readings; the loop is in test_draft_model.py."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.drafters.length_rules import (
+    Confidence,
+    Disco,
+    Fixed,
+    Heuristic,
+    LastDrafted,
+    LengthRule,
+    Oracle,
+)
+from specjax.errors import SpecjaxError
+from specjax.models.heads.length_classifier import LengthClassifier
+
+TEXTS, VOCAB, SLOTS = 200, 15, 12
+
+
+def classifier(seed: int = 0, hidden_size: int = 6) -> dict[str, Any]:
+    """Random weights that tell places and distributions apart."""
+    params = LengthClassifier(hidden_size).initialise(jax.random.key(seed))
+    return jax.tree.map(lambda leaf: leaf * 2, params)
+
+
+def wants_more(
+    rule: LengthRule,
+    params: Any,  # of this row
+    state: Any,  # of this row
+    probs: np.ndarray,
+    token: int,
+    in_draft: int,
+    in_new_text: int,
+    in_text: int,
+) -> bool:
+    """What the rule says of one row, read plainly."""
+    match rule:
+        case Fixed(length):
+            return in_draft + 1 < length
+        case Heuristic():
+            return in_draft + 1 < state
+        case Confidence(threshold):
+            return probs[token] >= threshold
+        case Disco(threshold, position):
+            place = in_draft if position == "draft" else in_new_text
+            return confidence(params, probs, place) >= threshold
+        case Oracle():
+            return in_text < len(params) and params[in_text] == token
+    raise AssertionError(rule)
+
+
+def confidence(params: Any, probs: np.ndarray, place: int) -> float:
+    """DISCO's C in NumPy, float64."""
+    weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    probs = np.asarray(probs, np.float64)
+    top = np.sort(probs)[::-1][:10]
+    some = probs[probs > 0]
+    entropy = -(some * np.log(some)).sum()
+    features = np.array([*top, *[0] * (10 - len(top)), entropy, np.log(1 + place)])
+    hidden = np.maximum(features @ weights["hidden"]["kernel"] + weights["hidden"]["bias"], 0)
+    logit = (hidden @ weights["logit"]["kernel"] + weights["logit"]["bias"]).item()
+    return 1 / (1 + np.exp(-logit))
+
+
+CASES = {
+    "fixed": (Fixed(3), None),
+    "heuristic": (Heuristic(4), np.random.default_rng(2).integers(1, 7, TEXTS)),
+    "confidence": (Confidence(0.1), None),
+    "disco": (Disco(0.45), None),
+    "disco-generation": (Disco(0.45, "generation"), None),
+    "oracle": (Oracle(), None),
+}
+
+
+@pytest.mark.parametrize("in_draft", [0, 2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_rules_decide_as_a_plain_reading_does(name, in_draft):
+    (rule, state), numbers = CASES[name], np.random.default_rng(in_draft)
+    probs = numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32)
+    tokens = numbers.integers(0, VOCAB, TEXTS)
+    places = numbers.integers(in_draft, 40, TEXTS), numbers.integers(0, SLOTS + 4, TEXTS)
+    params, row_params = None, lambda row: None
+    if name == "oracle":
+        texts = numbers.integers(0, VOCAB, (TEXTS, SLOTS))
+        at = np.minimum(places[1], SLOTS - 1)
+        tokens = np.where(numbers.random(TEXTS) < 0.5, texts[np.arange(TEXTS), at], tokens)
+        params, row_params = jnp.asarray(texts), lambda row: texts[row]
+    elif "disco" in name:
+        params = classifier()
+        row_params = lambda row: params  # noqa: E731
+        place = np.full(TEXTS, in_draft) if rule.position == "draft" else places[0]
+        said = [confidence(params, probs[row], place[row]) for row in range(TEXTS)]
+        rule = replace(rule, threshold=float(np.median(said)) + 1e-4)
+    rule.check(params)
+    last = LastDrafted(*map(jnp.asarray, (probs, tokens, in_draft, *places)))
+    found = np.asarray(
+        rule.draft_another(params, None if state is None else jnp.asarray(state), last)
+    )
+    expected = [
+        wants_more(
+            rule,
+            row_params(row),
+            None if state is None else state[row],
+            probs[row],
+            tokens[row],
+            in_draft,
+            places[0][row],
+            places[1][row],
+        )
+        for row in range(TEXTS)
+    ]
+    np.testing.assert_array_equal(found, expected)
+    if name not in ("fixed", "heuristic"):
+        assert 20 < sum(expected) < TEXTS - 20
+
+
+def test_disco_reads_the_place_that_it_is_told():
+    numbers = np.random.default_rng(0)
+    probs = jnp.asarray(numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32))
+    zeros = jnp.zeros((TEXTS,), jnp.int32)
+    last = LastDrafted(probs, zeros, jnp.array(1), zeros + 500, zeros)
+    near, far = (Disco(0.45, kind) for kind in ("draft", "generation"))
+    decisions = [rule.draft_another(classifier(), None, last) for rule in (near, far)]
+    assert (decisions[0] != decisions[1]).any()
+
+
+def test_heuristic_lengths_go_two_up_and_one_down_between_1_and_the_longest():
+    rule, longest, rows = Heuristic(start=3), 6, 50
+    numbers, state = np.random.default_rng(0), rule.init(rows)
+    lengths = [3] * rows
+    seen = set()
+    for _ in range(30):
+        np.testing.assert_array_equal(state, lengths)
+        drafted = np.array(lengths) * (numbers.random(rows) < 0.9)  # some rows are finished
+        accepted = np.where(numbers.random(rows) < 0.35, drafted, numbers.integers(0, drafted + 1))
+        state = rule.update(state, jnp.asarray(drafted), jnp.asarray(accepted), longest)
+        for row in range(rows):
+            if drafted[row] == 0:
+                continue
+            if accepted[row] == drafted[row]:
+                lengths[row] = min(lengths[row] + 2, longest)
+            else:
+                lengths[row] = max(lengths[row] - 1, 1)
+        seen |= set(lengths)
+    assert seen == {1, 2, 3, 4, 5, 6}
+
+
+def test_rules_know_their_longest_draft():
+    assert Fixed(3).longest(20) == 3
+    for rule in (Heuristic(), Confidence(), Disco(), Oracle()):
+        assert rule.longest(20) == 20
+        hash(rule)
+    assert (Heuristic().start, Confidence().threshold, Disco().position) == (5, 0.4, "draft")
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Fixed(0), "length 0 must be at least 1: nothing would be drafted"),
+        (lambda: Fixed(21).longest(20), "length 21 exceeds max_length 20; raise max_length"),
+        (lambda: Heuristic(0), "start 0 must be at least 1: nothing would be drafted"),
+        (lambda: Heuristic(7).longest(6), "start 7 exceeds max_length 6; raise max_length"),
+        (lambda: Confidence(0.0), r"threshold 0.0 is outside \(0, 1\)"),
+        (lambda: Confidence(1.0), r"threshold 1.0 is outside \(0, 1\)"),
+        (lambda: Confidence(float("nan")), r"threshold nan is outside \(0, 1\)"),
+        (lambda: Disco(1.5), r"threshold 1.5 is outside \(0, 1\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, message):
+    with pytest.raises(SpecjaxError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_position_is_refused_by_value():
+    rule = Disco()
+    object.__setattr__(rule, "position", "text")  # past the type check of test runs
+    with pytest.raises(SpecjaxError, match="position 'text' is unknown; use 'draft' or 'generat"):
+        rule.__post_init__()
+
+
+BROKEN = classifier() | {"logit": {"kernel": jnp.zeros((7, 1)), "bias": jnp.zeros(1)}}
+
+
+@pytest.mark.parametrize(
+    "rule, params, message",
+    [
+        (Fixed(), classifier(), "length rule Fixed has no params but was given some"),
+        (Heuristic(), jnp.zeros((1, 3)), "length rule Heuristic has no params"),
+        (Confidence(), {}, "length rule Confidence has no params"),
+        (Disco(), None, "length rule Disco needs the weights of a classifier; pass those of"),
+        (Disco(), {"hidden": {"kernel": 1}}, "length rule Disco needs the weights"),
+        (Disco(), {"hidden": 1}, "length rule Disco needs the weights"),
+        (Disco(), {"hidden": {"bias": 1.0}}, "length rule Disco needs the weights"),
+        (Disco(), BROKEN, r"logit.kernel is \(7, 1\), expected \(6, 1\)"),
+        (Oracle(), None, "length rule Oracle needs the whole true texts"),
+        (Oracle(), jnp.zeros((2, 3)), "length rule Oracle needs the whole true texts"),
+        (Oracle(), jnp.zeros((3,), jnp.int32), "length rule Oracle needs the whole true texts"),
+    ],
+)
+def test_params_of_another_rule_are_refused(rule, params, message):
+    with pytest.raises(SpecjaxError, match=message) as error:
+        rule.check(params)
+    assert "\n" not in str(error.value)

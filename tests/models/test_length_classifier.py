@@ -1,0 +1,152 @@
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax.errors import SpecjaxError
+from specjax.models.heads.length_classifier import (
+    METADATA,
+    WEIGHTS,
+    LengthClassifier,
+    TrainedClassifier,
+    features_of,
+    load_classifier,
+    save_classifier,
+)
+
+
+def classifier(**changes) -> TrainedClassifier:
+    trained = TrainedClassifier(
+        params=LengthClassifier(7).initialise(jax.random.key(3)),
+        hidden_size=7,
+        threshold=0.375,
+        position="generation",
+        labels="overlap",
+        target="8x3x192-aaaaaaaa",
+        draft="2x2x128-bbbbbbbb",
+        scores={"f1": 0.9, "static_length": None},
+        recipe={"num_steps": 3},
+        specjax_version="0.1.0",
+    )
+    return replace(trained, **changes)
+
+
+@pytest.mark.parametrize("vocab_size", [40, 10, 4])
+def test_features_are_the_ten_largest_the_entropy_and_the_log_of_the_position(vocab_size):
+    numbers = np.random.default_rng(0)
+    probs = numbers.dirichlet(np.full(vocab_size, 0.3), size=5).astype(np.float32)
+    probs[0] = np.eye(vocab_size)[1]  # certain: zeros must not become NaN
+    position = np.array([0, 1, 5, 40, 3000])
+    found = jax.jit(features_of)(jnp.asarray(probs), jnp.asarray(position))
+    for row in range(5):
+        largest = sorted(probs[row].tolist(), reverse=True)[:10]
+        entropy = -sum(p * np.log(p) for p in probs[row].astype(np.float64) if p > 0)
+        expected = [*largest, *[0] * (10 - len(largest)), entropy, np.log(1 + position[row])]
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_features_are_float32_whatever_the_probabilities_are():
+    probs = jnp.full((2, 16), 1 / 16, jnp.bfloat16)
+    found = features_of(probs, jnp.zeros(2, jnp.int32))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found[:, 10], np.log(16), rtol=1e-6)
+
+
+def test_the_network_has_two_layers_and_keeps_leading_axes():
+    model = LengthClassifier(5)
+    params = model.initialise(jax.random.key(0))
+    features = np.random.default_rng(1).normal(size=(2, 3, 12)).astype(np.float32)
+    first, last = (jax.tree.map(np.asarray, params[name]) for name in ("hidden", "logit"))
+    hidden = np.maximum(features @ first["kernel"] + first["bias"], 0)
+    expected = (hidden @ last["kernel"] + last["bias"])[..., 0]
+    assert np.abs(expected).min() > 0
+    np.testing.assert_allclose(model.run(params, jnp.asarray(features)), expected, rtol=1e-4)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    trained = classifier()
+    save_classifier(trained, tmp_path / "disco")
+    loaded = load_classifier(tmp_path / "disco")
+    features = jax.random.normal(jax.random.key(0), (4, 12))
+    before, after = (each.model.run(each.params, features) for each in (trained, loaded))
+    assert jnp.array_equal(before, after)
+    for name in ("hidden_size", "threshold", "position", "labels", "target", "draft", "scores"):
+        assert getattr(loaded, name) == getattr(trained, name)
+    assert (loaded.recipe, loaded.specjax_version) == (trained.recipe, "0.1.0")
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(SpecjaxError, match="not an empty folder"):
+        save_classifier(classifier(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_owners_are_told_apart():
+    trained = classifier()
+    trained.check_owner(trained.target, trained.draft)
+    for owners in ((trained.target, "other"), ("other", trained.draft)):
+        with pytest.raises(SpecjaxError) as caught:
+            trained.check_owner(*owners)
+        assert all(name in str(caught.value) for name in (trained.target, trained.draft, "other"))
+
+
+def _rewrite(folder, **changes):
+    values = json.loads((folder / METADATA).read_text())
+    (folder / METADATA).write_text(json.dumps(values | changes))
+
+
+def _weights(folder, change):
+    weights = load_file(folder / WEIGHTS)
+    save_file(change(weights), folder / WEIGHTS)
+
+
+DAMAGES = {
+    "no metadata": lambda folder: (folder / METADATA).unlink(),
+    "no weights": lambda folder: (folder / WEIGHTS).unlink(),
+    "metadata cut": lambda folder: (folder / METADATA).write_text('{"format": "spec'),
+    "metadata not text": lambda folder: (folder / METADATA).write_bytes(b"\xff\xfe"),
+    "metadata a list": lambda folder: (folder / METADATA).write_text("[]"),
+    "foreign": lambda folder: _rewrite(folder, format="specjax datastore 1"),
+    "key missing": lambda folder: _rewrite(folder, target=None),
+    "kind unknown": lambda folder: _rewrite(folder, position="nowhere"),
+    "labels unknown": lambda folder: _rewrite(folder, labels=""),
+    "threshold nan": lambda folder: _rewrite(folder, threshold=float("nan")),
+    "threshold huge": lambda folder: _rewrite(folder, threshold=10**400),
+    "threshold 0": lambda folder: _rewrite(folder, threshold=0),
+    "no width": lambda folder: _rewrite(folder, hidden_size=0),
+    "other width": lambda folder: _rewrite(folder, hidden_size=8),
+    "weights cut": lambda folder: (folder / WEIGHTS).write_bytes(
+        (folder / WEIGHTS).read_bytes()[:-9]
+    ),
+    "weight gone": lambda folder: _weights(
+        folder, lambda weights: {name: weights[name] for name in weights if name != "logit.bias"}
+    ),
+    "weights nan": lambda folder: _weights(
+        folder, lambda weights: weights | {"logit.bias": np.full(1, np.nan, np.float32)}
+    ),
+    "weights double": lambda folder: _weights(
+        folder, lambda weights: {name: each.astype(np.float64) for name, each in weights.items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_one_line_that_names_it(tmp_path, damage):
+    save_classifier(classifier(), tmp_path / "disco")
+    DAMAGES[damage](tmp_path / "disco")
+    with pytest.raises(SpecjaxError) as caught:
+        load_classifier(tmp_path / "disco")
+    message = str(caught.value)
+    assert str(tmp_path / "disco") in message
+    assert "\n" not in message
+    assert "train" in message
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(SpecjaxError, match="no length classifier"):
+        load_classifier(tmp_path / "nowhere")

@@ -1,0 +1,358 @@
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
+from specjax.models.rows import causal_rows
+from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
+from specjax.training.draft_features import (
+    DraftFeatures,
+    read_drafts,
+    run_lengths,
+    split_by_prompt,
+)
+from specjax.training.draft_reading import FrozenModel, Text
+from specjax.training.loop import LoopOptions, train
+from specjax.training.objectives.length_classifier import (
+    ClassifierSettings,
+    batches,
+    fit,
+    loss_of,
+    train_classifier,
+    validate,
+)
+from tests.decoding.tiny import target as tiny
+
+LENGTH = 150  # of the slow reading's rows
+
+
+def frozen(seed: int, **settings) -> FrozenModel:
+    return FrozenModel(*tiny(seed=seed, **settings), fingerprint=f"tiny-{seed}")
+
+
+@cache
+def _slow_run(model):
+    def run(params, tokens):
+        cache = KVCache.create(model.config, 1, LENGTH)
+        output, _ = model.run(params, causal_rows(tokens, jnp.zeros(1, jnp.int32)), cache)
+        return jax.nn.softmax(output.logits[0], axis=-1)
+
+    return jax.jit(run)
+
+
+def slow_probs(owner: FrozenModel, prefix: list[int]) -> np.ndarray:
+    """What the model says behind `prefix`, from a run that has seen nothing else."""
+    tokens = np.zeros((1, LENGTH), np.int32)
+    tokens[0, : len(prefix)] = prefix
+    return np.asarray(_slow_run(owner.model)(owner.params, jnp.asarray(tokens)))[len(prefix) - 1]
+
+
+@cache
+def texts() -> tuple[Text, ...]:
+    """The draft foretells about two tokens in three; the second text spans two chunks."""
+    numbers = np.random.default_rng(2)
+    found = []
+    for prompt_length, count in ((5, 9), (121, 20), (3, 0), (2, 1)):
+        whole = numbers.integers(0, 40, prompt_length).tolist()
+        for _ in range(count):
+            likely = int(np.argmax(slow_probs(frozen(1), whole)))
+            whole.append(likely if numbers.random() < 0.67 else int(numbers.integers(40)))
+        found.append(Text(whole[:prompt_length], whole[prompt_length:]))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("labels", ["match", "overlap"])
+@pytest.mark.parametrize("position", ["draft", "generation"])
+def test_data_equals_a_reading_prefix_by_prefix(position, labels):
+    data = read_drafts(texts(), frozen(0), frozen(1), position, labels)
+    row = 0
+    for number, (prompt, continuation) in enumerate(texts()):
+        since_mismatch = 0
+        for count, token in enumerate(continuation):
+            prefix = [*prompt, *continuation[:count]]
+            draft = slow_probs(frozen(1), prefix)
+            is_match = int(np.argmax(draft)) == token
+            counted = since_mismatch if position == "draft" else count
+            features = features_of(jnp.asarray(draft)[None], jnp.array([counted]))[0]
+            np.testing.assert_allclose(data.features[row], features, rtol=1e-3, atol=1e-5)
+            overlap = 1 - np.abs(draft - slow_probs(frozen(0), prefix)).sum() / 2
+            expected = float(is_match) if labels == "match" else overlap
+            assert data.labels[row] == pytest.approx(expected, abs=1e-4)
+            assert (data.is_match[row], data.depth[row]) == (is_match, since_mismatch)
+            assert data.prompt[row] == number
+            since_mismatch = since_mismatch + 1 if is_match else 0
+            row += 1
+    assert row == len(data.labels) == 30
+    assert 8 < data.is_match.sum() < 27  # both kinds were seen
+
+
+def test_depths_are_those_of_a_draft_without_limit():
+    numbers = np.random.default_rng(0)
+    for _ in range(20):
+        is_match = numbers.random(30) < 0.7
+        expected, at = [], 0
+        while at < 30:  # rounds: draft to the first mismatch, which the target replaces
+            depth = 0
+            while at + depth < 30:
+                expected.append(depth)
+                depth += 1
+                if not is_match[at + depth - 1]:
+                    break
+            at += depth
+        assert run_lengths(is_match).tolist() == expected
+
+
+def test_models_of_other_vocabularies_are_refused():
+    with pytest.raises(SpecjaxError, match="vocabulary of 24 tokens, the target one of 40"):
+        read_drafts(texts(), frozen(0), frozen(1, vocab_size=24))
+
+
+def test_no_continuation_at_all_is_refused():
+    with pytest.raises(SpecjaxError, match="continued no prompt"):
+        read_drafts([Text([1, 2], [])], frozen(0), frozen(1))
+
+
+def made_up(num_prompts: int = 40, noise: float = 0.0) -> DraftFeatures:
+    """Tokens are accepted where the draft is sure of them; 50 per prompt."""
+    numbers = np.random.default_rng(4)
+    count = num_prompts * 50
+    probs = numbers.dirichlet(np.full(30, 0.05), size=2 * count).astype(np.float32)
+    probs = probs[abs(probs.max(axis=1) - 0.5) > 0.1][:count]  # none is in doubt
+    position = numbers.integers(0, 20, count)
+    is_match = probs.max(axis=1) > 0.5 + noise * numbers.normal(size=count)
+    return DraftFeatures(
+        np.asarray(features_of(jnp.asarray(probs), jnp.asarray(position))),
+        is_match.astype(np.float32),
+        is_match,
+        position,
+        np.repeat(np.arange(num_prompts), 50),
+    )
+
+
+def test_prompts_are_split_whole_and_alike_for_a_seed():
+    data = made_up()
+    training, validation = split_by_prompt(data, 0.15, seed=1)
+    assert len(set(validation.prompt)) == 6
+    assert not set(training.prompt) & set(validation.prompt)
+    assert len(training.labels) + len(validation.labels) == len(data.labels)
+    again = split_by_prompt(data, 0.15, seed=1)[1].prompt
+    assert np.array_equal(again, validation.prompt)
+    assert not np.array_equal(split_by_prompt(data, 0.15, seed=2)[1].prompt, again)
+    with pytest.raises(SpecjaxError, match="at least 2"):
+        split_by_prompt(data.rows(data.prompt == 0), 0.5, seed=0)
+
+
+def test_what_can_be_told_apart_is_learnt():
+    settings = ClassifierSettings(hidden_size=16, num_steps=800, learning_rate=0.02)
+    params, scores = fit(made_up(), settings)
+    assert scores["f1"] > 0.98
+    assert scores["static_f1"] < 0.8
+    shuffled = made_up()
+    order = np.random.default_rng(0).permutation(len(shuffled.labels))
+    labels = shuffled.labels[order]
+    chance = DraftFeatures(shuffled.features, labels, labels > 0.5, shuffled.depth, shuffled.prompt)
+    assert fit(chance, settings)[1]["f1"] < 0.85
+    assert params["hidden"]["kernel"].shape == (12, 16)
+
+
+def test_soft_labels_are_the_confidence_that_is_learnt():
+    data = made_up()
+    soft = DraftFeatures(
+        data.features, np.full_like(data.labels, 0.3), data.is_match, data.depth, data.prompt
+    )
+    settings = ClassifierSettings(num_steps=300, batch_size=64, labels="overlap")
+    params, _ = fit(soft, settings)
+    confidence = jax.nn.sigmoid(LengthClassifier().run(params, jnp.asarray(data.features)))
+    np.testing.assert_allclose(confidence, 0.3, atol=0.05)
+
+
+def test_the_loss_is_the_cross_entropy():
+    model = LengthClassifier(4)
+    params = model.initialise(jax.random.key(0))
+    batch = {"features": jnp.ones((2, 12)), "labels": jnp.array([1.0, 0.25])}
+    loss, metrics = loss_of(model)(params, batch, jax.random.key(0))
+    chance = np.asarray(jax.nn.sigmoid(model.run(params, batch["features"])))
+    wanted = np.asarray(batch["labels"])
+    expected = -(wanted * np.log(chance) + (1 - wanted) * np.log(1 - chance)).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert 0 <= float(metrics["accuracy"]) <= 1
+
+
+# ---- The loop -----------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    pass
+
+
+def run(folder, stop_at: int | None = None, config: dict | None = None, scale: float = 1.0):
+    """Twelve steps of a noisy loss, so that the keys count too."""
+    model = LengthClassifier(6)
+    plain, batch_at = loss_of(model), batches(made_up(), 32, seed=5)
+
+    def loss_fn(params: Any, batch, key):
+        noisy = batch["features"] + 0.1 * jax.random.normal(key, batch["features"].shape)
+        loss, metrics = plain(params, batch | {"features": noisy}, key)
+        return loss * scale, metrics
+
+    def batch(step: int):
+        if step == stop_at:
+            raise Stopped
+        return batch_at(step)
+
+    options = LoopOptions(num_steps=12, save_every=4, log_every=3, seed=9)
+    optimizer = optax.adamw(optax.cosine_decay_schedule(1e-2, 12))
+    start = model.initialise(jax.random.key(0))
+    params = train(loss_fn, start, batch, optimizer, options, folder, config)
+    assert np.isfinite(start["logit"]["kernel"]).all()  # not given away
+    return params
+
+
+def same_bits(one, other) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), one, other)))
+
+
+def test_an_interrupted_run_ends_with_the_bits_of_a_whole_one(tmp_path):
+    whole = run(tmp_path / "whole")
+    for stop_at in (2, 7, 11):  # before the first checkpoint, and with metrics beyond the newest
+        with pytest.raises(Stopped):
+            run(tmp_path / "cut", stop_at)
+    resumed = run(tmp_path / "cut", config={})
+    assert same_bits(resumed, whole)
+    assert same_bits(run(None), whole)
+    assert same_bits(run(tmp_path / "cut", stop_at=0), whole)  # finished: nothing is run again
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert lines[0].count("\n") == 4
+
+
+def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
+    run(tmp_path, config={"rate": 1, "labels": ("a",)})
+    run(tmp_path, config={"rate": 1, "labels": ("a",)})
+    with pytest.raises(SpecjaxError, match=r"other settings \(rate\)"):
+        run(tmp_path, config={"rate": 2, "labels": ("a",)})
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path):
+    run(tmp_path)
+    for file in (tmp_path / "checkpoints" / "12").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"?")
+    with pytest.raises(SpecjaxError, match=r"checkpoint 12 .* cannot be read") as caught:
+        run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    with pytest.raises(SpecjaxError, match="loss is nan at step 3"):
+        run(None, scale=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["num_steps", "save_every", "log_every"])
+def test_loop_options_are_checked(name):
+    with pytest.raises(SpecjaxError, match=f"{name} 0 must be at least 1"):
+        LoopOptions(**{"num_steps": 1, name: 0})
+
+
+# ---- Scores -------------------------------------------------------------------------------------
+
+
+def test_scores_are_counted():
+    predicted, accepted = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0]], bool)
+    assert scores_of(predicted, accepted) == pytest.approx(
+        {"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3}
+    )
+    assert scores_of(np.zeros(3, bool), np.zeros(3, bool))["f1"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_threshold_and_static_length_are_the_best(seed):
+    numbers = np.random.default_rng(seed)
+    accepted = numbers.random(60) < 0.4
+    confidence = np.round(0.3 * accepted + 0.7 * numbers.random(60), 1).astype(np.float32)
+    tried = [scores_of(confidence >= cut, accepted)["f1"] for cut in np.arange(-0.05, 1.1, 0.1)]
+    best = best_threshold(confidence, accepted)
+    assert scores_of(confidence >= best, accepted)["f1"] == max(tried)
+    depth = run_lengths(accepted)
+    lengths = [scores_of(depth < length, accepted)["f1"] for length in range(1, 61)]
+    length = best_static_length(depth, accepted)
+    assert scores_of(depth < (60 if length is None else length), accepted)["f1"] == max(lengths)
+
+
+def test_a_static_length_wins_where_long_drafts_fail():
+    depth = np.array([0, 1, 2] * 20)
+    assert best_static_length(depth, depth < 2) == 2
+    assert best_static_length(depth, depth < 3) is None
+    data = made_up(noise=0.1)
+    model = LengthClassifier(3)
+    scores = validate(model, model.initialise(jax.random.key(0)), data)
+    assert scores["acceptance_rate"] == pytest.approx(data.is_match.mean())
+
+
+# ---- All of it ----------------------------------------------------------------------------------
+
+QUICK = ClassifierSettings(hidden_size=8, num_steps=20, batch_size=16, validation_fraction=0.4)
+
+
+def continuations(prompts):
+    table = {tuple(text.prompt): text.continuation for text in texts()}
+    return [table[tuple(prompt)] for prompt in prompts]
+
+
+def test_a_classifier_is_trained_and_saved(tmp_path):
+    prompts = [text.prompt for text in texts()[:3]]
+    trained = train_classifier(
+        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco", tmp_path / "run"
+    )
+    loaded = load_classifier(tmp_path / "disco")
+    assert same_bits(dict(loaded.params), dict(trained.params))
+    assert loaded.threshold == trained.threshold == loaded.scores["threshold"]
+    assert (loaded.target, loaded.draft, loaded.position) == ("tiny-0", "tiny-1", "draft")
+    assert loaded.recipe["num_tokens"] == 29
+    assert loaded.recipe["hidden_size"] == 8
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_taken_folder_is_told_before_the_target_writes(tmp_path):
+    (tmp_path / "mine").touch()
+    with pytest.raises(SpecjaxError, match="not an empty folder"):
+        train_classifier(frozen(0), frozen(1), [[1, 2]], pytest.fail, QUICK, tmp_path)
+
+
+@pytest.mark.parametrize("is_match, kind", [(True, "accepted"), (False, "rejected")])
+def test_labels_of_one_kind_are_refused(is_match, kind):
+    data = made_up()
+    same = np.full_like(data.is_match, is_match)
+    data = DraftFeatures(data.features, same.astype(np.float32), same, data.depth, data.prompt)
+    with pytest.raises(SpecjaxError, match=f"would be {kind}.*give more or other prompts"):
+        fit(data, QUICK)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 0},
+        {"num_steps": 0},
+        {"batch_size": -1},
+        {"validation_fraction": 1.0},
+        {"learning_rate": float("nan")},
+    ],
+)
+def test_settings_are_checked(changes):
+    with pytest.raises(SpecjaxError, match=next(iter(changes))):
+        ClassifierSettings(**changes)
+
+
+@pytest.mark.parametrize("name, known", [("position", "generation"), ("labels", "overlap")])
+def test_an_unknown_kind_is_refused_by_value(name, known):
+    settings = ClassifierSettings()
+    object.__setattr__(settings, name, "odd")  # past the type check of test runs
+    with pytest.raises(SpecjaxError, match=f"{name} 'odd' is unknown; use .* or {known}"):
+        settings.__post_init__()
