@@ -4,14 +4,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters import METHODS, check_settings, make_drafter
+from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
-from specjax.hub import HUB_ID, POCKET, Target, pocket_folder
+from specjax.hub import HUB_ID, POCKET, Target, load, pocket_folder
+from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, read_tuned
+
+MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
 def load_drafter(
@@ -27,7 +34,8 @@ def load_drafter(
         method: a name from `specjax methods`.
         target: the model whose tokens it will draft.
         source: what the method reads, where it reads something: for `rest` the folder of a
-            datastore; by default pocket's own, if the target is pocket.
+            datastore, for `draft-model` the draft as a folder or hub id; by default pocket's own,
+            if the target is pocket.
         tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
         settings: fields of the drafter in place of its tuned and its default ones.
 
@@ -36,9 +44,14 @@ def load_drafter(
             source or file that is missing, damaged or made for another target.
     """
     check_settings(method, settings)
-    known = _tuned_settings(method, target, tuned)
-    drafter = make_drafter(method, target.config, {**known, **settings})
-    params = _read_source(method, target, source)
+    settings = {**_tuned_settings(method, target, tuned), **settings}
+    if method == "draft-model":
+        drafter, params = _draft_model(target, source, DraftModelSettings(**settings))
+    else:
+        drafter = make_drafter(method, target.config, settings)
+        params = _datastore(target, source) if method == "rest" else None
+        if source is not None and params is None:
+            raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
     drafter.check(target.config, params)
     drafter.taps.check(target.config)
     return drafter, params
@@ -75,18 +88,77 @@ def _known_file(name: str) -> Path | None:
         return None
 
 
-def _read_source(method: str, target: Target, source: str | Path | None) -> Any:
-    if not METHODS[method].has_params:
-        if source is not None:
-            raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
-        return None
-    if source is None and target.name != POCKET:
-        raise SpecjaxError(
-            f"method {method!r} needs {METHODS[method].needs}; give its folder, such as one that "
-            "`specjax datastore build` made"
-        )
-    folder = pocket_folder().parent / "datastore" if source is None else source
+def load_draft(target: Target, source: str | Path | None = None) -> Target:
+    """A draft model for `target`, in the dtype of its params.
+
+    Raises:
+        SpecjaxError: if there is no such model, or its tokens are not the target's.
+    """
+    dtype = target.params["embed_tokens"]["weight"].dtype
+    draft = load(_source_of("draft-model", target, source, "draft"), dtype=dtype)
+    _check_same_tokens(target, draft)
+    return draft
+
+
+# ---- What methods read -------------------------------------------------------------------------
+
+
+def _datastore(target: Target, source: str | Path | None) -> Any:
+    folder = _source_of("rest", target, source, "datastore")
     datastore = load_datastore(folder)
     if target.tokenizer is not None:
         datastore.check_tokenizer(tokenizer_fingerprint(target.tokenizer))
     return datastore_params(datastore)
+
+
+def _draft_model(
+    target: Target, source: str | Path | None, settings: DraftModelSettings
+) -> tuple[Drafter, Any]:
+    draft = load_draft(target, source)
+    rule, rule_params = settings.length_rule(), None
+    if settings.rule == "disco":
+        if not settings.classifier and source not in (None, POCKET):
+            raise SpecjaxError(
+                "rule 'disco' needs a classifier of this target and draft; make one with `specjax "
+                "train disco` and give its folder: classifier=FOLDER"
+            )
+        trained = load_classifier(settings.classifier or _pocket_part("classifier"))
+        trained.check_owner(*(fingerprint(each.config, each.params) for each in (target, draft)))
+        rule = settings.length_rule(trained.threshold, trained.position)
+        rule_params = jax.tree.map(jnp.asarray, trained.params)
+    params = {"draft": draft.params, "rule": rule_params}
+    return settings.build(draft.model, rule), params
+
+
+def _source_of(method: str, target: Target, source: str | Path | None, part: str) -> str | Path:
+    """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
+    if source is None and target.name != POCKET:
+        raise SpecjaxError(
+            f"method {method!r} needs {METHODS[method].needs}; name a folder"
+            + (" that `specjax datastore build` made" if part == "datastore" else " or a hub id")
+        )
+    return _pocket_part(part) if source in (None, POCKET) else source
+
+
+def _pocket_part(name: str) -> Path:
+    return pocket_folder().parent / name
+
+
+def _check_same_tokens(target: Target, draft: Target) -> None:
+    """Raises SpecjaxError if the draft's tokens are others; a few added ones may differ."""
+    if draft.config.vocab_size != target.config.vocab_size:
+        raise SpecjaxError(
+            f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
+            f"one of {target.config.vocab_size}; use a draft with the target's tokenizer"
+        )
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    known = target.tokenizer.get_vocab()
+    others = [
+        text for text, token in draft.tokenizer.get_vocab().items() if known.get(text) != token
+    ]
+    if len(others) > MOST_OTHER_TOKENS * len(known):
+        raise SpecjaxError(
+            f"draft {draft.name} has another tokenizer: {len(others)} of its tokens, such as "
+            f"{others[0]!r}, are not the target's; use a draft with the target's tokenizer"
+        )

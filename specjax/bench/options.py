@@ -19,8 +19,8 @@ class BenchOptions:
     """Drafting methods, with commas between; by default all that need nothing but the target, and
     those of --drafter. Plain decoding is always among them."""
     drafter: tuple[str, ...] = ()
-    """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore; by default pocket's
-    own. May be given for several methods."""
+    """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore, draft-model=FOLDER (or a
+    hub id) for a draft; by default pocket's own. May be given for several methods."""
     tasks: str = "pocket"
     """pocket for edits and completions of its held-out code, or a JSONL file with `prompt` or
     `turns` in each line."""

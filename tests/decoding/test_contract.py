@@ -15,6 +15,7 @@ from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.drafters.retrieval import Retrieval
@@ -29,7 +30,12 @@ from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 NEW_TOKENS = 256
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
 DRAFTERS = {
-    **{name: make_drafter(name, target()[0].config, {}) for name in METHODS},
+    **{
+        name: make_drafter(name, target()[0].config, {})
+        for name in METHODS
+        if name != "draft-model"
+    },
+    "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
     "pld-shorter": PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2),
     "pld-plus-strict": PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5),
     "never": Oracle(wrong_every=1),
@@ -82,6 +88,8 @@ def generate(name: str, sampling: str, batch: int, eos=(), new_tokens: int = NEW
         known = whole_texts(sampling, batch)
     elif isinstance(drafter, Retrieval):
         known = datastore()
+    elif isinstance(drafter, DraftModel):
+        known = {"draft": target(layers=1)[1], "rule": None}
     return speculative_generate(
         Params(params, known),
         prompt(batch),

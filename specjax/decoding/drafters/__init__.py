@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -22,7 +24,7 @@ from specjax.models.config import LlamaConfig
 class Method:
     """One row of the table."""
 
-    drafter: type  # a frozen dataclass; its fields are the method's settings
+    drafter: type  # a frozen dataclass, or one that makes it; its fields are the settings
     needs: str
     paper: str
     settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
@@ -51,6 +53,12 @@ METHODS: dict[str, Method] = {
         tuned=("heads", "num_tokens"),
     ),
     "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
+    "draft-model": Method(
+        DraftModelSettings,
+        "a draft model of the target's vocabulary; for rule=disco a classifier",
+        "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
+        has_params=True,
+    ),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),
 }
 
@@ -66,11 +74,15 @@ def make_drafter(method: str, config: LlamaConfig, settings: dict[str, Any]) -> 
     """The drafter of a method with `settings` in place of its defaults.
 
     Raises:
-        SpecjaxError: for an unknown method or setting, or a setting out of range.
+        SpecjaxError: for an unknown method or setting, a setting out of range, or a method whose
+            drafter holds a model of its own.
     """
     check_settings(method, settings)
     row = METHODS[method]
-    return row.drafter(**(row.settings_for(config) | settings))
+    made = row.drafter(**(row.settings_for(config) | settings))
+    if not isinstance(made, Drafter):
+        raise SpecjaxError(f"method {method!r} needs {row.needs}; use specjax.load_drafter")
+    return made
 
 
 def check_settings(method: str, settings: dict[str, Any]) -> None:
@@ -101,6 +113,10 @@ def _is_of(value: Any, declared: Any) -> bool:
             return False
         inner = inner[:1] * len(value) if inner[1:] == (...,) else inner
         return len(value) == len(inner) and all(map(_is_of, value, inner))
+    if isinstance(declared, UnionType):
+        return any(_is_of(value, each) for each in get_args(declared))
+    if declared is NoneType:
+        return value is None
     if declared not in KINDS:
         return True
     return isinstance(value, KINDS[declared][0]) and isinstance(value, bool) == (declared is bool)

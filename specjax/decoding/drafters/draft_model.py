@@ -10,18 +10,28 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
-from specjax.decoding.drafters.length_rules import Fixed, LastDrafted, LengthRule, misfits
+from specjax.decoding.drafters.length_rules import (
+    Confidence,
+    Disco,
+    Fixed,
+    Heuristic,
+    LastDrafted,
+    LengthRule,
+    misfits,
+)
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
 from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
+from specjax.models.heads.length_classifier import PositionKind
 from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
 from specjax.models.rows import causal_rows
 from specjax.pytree import pytree
 
+RULES = ("fixed", "heuristic", "confidence", "disco")
 PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 
 
@@ -214,6 +224,49 @@ class DraftModel:
     ) -> Int[Array, " B"]:
         scores = draw.perturbed(logits, position[:, None]) if self.is_drawn else logits
         return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class DraftModelSettings:
+    """The settings of `draft-model` as one writes them; with a draft they make a `DraftModel`.
+
+    `rule` is fixed, heuristic, confidence or disco; `length` that of fixed, and where heuristic
+    starts; `threshold` that of confidence, or of disco in place of the classifier's own;
+    `classifier` the folder of disco's classifier. `is_drawn` as in `DraftModel`.
+
+    Raises:
+        SpecjaxError: for an unknown rule, or values that the rule or `DraftModel` refuses.
+    """
+
+    rule: str = "fixed"
+    length: int = 5
+    threshold: float | None = None
+    classifier: str = ""
+    max_length: int = 20
+    is_drawn: bool = True
+
+    def __post_init__(self):
+        if self.rule not in RULES:
+            raise SpecjaxError(f"rule {self.rule!r} is unknown; use {', '.join(RULES)}")
+        if self.max_length < 1:
+            raise SpecjaxError(
+                f"max_length {self.max_length} must be at least 1: nothing would be drafted"
+            )
+        self.length_rule().longest(self.max_length)
+
+    def length_rule(self, own_threshold: float = 0.5, position: PositionKind = "draft"):
+        """The rule; `own_threshold` and `position` are those of disco's classifier."""
+        if self.rule == "fixed":
+            return Fixed(self.length)
+        if self.rule == "heuristic":
+            return Heuristic(self.length)
+        if self.rule == "confidence":
+            return Confidence() if self.threshold is None else Confidence(self.threshold)
+        return Disco(own_threshold if self.threshold is None else self.threshold, position)
+
+    def build(self, draft: Llama, rule: LengthRule) -> DraftModel:
+        """The drafter."""
+        return DraftModel(draft, rule, self.max_length, self.is_drawn)
 
 
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:

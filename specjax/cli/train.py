@@ -1,0 +1,123 @@
+"""`specjax train`: what a drafter must learn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from specjax.hub import Target
+
+BATCH = 8  # prompts that the target continues together
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train disco, the classifier that tells a draft model when to stop (--set rule=disco).
+
+    The target continues every prompt, the draft reads along, and the classifier learns where the
+    two part.
+    """
+
+    what: Annotated[Positional[Literal["disco"]], arg(metavar="disco")]
+    """disco."""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """A new folder for the classifier."""
+    target: str = "pocket"
+    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
+    """The draft: pocket, a folder in Hugging Face format, or a hub id."""
+    tasks: str = "pocket"
+    """pocket for tasks of its own that `bench` does not measure, or a JSONL file with `prompt` or
+    `turns` in each line."""
+    limit: int = 80
+    """Prompts of each kind of task."""
+    max_new_tokens: int = 128
+    """Tokens with which the target continues each prompt at most."""
+    labels: Literal["match", "overlap"] = "match"
+    """Learn where greedy tokens are equal, or how much the two distributions overlap."""
+    position: Literal["draft", "generation"] = "draft"
+    """Count positions from the start of the draft, or of the new text."""
+    steps: int = 3000
+    """Steps of the optimizer."""
+    run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Keep checkpoints and metrics here; the same command then goes on where it stopped."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
+    ] = None
+    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+
+    def run(self) -> None:
+        """Trains, prints the scores, and writes the classifier."""
+        from specjax.bench.tasks import read_tasks, token_ids
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.drafting import load_draft
+        from specjax.files import expand_user
+        from specjax.hub import load
+        from specjax.models.checkpoint import vacant
+        from specjax.training.draft_reading import FrozenModel
+        from specjax.training.objectives.length_classifier import (
+            ClassifierSettings,
+            train_classifier,
+        )
+        from specjax.tuned import fingerprint
+
+        out = vacant(expand_user(self.out))
+        settings = ClassifierSettings(
+            labels=self.labels, position=self.position, num_steps=self.steps
+        )
+        use_compilation_cache()
+        target = load(self.target, dtype=self.dtype)
+        draft = load_draft(target, self.drafter)
+        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
+        prompts = [token_ids(task, target.require_tokenizer()) for task in tasks]
+        frozen, reading = (
+            FrozenModel(each.model, each.params, fingerprint(each.config, each.params))
+            for each in (target, draft)
+        )
+        continue_all = answers_of(target, self.max_new_tokens)
+        trained = train_classifier(
+            frozen, reading, prompts, continue_all, settings, out, self.run_folder
+        )
+        for name, value in trained.scores.items():
+            print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
+        print(f"written to {out}")
+
+
+def answers_of(
+    target: "Target", max_new_tokens: int
+) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
+    """A function from prompts to the target's greedy continuations, a few prompts at a time."""
+    import jax
+    import numpy as np
+    from rich.progress import track
+
+    from specjax.decoding.drafter import Params
+    from specjax.decoding.drafters.prompt_lookup import PromptLookup
+    from specjax.decoding.generate import speculative_generate
+    from specjax.decoding.prompt import from_ids
+
+    def answers(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        found: dict[int, list[int]] = {}
+        for start in track(range(0, len(order), BATCH), "The target writes", transient=True):
+            numbers = order[start : start + BATCH]
+            rows = [prompts[number] for number in numbers]
+            rows += rows[-1:] * (BATCH - len(rows))  # one shape
+            out = speculative_generate(
+                Params(target.params),
+                from_ids(rows),
+                jax.random.key(0),
+                target=target.model,
+                drafter=PromptLookup(),
+                max_new_tokens=max_new_tokens,
+                eos=target.eos,
+            )
+            tokens, lengths = np.asarray(out.tokens), np.asarray(out.length)
+            for row, number in enumerate(numbers):
+                found[number] = tokens[row, : lengths[row]].tolist()
+        return [found[number] for number in range(len(prompts))]
+
+    return answers

@@ -1,0 +1,528 @@
+"""Speculative sampling through the real loop: its text, its chains, its cache and its passes."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.drafter import Context, Params, Proposal
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.length_rules import (
+    Confidence,
+    Disco,
+    Fixed,
+    Heuristic,
+    Oracle,
+)
+from specjax.decoding.generate import speculative_generate, start_loop
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.request import check_request
+from specjax.decoding.round import one_round
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.state import LoopState
+from specjax.decoding.tree import DraftTree
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.llama import Llama
+from specjax.models.rows import causal_rows
+from tests.decoding.test_distribution import ROWS, VOCAB, p_value
+from tests.decoding.test_length_rules import classifier, wants_more
+from tests.decoding.tiny import prompt, target
+
+BATCH, NEW_TOKENS, LONGEST = 3, 60, 4
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+RULES = {
+    "fixed": Fixed(3),
+    "heuristic": Heuristic(start=2),
+    "confidence": Confidence(0.06),
+    "disco": Disco(0.5, "generation"),
+    "oracle": Oracle(),
+}
+KEY = jax.random.key(1)
+
+
+def drafter(rule: str, **settings) -> DraftModel:
+    return DraftModel(target()[0], RULES[rule], **{"max_length": LONGEST, **settings})
+
+
+@cache
+def weights(draft: str):
+    """Of a draft that always says what the target says, that often does, or that never met it."""
+    _, params = target()
+    if draft == "same":
+        return params
+    other = target(seed=4)[1]
+    share = {"near": 0.15, "other": 1.0}[draft]
+    return jax.tree.map(lambda mine, its: mine + share * (its - mine), params, other)
+
+
+@cache
+def truth(sampling: str, batch: int, eos: tuple[int, ...] = (), new_tokens: int = NEW_TOKENS):
+    model, params = target()
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": new_tokens, "eos": eos}
+    out = reference_generate(params, prompt(batch), KEY, target=model, **settings)
+    return jax.device_get(out)
+
+
+@cache
+def whole_texts(sampling: str, batch: int) -> jax.Array:
+    given, (tokens, _) = prompt(batch), truth(sampling, batch)
+    texts = np.zeros((batch, 30 + NEW_TOKENS), np.int32)
+    for row, length in enumerate(given.length.tolist()):
+        texts[row, :length] = given.tokens[row, :length]
+        texts[row, length : length + NEW_TOKENS] = tokens[row]
+        texts[row, length + NEW_TOKENS :] = -1
+    return jnp.asarray(texts)
+
+
+def params_of(rule: str, draft: str, sampling: str = "greedy", batch: int = BATCH) -> Params:
+    known = {"disco": classifier(), "oracle": whole_texts(sampling, batch)}.get(rule)
+    return Params(target()[1], {"draft": weights(draft), "rule": known})
+
+
+def generate(rule: str, draft: str, sampling: str, batch: int, eos=(), new_tokens=NEW_TOKENS):
+    return speculative_generate(
+        params_of(rule, draft, sampling, batch),
+        prompt(batch),
+        KEY,
+        target=target()[0],
+        drafter=drafter(rule),
+        sampling=SAMPLINGS[sampling],
+        max_new_tokens=new_tokens,
+        eos=eos,
+    )
+
+
+# ---- losslessness ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("rule", RULES)
+def test_says_what_plain_decoding_says(rule, sampling, batch):
+    tokens, length = truth(sampling, batch)
+    accepted = {}
+    for draft in ("same", "near", "other"):
+        out = generate(rule, draft, sampling, batch)
+        np.testing.assert_array_equal(out.tokens, tokens)
+        np.testing.assert_array_equal(out.length, length)
+        accepted[draft] = float(out.stats.mean_accepted_length)
+        if draft == "same":  # all is accepted, up to the cut: the draft draws with the same noise
+            cut = out.stats.drafted + out.stats.rounds - out.length
+            assert (cut >= 0).all() and (cut <= LONGEST).all()
+    assert accepted["same"] > accepted["near"] > accepted["other"] >= 1
+    assert accepted["near"] > 1.3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("rule", ["fixed", "heuristic"])
+def test_ends_after_the_first_eos(rule, sampling):
+    tokens, _ = truth(sampling, BATCH)
+    eos = (int(tokens[0, 21]), int(tokens[1, 34]))
+    expected, length = truth(sampling, BATCH, eos)
+    assert len(set(length.tolist())) > 1, "rows should end at different lengths"
+    out = generate(rule, "same", sampling, BATCH, eos)
+    np.testing.assert_array_equal(out.length, length)
+    np.testing.assert_array_equal(out.tokens, expected)
+
+
+@pytest.mark.parametrize("new_tokens", [1, 10])
+def test_ends_at_max_new_tokens_in_the_middle_of_a_path(new_tokens):
+    out = generate("fixed", "same", "greedy", BATCH, new_tokens=new_tokens)
+    np.testing.assert_array_equal(out.tokens, truth("greedy", BATCH)[0][:, :new_tokens])
+    np.testing.assert_array_equal(out.length, [new_tokens] * BATCH)
+    np.testing.assert_array_equal(out.stats.rounds, [-(-new_tokens // 4)] * BATCH)
+
+
+@pytest.mark.parametrize("rule", ["heuristic", "disco"])
+def test_a_row_drafts_the_same_whatever_its_neighbours_do(rule):
+    together, alone = (generate(rule, "near", "greedy", batch).stats for batch in (BATCH, 1))
+    assert together.drafted[0] == alone.drafted[0]
+    np.testing.assert_array_equal(together.accepted_lengths[0], alone.accepted_lengths[0])
+
+
+def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
+    settings = {"target": target()[0], "sampling": SAMPLINGS["sampled"]}
+    params, given = params_of("fixed", "same"), prompt(BATCH)
+    out = speculative_generate(
+        params,
+        given,
+        KEY,
+        drafter=drafter("fixed", is_drawn=False),
+        max_new_tokens=NEW_TOKENS,
+        **settings,
+    )
+    np.testing.assert_array_equal(out.tokens, truth("sampled", BATCH)[0])
+    drawn = generate("fixed", "same", "sampled", BATCH).stats.mean_accepted_length
+    assert out.stats.mean_accepted_length < drawn - 0.3
+
+
+# ---- round by round ----------------------------------------------------------------------------
+
+
+STEPPED = [*((rule, "sampled") for rule in RULES), ("confidence", "greedy")]
+
+
+class Round(NamedTuple):
+    before: LoopState
+    tree: DraftTree
+    proposed: object  # the drafter's state after `propose`
+    after: LoopState
+
+
+@cache
+def stepper(rule: str, sampling: str):
+    """One round, and what is proposed in it, compiled."""
+    model, own = target()[0], drafter(rule)
+    eos = tuple(truth(sampling, BATCH)[0][0, 16:17].tolist())  # so that rows end on their own
+
+    def step(params, state):
+        context = Context(state.tokens, state.length)
+        draw = Draw(state.row_keys, state.length, SAMPLINGS[sampling])
+        proposal, proposed = own.propose(params, state.drafter, context, draw)
+        after = one_round(params, state, model, own, SAMPLINGS[sampling], NEW_TOKENS, eos)
+        return proposal.tree, proposed, after
+
+    return jax.jit(step)
+
+
+@cache
+def rounds(rule: str, sampling: str) -> list[Round]:
+    """All rounds of a generation with the near draft."""
+    params = params_of(rule, "near", sampling)
+    settings = {"target": target()[0], "drafter": drafter(rule), "max_new_tokens": NEW_TOKENS}
+    state, found = start_loop(params, prompt(BATCH), KEY, **settings), []
+    while not state.is_done.all():
+        tree, proposed, after = stepper(rule, sampling)(params, state)
+        found.append(jax.device_get(Round(state, tree, proposed, after)))
+        state = after
+    return found
+
+
+@jax.jit
+def draft_pass(params, tokens):
+    """The draft's logits after every token of texts `[B, S]`, and its cache, from one pass."""
+    model, _ = target()
+    cache = KVCache.create(model.config, tokens.shape[0], tokens.shape[1] + 1)
+    rows = causal_rows(tokens, jnp.zeros(tokens.shape[:1], jnp.int32))
+    output, cache = model.run(params, rows, cache)
+    return output.logits, cache
+
+
+def with_draft(found: Round) -> np.ndarray:
+    """The committed texts followed by what was drafted."""
+    texts = found.before.tokens.copy()
+    for row, length in enumerate(found.before.length):
+        texts[row, length : length + LONGEST] = 0
+        drafted = found.tree.tokens[row, 1:]
+        texts[row, length : length + len(drafted)] = drafted
+    return texts
+
+
+@pytest.mark.parametrize("rule, sampling", STEPPED)
+def test_every_chain_is_what_the_draft_says_and_as_long_as_the_rule_wants(rule, sampling):
+    rule_params = params_of(rule, "near", sampling).drafter["rule"]
+    start, most, lengths = prompt(BATCH).length, drafter(rule).max_depth, []
+    schedule = [2] * BATCH  # the heuristic's, read plainly
+    for found in rounds(rule, sampling):
+        before, tree = found.before, found.tree
+        logits, _ = draft_pass(weights("near"), jnp.asarray(with_draft(found)))
+        places = jnp.arange(1, logits.shape[1] + 1)[None, :] + jnp.zeros((BATCH, 1), jnp.int32)
+        draw = Draw(before.row_keys, jnp.asarray(before.length), SAMPLINGS[sampling])
+        said = np.argmax(draw.perturbed(logits, places), axis=-1)
+        probs = np.asarray(jax.nn.softmax(logits, axis=-1))
+        for row in np.flatnonzero(~before.is_done):
+            length, count = before.length[row], int(tree.valid[row].sum()) - 1
+            lengths.append(count)
+            assert 1 <= count <= most
+            for at in range(count):
+                root = length - 1 + at
+                assert tree.tokens[row, at + 1] == said[row, root]
+                known = np.asarray(rule_params)[row] if rule == "oracle" else rule_params
+                in_new_text = length + at - int(start[row])
+                given = (probs[row, root], said[row, root], at, in_new_text, length + at)
+                goes_on = wants_more(RULES[rule], known, schedule[row], *given)
+                assert goes_on == (at + 1 < count) or at + 1 == most
+            accepted = accepted_of(tree, row, truth_after(sampling, row, length - int(start[row])))
+            if rule == "oracle":
+                assert count - accepted <= 1
+            all_accepted = accepted == count
+            schedule[row] = min(schedule[row] + 2, most) if all_accepted else schedule[row] - 1
+            schedule[row] = max(schedule[row], 1)
+    assert len(set(lengths)) > 2 or rule == "fixed"
+
+
+def truth_after(sampling: str, row: int, at: int) -> list[int]:
+    return truth(sampling, BATCH, (), NEW_TOKENS + LONGEST)[0][row, at:].tolist()
+
+
+def accepted_of(tree: DraftTree, row: int, true: list[int]) -> int:
+    drafted = tree.tokens[row, 1 : int(tree.valid[row].sum())].tolist()
+    agree = [mine == its for mine, its in zip(drafted, true, strict=False)]
+    return agree.index(False) if False in agree else len(agree)
+
+
+@pytest.mark.parametrize("rule, sampling", STEPPED)
+def test_the_cache_holds_the_committed_text_but_for_one_or_two_tokens(rule, sampling):
+    missing = []
+    for found in rounds(rule, sampling):
+        state, cache = found.after, found.after.drafter.cache
+        _, fresh = jax.device_get(draft_pass(weights("near"), jnp.asarray(state.tokens)))
+        for row in np.flatnonzero(state.length > found.before.length):
+            held = int(cache.length[row])
+            missing.append(int(state.length[row]) - held)
+            np.testing.assert_array_equal(cache.positions[row, :held], np.arange(held))
+            for mine, its in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+                np.testing.assert_allclose(mine[row, :, :held], its[row, :, :held], atol=2e-4)
+    assert set(missing) == {1, 2}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_passes_are_as_many_as_drafted_tokens_and_run_as_often_as_the_longest_row_asks(rule):
+    finished = 0
+    for found in rounds(rule, "sampled"):
+        before, proposed = found.before.drafter, found.proposed
+        drafted = found.tree.valid.sum(axis=1) - 1
+        np.testing.assert_array_equal(proposed.num_wanted - before.num_wanted, drafted)
+        assert proposed.num_passes - before.num_passes == max(1, drafted.max())
+        # Each pass leaves one row in the cache, the first those that had been missing.
+        cached = np.where(drafted > 0, found.before.length - 1 + drafted, before.cache.length)
+        np.testing.assert_array_equal(proposed.cache.length, cached)
+        # A finished row is known by the round after its last, which committed nothing.
+        known = before.is_finished
+        assert not (known & ~found.before.is_done).any() and not drafted[known].any()
+        finished += known.sum()
+        after = found.after.drafter
+        np.testing.assert_array_equal(after.is_finished, found.before.is_done)
+    assert finished > 0
+
+
+@pytest.mark.parametrize(
+    "position, rounds, drafted", [("draft", 3, 3 * 6), ("generation", 1 + 7, 6 + 7)]
+)
+def test_disco_counts_places_from_the_first_token_of_the_draft_or_of_the_new_text(
+    position, rounds, drafted
+):
+    kernel = jnp.zeros((12, 1)).at[11, 0].set(1.0)  # the feature log(1 + place)
+    steep = {  # goes on after places 0 to 4: a draft from there on counts 6 tokens
+        "hidden": {"kernel": kernel, "bias": jnp.array([-jnp.log(5.5)])},
+        "logit": {"kernel": jnp.full((1, 1), -1000.0), "bias": jnp.ones(1)},
+    }
+    model, params = target()
+    out = speculative_generate(
+        Params(params, {"draft": params, "rule": steep}),
+        prompt(BATCH),
+        KEY,
+        target=model,
+        drafter=DraftModel(model, Disco(0.5, position), max_length=8),
+        max_new_tokens=20,
+    )
+    np.testing.assert_array_equal(out.stats.rounds, [rounds] * BATCH)
+    np.testing.assert_array_equal(out.stats.drafted, [drafted] * BATCH)
+
+
+CALLS: list[int] = []
+
+
+class Counted(Llama):
+    """Tells how many rows each pass has that is really run."""
+
+    @nn.nowrap
+    def run(self, params, rows, cache, *taps):
+        jax.debug.callback(lambda _: CALLS.append(rows.tokens.shape[1]), rows.tokens)
+        return super().run(params, rows, cache, *taps)
+
+
+def test_no_pass_is_run_for_tokens_that_nobody_wants():
+    own = replace(drafter("confidence"), draft=Counted(target()[0].config))
+    params = params_of("confidence", "near")
+    propose = jax.jit(own.propose)
+    longest = []
+    for found in rounds("confidence", "greedy")[:8]:
+        state = jax.tree.map(jnp.asarray, found.before)
+        draw = Draw(state.row_keys, state.length, Sampling())
+        CALLS.clear()
+        jax.block_until_ready(
+            propose(params, state.drafter, Context(state.tokens, state.length), draw)
+        )
+        jax.effects_barrier()
+        longest.append(int(found.tree.valid.sum(axis=1).max()) - 1)
+        expected = [2] + [1] * (longest[-1] - 1)
+        assert expected == CALLS
+    assert len(set(longest)) > 1
+
+
+def test_long_prompts_are_cached_in_chunks():
+    numbers, model = np.random.default_rng(0), target()[0]
+    ids = [numbers.integers(0, 40, count).tolist() for count in (300, 128, 129, 2)]
+    given = from_ids(ids, bucket=20)
+    settings = {"target": model, "drafter": drafter("fixed"), "max_new_tokens": 8}
+    cache = start_loop(params_of("fixed", "near"), given, KEY, **settings).drafter.cache
+    _, fresh = draft_pass(weights("near"), given.tokens)
+    np.testing.assert_array_equal(cache.length, given.length - 1)
+    for row, count in enumerate(cache.length.tolist()):
+        for mine, its in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+            np.testing.assert_allclose(mine[row, :, :count], its[row, :, :count], atol=2e-4)
+
+
+def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
+    model, _ = target()
+    short = Llama(replace(model.config, max_position_embeddings=37))
+    own = replace(drafter("fixed"), draft=short)
+    out = speculative_generate(
+        params_of("fixed", "same"),
+        prompt(BATCH),
+        KEY,
+        target=model,
+        drafter=own,
+        max_new_tokens=NEW_TOKENS,
+    )
+    np.testing.assert_array_equal(out.tokens, truth("greedy", BATCH)[0])
+    # The last pass feeds position 36, after which position 37 is drafted.
+    for row, length in enumerate(prompt(BATCH).length.tolist()):
+        last = np.flatnonzero(out.from_draft[row])[-1] + length
+        assert last in (36, 37)
+    assert drafter("fixed").draft.config.longest_text >= 37 + NEW_TOKENS
+
+
+# ---- rejection ---------------------------------------------------------------------------------
+
+REJECTION_RULES = {
+    "fixed": Fixed(3),
+    "heuristic": Heuristic(start=1),
+    "confidence": Confidence(0.4),
+    "disco": Disco(0.5),
+    "oracle": Oracle(),
+}
+
+
+def test_the_tree_tells_the_filtered_law_that_tokens_were_drawn_from():
+    sampling = Sampling(temperature=0.5, top_p=0.8, verification="rejection")
+    own, params = drafter("fixed"), params_of("fixed", "near")
+    settings = {"target": target()[0], "drafter": own, "max_new_tokens": NEW_TOKENS}
+    state = start_loop(params, prompt(BATCH), KEY, **settings)
+
+    def propose(own, sampling):
+        draw = Draw(state.row_keys, state.length, sampling)
+        context = Context(state.tokens, state.length)
+        return jax.jit(own.propose)(params, state.drafter, context, draw)[0].tree
+
+    tree = propose(own, sampling)
+    texts = np.array(state.tokens)
+    for row, length in enumerate(state.length.tolist()):
+        texts[row, length : length + 3] = tree.tokens[row, 1:]
+    law = np.exp(sampling.filtered(draft_pass(weights("near"), jnp.asarray(texts))[0]))
+    assert tree.proposal is not None and tree.proposal.dtype == jnp.float32
+    for row, length in enumerate(state.length.tolist()):
+        for node in range(3):
+            told = tree.proposal[row, node]
+            np.testing.assert_allclose(told, law[row, length - 1 + node], atol=1e-4)
+            assert told[tree.tokens[row, node + 1]] > 0
+    assert propose(replace(own, is_drawn=False), sampling).proposal is None
+    for other in (replace(sampling, verification="coupled"), replace(sampling, temperature=0.0)):
+        assert propose(own, other).proposal is None
+
+
+def rejection_case(rule: str) -> tuple[DraftModel, dict]:
+    model, draft = target(VOCAB, layers=1, seed=1, scale=4.0)
+    texts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 12))
+    known = {"disco": classifier(), "oracle": jnp.asarray(texts)}.get(rule)
+    own = DraftModel(model, REJECTION_RULES[rule], max_length=3)
+    return own, {"draft": draft, "rule": known}
+
+
+@pytest.mark.parametrize("rule", REJECTION_RULES)
+def test_drawn_drafts_keep_the_law(rule):
+    assert p_value(*rejection_case(rule)) > 1e-3
+
+
+def test_chosen_drafts_keep_the_law():
+    own, params = rejection_case("confidence")
+    assert p_value(replace(own, is_drawn=False), params) > 1e-3
+
+
+@dataclass(frozen=True)
+class Lying(DraftModel):
+    """Drops tokens for what they are, or claims a law that they were not drawn from."""
+
+    lie: str = "peek"
+
+    def propose(self, params, state, context, draw):
+        (tree, _), state = super().propose(params, state, context, draw)
+        assert tree.proposal is not None
+        if self.lie == "flat":
+            flat = jnp.full_like(tree.proposal, 1 / VOCAB)
+            return Proposal(replace(tree, proposal=flat)), state
+        own = jnp.take_along_axis(tree.proposal[:, :-1], tree.tokens[:, 1:, None], axis=2)[..., 0]
+        kept = jnp.cumprod(own >= 0.4, axis=1).astype(bool)
+        valid = tree.valid & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)
+        return Proposal(replace(tree, valid=valid)), state
+
+
+@pytest.mark.parametrize("lie", ["peek", "flat"])
+def test_lies_about_what_was_drawn_break_it(lie):
+    own, params = rejection_case("confidence")
+    lying = Lying(own.draft, own.rule, own.max_length, lie=lie)
+    assert p_value(lying, params) < 1e-6
+
+
+# ---- settings and params -----------------------------------------------------------------------
+
+
+def test_the_chain_is_as_long_as_the_rule_may_want():
+    model, _ = target()
+    shapes = {}
+    for name, rule in {**RULES, "default": Fixed()}.items():
+        own = DraftModel(model, rule)
+        assert own.num_nodes == own.max_depth + 1
+        shapes[name] = own.max_depth
+    assert shapes == {**dict.fromkeys(RULES, 20), "fixed": 3, "default": 5}
+    assert DraftModel(model) == DraftModel(model, Fixed(5), max_length=20, is_drawn=True)
+    assert hash(DraftModel(model)) == hash(DraftModel(Llama(model.config)))
+
+
+@pytest.mark.parametrize(
+    "rule, max_length, message",
+    [
+        (Confidence(), 0, "max_length 0 must be at least 1: nothing would be drafted"),
+        (Fixed(5), 4, "length 5 exceeds max_length 4"),
+        (Heuristic(5), 4, "start 5 exceeds max_length 4"),
+    ],
+)
+def test_settings_out_of_range_are_refused(rule, max_length, message):
+    with pytest.raises(SpecjaxError, match=message):
+        DraftModel(target()[0], rule, max_length)
+
+
+def refused(own: DraftModel, params, message: str):
+    model, weights = target()
+    with pytest.raises(SpecjaxError, match=message) as error:
+        check_request(Params(weights, params), prompt(1), model, own, 4)
+    assert "\n" not in str(error.value)
+
+
+def test_a_draft_of_another_vocabulary_is_refused():
+    model, params = target(41)
+    message = "the draft has a vocabulary of 41 tokens, the target one of 40; use a draft with"
+    refused(DraftModel(model), {"draft": params, "rule": None}, message)
+
+
+@pytest.mark.parametrize("given", [None, {}, {"draft": 1}, {"draft": 1, "rule": 2, "more": 3}])
+def test_params_of_another_form_are_refused(given):
+    refused(drafter("fixed"), given, "DraftModel needs the params {'draft': the draft's weights")
+
+
+def test_params_that_do_not_belong_together_are_refused():
+    own, right = drafter("fixed"), weights("near")
+    for wrong in (target(layers=1)[1], target(41)[1], None, jnp.zeros(3)):
+        message = "the draft's weights belong to another model .*; pass the params that were loaded"
+        refused(own, {"draft": wrong, "rule": None}, message)
+    refused(own, {"draft": right, "rule": classifier()}, "length rule Fixed has no params")
+    refused(drafter("disco"), {"draft": right, "rule": None}, "Disco needs the weights")
+    check_request(params_of("disco", "near"), prompt(1), target()[0], drafter("disco"), 4)
