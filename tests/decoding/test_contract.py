@@ -29,9 +29,10 @@ from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 
 NEW_TOKENS = 256
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+SMALLER = {"pld-plus-attention": {"num_tokens": 20}, "rest": {"max_drafted": 12}}  # to compile
 DRAFTERS = {
     **{
-        name: make_drafter(name, target()[0].config, {})
+        name: make_drafter(name, target()[0].config, SMALLER.get(name, {}))
         for name in METHODS
         if name != "draft-model"
     },

@@ -340,13 +340,13 @@ class Counted(Llama):
 
 
 def test_no_pass_is_run_for_tokens_that_nobody_wants():
-    own = replace(drafter("confidence"), draft=Counted(target()[0].config))
-    params = params_of("confidence", "near")
+    own = replace(drafter("heuristic"), draft=Counted(target()[0].config))
+    params = params_of("heuristic", "near")
     propose = jax.jit(own.propose)
     longest = []
-    for found in rounds("confidence", "greedy")[:8]:
+    for found in rounds("heuristic", "sampled"):
         state = jax.tree.map(jnp.asarray, found.before)
-        draw = Draw(state.row_keys, state.length, Sampling())
+        draw = Draw(state.row_keys, state.length, SAMPLINGS["sampled"])
         CALLS.clear()
         jax.block_until_ready(
             propose(params, state.drafter, Context(state.tokens, state.length), draw)
