@@ -1,0 +1,130 @@
+"""`specjax train disco` and `--method draft-model`, in this process, on tiny random models."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax.cli import main
+from specjax.models.convert import save_llama
+from specjax.models.llama import Llama
+from tests.cli.target import CONFIG, SHORT, VOCABULARY
+
+SMALL = ("--steps", "30", "--max-new-tokens", "24")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory, tiny):
+    """The target with a little noise: it often agrees, and often does not."""
+    folder = shutil.copytree(tiny, tmp_path_factory.mktemp("drafts") / "draft")
+    params = Llama(CONFIG).initialise(jax.random.key(3))
+    noise = Llama(CONFIG).initialise(jax.random.key(4))
+    params = jax.tree.map(lambda own, other: own + 0.3 * other, params, noise)
+    written = tmp_path_factory.mktemp("drafts") / "weights"
+    save_llama(written, CONFIG, params, jnp.float32)
+    shutil.copy(written / "model.safetensors", folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    texts = ["total = total + value", "for value in values:", "best = max", "return", "count"] * 3
+    path.write_text(
+        "\n".join(json.dumps({"prompt": f"{text} {n}"}) for n, text in enumerate(texts))
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory, tiny, draft, tasks):
+    folder = tmp_path_factory.mktemp("classifiers") / "classifier"
+    command = [
+        "train",
+        "disco",
+        "--target",
+        str(tiny),
+        "--drafter",
+        str(draft),
+        "--tasks",
+        str(tasks),
+    ]
+    assert main([*command, "--out", str(folder), *SMALL]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("rule=fixed", "length=3"),
+        ("rule=heuristic", "length=2", "max_length=4"),
+        ("rule=confidence", "threshold=0.01", "is_drawn=false"),
+        ("rule=disco",),
+    ],
+)
+def test_every_rule_says_what_plain_decoding_says(tiny, draft, classifier, capsys, settings):
+    command = ["generate", "--target", str(tiny), *SHORT, "--method", "draft-model", "--json"]
+    command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
+    if settings == ("rule=disco",):
+        settings = (*settings, f"classifier={classifier}")
+    for setting in settings:
+        command += ["--set", setting]
+    capsys.readouterr()
+    assert main(command) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["identical"] is True
+    assert values["method"] == "draft-model"
+
+
+def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, error_line, capsys):
+    capsys.readouterr()
+    command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "draft-model"]
+    assert main(command) == 2
+    assert "needs a draft model" in error_line()
+    own = [*command, "--drafter", str(draft)]
+    for setting, message in [
+        ("rule=oracle", "rule 'oracle' is unknown; use fixed, heuristic, confidence, disco"),
+        ("max_length=0", "max_length 0 must be at least 1"),
+        ("length=30", "length 30 exceeds max_length 20"),
+    ]:
+        assert main([*own, "--set", setting]) == 2
+        assert message in error_line()
+    assert main([*own, "--set", "rule=confidence", "--set", "threshold=1"]) == 2
+    assert "threshold 1.0 is outside (0, 1)" in error_line()
+    assert main([*own, "--set", "rule=disco"]) == 2
+    assert "needs a classifier of this target and draft" in error_line()
+    another = ["--drafter", str(tiny), "--set", "rule=disco", "--set", f"classifier={classifier}"]
+    assert main([*command, *another]) == 2
+    assert "draft" in error_line()
+
+    train = ["train", "disco", "--target", str(tiny), "--tasks", str(tasks), *SMALL]
+    out = tmp_path / "classifier"
+    assert main([*train, "--drafter", str(tiny), "--out", str(out)]) == 2
+    assert "would be accepted" in error_line()
+    assert not out.exists()
+    assert main([*train, "--drafter", str(draft), "--out", str(classifier)]) == 2
+    assert "already exists" in error_line()
+
+
+def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_line):
+    other = shutil.copytree(draft, tmp_path / "other")
+    path = other / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [text for text, token in vocabulary.items() if token > 4][:2]
+    tokens = list(vocabulary.items())
+    swapped = {
+        text: token for (text, _), (_, token) in zip(tokens, tokens[5:] + tokens[:5], strict=True)
+    }
+    tokenizer["model"]["vocab"] = swapped
+    path.write_text(json.dumps(tokenizer))
+    command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "draft-model"]
+    assert main([*command, "--drafter", str(other)]) == 2
+    assert "has another tokenizer" in error_line()
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY - 1}))
+    assert main([*command, "--drafter", str(other)]) == 2
+    error_line()
+    assert first != second
