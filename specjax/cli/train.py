@@ -92,8 +92,8 @@ def answers_of(
     """A function from prompts to the target's greedy continuations, a few prompts at a time."""
     import jax
     import numpy as np
-    from rich.progress import track
 
+    from specjax.cli.environment import watched
     from specjax.decoding.drafter import Params
     from specjax.decoding.drafters.prompt_lookup import PromptLookup
     from specjax.decoding.generate import speculative_generate
@@ -102,7 +102,7 @@ def answers_of(
     def answers(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
         found: dict[int, list[int]] = {}
-        for start in track(range(0, len(order), BATCH), "The target writes", transient=True):
+        for start in watched(range(0, len(order), BATCH), "The target writes"):
             numbers = order[start : start + BATCH]
             rows = [prompts[number] for number in numbers]
             rows += rows[-1:] * (BATCH - len(rows))  # one shape

@@ -89,12 +89,11 @@ class Tune:
         return replace(known, settings={**known.settings, self.what: settings})
 
     def _induction_heads(self, target: "Target", requests: "Sequence[Request]"):
-        from rich.progress import track
-
+        from specjax.cli.environment import watched
         from specjax.tuning.induction_heads import answers, count_copies, ranked
 
         texts = answers(target, requests, self.max_new_tokens)
-        texts = track(texts, "Looking for heads that copy", len(requests), transient=True)
+        texts = watched(texts, "Looking for heads that copy", len(requests))
         heads = ranked(count_copies(texts, target.model, target.params))
         total = target.config.num_hidden_layers * target.config.num_attention_heads
         print(f"{len(heads)} of {total} heads looked most at the source of a copied token")

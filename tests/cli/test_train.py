@@ -91,7 +91,7 @@ def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, err
     ]:
         assert main([*own, "--set", setting]) == 2
         assert message in error_line()
-    assert main([*own, "--set", "rule=confidence", "--set", "threshold=1"]) == 2
+    assert main([*own, "--set", "rule=confidence", "--set", "threshold=1.0"]) == 2
     assert "threshold 1.0 is outside (0, 1)" in error_line()
     assert main([*own, "--set", "rule=disco"]) == 2
     assert "needs a classifier of this target and draft" in error_line()
@@ -112,13 +112,8 @@ def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_
     other = shutil.copytree(draft, tmp_path / "other")
     path = other / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = [text for text, token in vocabulary.items() if token > 4][:2]
-    tokens = list(vocabulary.items())
-    swapped = {
-        text: token for (text, _), (_, token) in zip(tokens, tokens[5:] + tokens[:5], strict=True)
-    }
-    tokenizer["model"]["vocab"] = swapped
+    texts = list(tokenizer["model"]["vocab"])
+    tokenizer["model"]["vocab"] = {text: token for token, text in enumerate(texts[5:] + texts[:5])}
     path.write_text(json.dumps(tokenizer))
     command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "draft-model"]
     assert main([*command, "--drafter", str(other)]) == 2
@@ -126,5 +121,4 @@ def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY - 1}))
     assert main([*command, "--drafter", str(other)]) == 2
-    error_line()
-    assert first != second
+    assert str(VOCABULARY) in error_line()
