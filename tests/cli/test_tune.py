@@ -126,7 +126,7 @@ def test_rest_reads_the_datastore(tiny, datastore, capsys):
 def test_rest_without_a_datastore_says_how_to_make_one(tiny, error_line):
     command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method"]
     assert main([*command, "rest"]) == 2
-    assert "needs a datastore; give its folder" in error_line()
+    assert "needs a datastore; name a folder" in error_line()
     assert main([*command, "pld", "--drafter", "x"]) == 2
     assert "method 'pld' reads nothing" in error_line()
 
