@@ -44,7 +44,10 @@ def load_drafter(
             source or file that is missing, damaged or made for another target.
     """
     check_settings(method, settings)
-    settings = {**_tuned_settings(method, target, tuned), **settings}
+    known = _tuned_settings(method, target, tuned)
+    if "rule" in settings and settings["rule"] != known.get("rule"):
+        known = {}  # what was tuned belongs to another rule
+    settings = {**known, **settings}
     if method == "draft-model":
         drafter, params = _draft_model(target, source, DraftModelSettings(**settings))
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specjax.bench.measure import Request
     from specjax.hub import Target
     from specjax.tuned import Tuned
-    from specjax.tuning.prompt_lookup import Curve
+    from specjax.tuning.sweep import Curve
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,15 @@ class Tune:
     """Find what serves a target best on validation prompts; `generate` and `bench` then use it.
 
     induction-heads ranks the heads that copy. pld-plus picks layer and number of tokens of PLD+ by
-    hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention.
+    hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention;
+    length, always by speed, how long a draft model drafts.
     """
 
     what: Annotated[
-        Positional[Literal["induction-heads", "pld-plus", "pld-plus-attention"]],
+        Positional[Literal["induction-heads", "pld-plus", "pld-plus-attention", "length"]],
         arg(metavar="WHAT"),
     ]
-    """induction-heads, pld-plus or pld-plus-attention."""
+    """induction-heads, pld-plus, pld-plus-attention or length."""
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
@@ -38,6 +39,12 @@ class Tune:
     """Stop after so many new tokens, if the text has not ended before."""
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """What is best: new tokens per round, or per second."""
+    rule: Literal["fixed", "confidence", "disco"] = "disco"
+    """For length: the rule whose settings are wanted."""
+    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    """For length: the draft, a folder or a hub id; by default pocket's own."""
+    classifier: Annotated[str, arg(metavar="FOLDER")] = ""
+    """For length with disco: its classifier; by default pocket's own."""
     plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Also sweep the settings of the paper's ablations, and draw all curves into this folder;
     induction-heads has none."""
@@ -73,6 +80,9 @@ class Tune:
     def _tune(self, target: "Target", requests: "Sequence[Request]", known: "Tuned") -> "Tuned":
         if self.what == "induction-heads":
             return replace(known, induction_heads=self._induction_heads(target, requests))
+        if self.what == "length":
+            settings = self._length(target, requests)
+            return replace(known, settings={**known.settings, "draft-model": settings})
         from specjax.decoding.drafters import METHODS
         from specjax.tuning.prompt_lookup import Tuner
 
@@ -87,6 +97,20 @@ class Tune:
         settings = {name: getattr(chosen, name) for name in METHODS[self.what].tuned}
         print(f"{self.what}: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
         return replace(known, settings={**known.settings, self.what: settings})
+
+    def _length(self, target: "Target", requests: "Sequence[Request]") -> dict[str, Any]:
+        from specjax.decoding.drafters.draft_model import DraftModel
+        from specjax.drafting import load_drafter
+        from specjax.tuning.draft_length import LengthTuner
+
+        drafter, params = load_drafter(
+            "draft-model", target, self.drafter, rule=self.rule, classifier=self.classifier
+        )
+        assert isinstance(drafter, DraftModel)
+        tuner = LengthTuner(target, drafter, params, requests, self.max_new_tokens, self._report)
+        settings = tuner.tune()
+        print("draft-model: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
+        return settings
 
     def _induction_heads(self, target: "Target", requests: "Sequence[Request]"):
         from specjax.cli.environment import watched

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specjax.errors import SpecjaxError
 from specjax.files import writable
-from specjax.tuning.prompt_lookup import Curve
+from specjax.tuning.sweep import Curve
 
 
 def prepare(folder: Path) -> None:

@@ -6,7 +6,7 @@ machines, so by accepted length the least number that comes close to the best is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from specjax.bench.measure import Request
 from specjax.decoding.drafter import Drafter
@@ -19,22 +19,13 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.tuning.induction_heads import all_heads
-from specjax.tuning.sweep import Goal, Point, best, sweep
+from specjax.tuning.sweep import Curve, Goal, Point, best, sweep
 
 FIRST_NUM_TOKENS = 10
 NUM_TOKENS = (5, 10, 20, 30, 40, 50, 70, 100)
 NUM_HEADS = (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 200, 300)
 CLOSE = 0.97  # of the best accepted length; there the paper's curve is flat
 THRESHOLDS = (-1.0, -0.75, -0.5, 0.0, 0.5, 0.75)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One swept setting; further series are other methods over the same values."""
-
-    title: str
-    setting: str
-    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One setting tried at many values, on the same prompts in turn."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from specjax.bench.measure import Request, measure, warm_up
@@ -21,20 +22,33 @@ class Point(NamedTuple):
     tokens_per_second: float  # prefill counts, compiling does not
 
 
+@dataclass(frozen=True)
+class Curve:
+    """One swept setting; further series are other methods over the same values."""
+
+    title: str
+    setting: str
+    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+
+
 def sweep(
     drafters: Mapping[Any, Drafter],
     requests: Sequence[Request],
     target: Target,
     max_new_tokens: int,
+    params: Any = None,
 ) -> list[Point]:
-    """One Point per value, greedy; each prompt is run once per value."""
+    """One Point per value, greedy; each prompt is run once per value.
+
+    `params` are what all the drafters read.
+    """
     longest = max(len(request.ids) for request in requests)
     contestants = [
         OwnMethod(
             name=str(value),
             target=target,
             drafter=drafter,
-            params=Params(target.params),
+            params=Params(target.params, params),
             sampling=Sampling(),
             max_new_tokens=max_new_tokens,
             padded_length=-(-longest // BUCKET) * BUCKET,

@@ -122,3 +122,32 @@ def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY - 1}))
     assert main([*command, "--drafter", str(other)]) == 2
     assert str(VOCABULARY) in error_line()
+
+
+def test_the_best_length_is_kept_beside_the_target(
+    tiny, draft, tasks, tmp_path, monkeypatch, capsys
+):
+    from specjax.tuning import draft_length
+
+    monkeypatch.setattr(draft_length, "LENGTHS", (1, 2))
+    monkeypatch.setattr(draft_length, "THRESHOLDS", (0.2, 0.7))
+    monkeypatch.setattr(draft_length, "LONGEST", (2, 3))
+    target = shutil.copytree(tiny, tmp_path / "target")
+    tune = ["tune", "length", "--target", str(target), "--drafter", str(draft), "--limit", "2"]
+    tune += ["--tasks", str(tasks), *SHORT, "--rule"]
+
+    def settings():
+        return json.loads((target / "specjax.json").read_text())["settings"]["draft-model"]
+
+    assert main([*tune, "fixed"]) == 0
+    assert settings()["rule"] == "fixed"
+    assert settings()["length"] in (1, 2)
+    assert main([*tune, "confidence"]) == 0
+    assert settings()["rule"] == "confidence"
+    assert settings()["threshold"] in (0.2, 0.7)
+    assert settings()["max_length"] in (2, 3)
+    capsys.readouterr()
+    command = ["generate", "--target", str(target), *SHORT, "--method", "draft-model", "--json"]
+    command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["identical"] is True
