@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax.bench import draft_lengths
 from specjax.cli import main
 from specjax.models.convert import save_llama
 from specjax.models.llama import Llama
@@ -151,3 +152,32 @@ def test_the_best_length_is_kept_beside_the_target(
     command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["identical"] is True
+
+
+def test_rules_and_oracle_are_measured_side_by_side(tiny, draft, classifier, tasks, capsys):
+    options = draft_lengths.Options(
+        target=str(tiny),
+        drafter=str(draft),
+        classifier=classifier,
+        tasks=str(tasks),
+        limit=2,
+        max_new_tokens=24,
+        max_length=6,
+        runs=1,
+    )
+    draft_lengths._run(options)
+    printed = capsys.readouterr().out
+    for rule in ("plain", "heuristic", "static-5", "static-opt", "confidence", "disco", "oracle"):
+        assert f"tasks, {rule}" in printed
+    assert " NO" not in printed
+    assert "oracle lengths" in printed
+    assert "equation 1, static-opt of 3" in printed
+
+
+@pytest.mark.parametrize("rate, length, cost", [(0.8, 5, 0.05), (0.5, 3, 0.0), (1.0, 4, 0.1)])
+def test_equation_1_is_the_mean_of_truncated_runs(rate, length, cost):
+    """Tokens per round are 1 + rate + rate^2 + ... + rate^length, in 1 + length * cost passes."""
+    expected = sum(rate**power for power in range(length + 1)) / (1 + length * cost)
+    assert draft_lengths.improvement_factor(rate, length, cost) == pytest.approx(expected)
+    tokens = draft_lengths.improvement_factor(rate, length, cost=0.0)
+    assert draft_lengths._acceptance_rate(tokens, length) == pytest.approx(rate, abs=1e-6)
