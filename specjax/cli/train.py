@@ -1,14 +1,21 @@
 """`specjax train`: what a drafter must learn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from specjax.errors import SpecjaxError
+
 if TYPE_CHECKING:
+    from specjax.bench.tasks import Task
     from specjax.hub import Target
+    from specjax.models.heads.length_classifier import TrainedClassifier
+    from specjax.training.draft_reading import FrozenModel
+    from specjax.training.objectives.length_classifier import Generate
 
 BATCH = 8  # prompts that the target continues together
 
@@ -34,6 +41,13 @@ class Train:
     `turns` in each line."""
     limit: int = 80
     """Prompts of each kind of task."""
+    kinds: str = ""
+    """Train on these kinds of task only, with commas between; the test shows how far it carries."""
+    test_tasks: str = ""
+    """Test on these tasks, kind by kind; by default, if --tasks is pocket, on those that `bench`
+    measures."""
+    test_limit: int = 10
+    """Prompts of each kind of task in the test."""
     max_new_tokens: int = 128
     """Tokens with which the target continues each prompt at most."""
     labels: Literal["match", "overlap"] = "match"
@@ -51,7 +65,7 @@ class Train:
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
-        from specjax.bench.tasks import read_tasks, token_ids
+        from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache
         from specjax.drafting import load_draft
         from specjax.files import expand_user
@@ -71,8 +85,9 @@ class Train:
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         draft = load_draft(target, self.drafter)
-        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
-        prompts = [token_ids(task, target.require_tokenizer()) for task in tasks]
+        tokenizer = target.require_tokenizer()
+        tasks = self._training_tasks()
+        prompts = [token_ids(task, tokenizer) for task in tasks]
         frozen, reading = (
             FrozenModel(each.model, each.params, fingerprint(each.config, each.params))
             for each in (target, draft)
@@ -84,11 +99,52 @@ class Train:
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out}")
+        test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
+        if test:
+            tasks = read_tasks(test, self.test_limit)
+            show_test(trained, tasks, target.require_tokenizer(), continue_all, frozen, reading)
+
+    def _training_tasks(self) -> "list[Task]":
+        from specjax.bench.tasks import read_tasks
+
+        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
+        wanted = [kind.strip() for kind in self.kinds.split(",") if kind.strip()]
+        for kind in wanted:
+            if kind not in {task.kind for task in tasks}:
+                known = ", ".join(dict.fromkeys(task.kind for task in tasks))
+                raise SpecjaxError(f"--kinds {kind!r} is none of the tasks; they have {known}")
+        return [task for task in tasks if not wanted or task.kind in wanted]
 
 
-def answers_of(
-    target: "Target", max_new_tokens: int
-) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
+def show_test(
+    trained: "TrainedClassifier",
+    tasks: "Sequence[Task]",
+    tokenizer: Any,
+    continue_all: "Generate",
+    target: "FrozenModel",
+    draft: "FrozenModel",
+) -> None:
+    """Prints how well the classifier tells, on each kind of task, and how well a static length."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from specjax.bench.tasks import token_ids
+    from specjax.training.draft_features import read_drafts
+    from specjax.training.draft_reading import Text
+    from specjax.training.objectives.length_classifier import test_scores
+
+    table = Table("test", "F1", "precision", "recall", "static F1", "tokens", box=None)
+    for kind, group in groupby(tasks, lambda task: task.kind):
+        prompts = [token_ids(task, tokenizer) for task in group]
+        pairs = zip(prompts, continue_all(prompts), strict=True)
+        data = read_drafts([Text(*pair) for pair in pairs], target, draft, trained.position)
+        scores = test_scores(trained, data)
+        shares = [scores[name] for name in ("f1", "precision", "recall", "static_f1")]
+        table.add_row(kind, *(f"{share:.3f}" for share in shares), str(scores["num_tokens"]))
+    Console(soft_wrap=True, markup=False, highlight=False).print(table)
+
+
+def answers_of(target: "Target", max_new_tokens: int) -> "Generate":
     """A function from prompts to the target's greedy continuations, a few prompts at a time."""
     import jax
     import numpy as np

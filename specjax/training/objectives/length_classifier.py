@@ -195,3 +195,16 @@ def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[
         "acceptance_rate": float(np.mean(data.is_match)),
         "num_tokens": len(data.is_match),
     }
+
+
+def test_scores(trained: TrainedClassifier, data: DraftFeatures) -> dict[str, Any]:
+    """Scores on other texts, with the threshold and the static length that validation chose."""
+    features = jnp.asarray(data.features)
+    confidence = np.asarray(jax.nn.sigmoid(trained.model.run(trained.params, features)))
+    length = trained.scores["static_length"]
+    static = np.ones_like(data.is_match) if length is None else data.depth < length
+    return {
+        **scores_of(confidence >= trained.threshold, data.is_match),
+        "static_f1": scores_of(static, data.is_match)["f1"],
+        "num_tokens": len(data.is_match),
+    }
