@@ -18,6 +18,7 @@ from specjax.hub import HUB_ID, POCKET, Target, load, pocket_folder
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, read_tuned
 
+TUNED_DRAFT = "draft"  # beside tuned settings of draft-model: the fingerprint of their draft
 MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
@@ -45,13 +46,10 @@ def load_drafter(
     """
     check_settings(method, settings)
     known = _tuned_settings(method, target, tuned)
-    if "rule" in settings and settings["rule"] != known.get("rule"):
-        known = {}  # what was tuned belongs to another rule
-    settings = {**known, **settings}
     if method == "draft-model":
-        drafter, params = _draft_model(target, source, DraftModelSettings(**settings))
+        drafter, params = _draft_model(target, source, known, settings)
     else:
-        drafter = make_drafter(method, target.config, settings)
+        drafter = make_drafter(method, target.config, {**known, **settings})
         params = _datastore(target, source) if method == "rest" else None
         if source is not None and params is None:
             raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
@@ -115,9 +113,19 @@ def _datastore(target: Target, source: str | Path | None) -> Any:
 
 
 def _draft_model(
-    target: Target, source: str | Path | None, settings: DraftModelSettings
+    target: Target,
+    source: str | Path | None,
+    known: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> tuple[Drafter, Any]:
+    """`known` settings were tuned; they belong to one draft and one rule."""
     draft = load_draft(target, source)
+    known = dict(known)
+    is_same_draft = known.pop(TUNED_DRAFT, "") == fingerprint(draft.config, draft.params)
+    if not is_same_draft or given.get("rule", known.get("rule")) != known.get("rule"):
+        known = {}
+    check_settings("draft-model", {**known, **given})
+    settings = DraftModelSettings(**{**known, **given})
     rule, rule_params = settings.length_rule(), None
     if settings.rule == "disco":
         if not settings.classifier and source not in (None, POCKET):

@@ -80,7 +80,7 @@ def acceptance(stats: Any, length: int) -> tuple[float, float]:
     """Accepted length, and the share of judged tokens that were accepted.
 
     Tokens behind a rejected one are not judged; a round that accepts fewer than `length` rejects
-    one.
+    one. The last round of a text, which may be cut, counts like the others.
     """
     counts = np.sum(np.asarray(stats.accepted_lengths), axis=0)  # of rounds, by tokens committed
     accepted = counts @ np.maximum(np.arange(len(counts)) - 1, 0)

@@ -100,9 +100,10 @@ class WithTruth(OwnMethod):
             eos=told.target.eos,
             rounds_per_call=1,
         ):
-            lengths.append(int(part.length[0]) - total - 1)
-            total = int(part.length[0])
-        return [max(length, 0) for length in lengths]
+            drafted = int(part.from_draft.sum())
+            lengths.append(drafted - total)
+            total = drafted
+        return lengths
 
     def _told(self, params: Any) -> "WithTruth":
         return replace(self, params=Params(self.target.params, params))

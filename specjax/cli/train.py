@@ -65,6 +65,7 @@ class Train:
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
+        from specjax.bench.run import check_prompts
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache
         from specjax.drafting import load_draft
@@ -88,6 +89,12 @@ class Train:
         tokenizer = target.require_tokenizer()
         tasks = self._training_tasks()
         prompts = [token_ids(task, tokenizer) for task in tasks]
+        test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
+        test_tasks = read_tasks(test, self.test_limit) if test else ()
+        asked = [token_ids(task, tokenizer) for task in test_tasks]
+        for name, group in (("training", prompts), ("test", asked)):
+            if group:
+                check_prompts(name, group, target.config, self.max_new_tokens)
         frozen, reading = (
             FrozenModel(each.model, each.params, fingerprint(each.config, each.params))
             for each in (target, draft)
@@ -99,10 +106,8 @@ class Train:
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out}")
-        test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
-        if test:
-            tasks = read_tasks(test, self.test_limit)
-            show_test(trained, tasks, target.require_tokenizer(), continue_all, frozen, reading)
+        if test_tasks:
+            show_test(trained, test_tasks, tokenizer, continue_all, frozen, reading)
 
     def _training_tasks(self) -> "list[Task]":
         from specjax.bench.tasks import read_tasks

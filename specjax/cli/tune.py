@@ -100,17 +100,26 @@ class Tune:
 
     def _length(self, target: "Target", requests: "Sequence[Request]") -> dict[str, Any]:
         from specjax.decoding.drafters.draft_model import DraftModel
-        from specjax.drafting import load_drafter
+        from specjax.drafting import TUNED_DRAFT, load_drafter
+        from specjax.files import expand_user
+        from specjax.tuned import fingerprint
         from specjax.tuning.draft_length import LengthTuner
 
+        classifier = str(expand_user(self.classifier).resolve()) if self.classifier else ""
         drafter, params = load_drafter(
-            "draft-model", target, self.drafter, rule=self.rule, classifier=self.classifier
+            "draft-model",
+            target,
+            self.drafter,
+            rule=self.rule,
+            classifier=classifier,
         )
         assert isinstance(drafter, DraftModel)
         tuner = LengthTuner(target, drafter, params, requests, self.max_new_tokens, self._report)
         settings = tuner.tune()
+        if self.rule == "disco" and classifier:
+            settings["classifier"] = classifier
         print("draft-model: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
-        return settings
+        return {**settings, TUNED_DRAFT: fingerprint(drafter.draft.config, params["draft"])}
 
     def _induction_heads(self, target: "Target", requests: "Sequence[Request]"):
         from specjax.cli.environment import watched

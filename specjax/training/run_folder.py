@@ -51,10 +51,15 @@ class Run:
         assert self.folder is not None
         file = self.folder / METRICS
         with readable(file), writable(file):
-            lines = file.read_text(encoding="utf-8").splitlines(True) if file.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
-            file.write_text("".join(kept), encoding="utf-8")
+            lines = file.read_bytes().splitlines(True) if file.exists() else []
+            whole = [line for line in lines if line.endswith(b"\n")]
+            try:
+                kept = [line for line in whole if json.loads(line)["step"] <= step]
+            except (ValueError, KeyError, TypeError):
+                raise SpecjaxError(
+                    f"{file} is damaged; delete {self.folder} and train again"
+                ) from None
+            file.write_bytes(b"".join(kept))
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends one line to the metrics."""

@@ -50,7 +50,8 @@ class LengthTuner:
     def _threshold(self, rule: Confidence | Disco) -> dict[str, Any]:
         name = "disco" if isinstance(rule, Disco) else "confidence"
         rules = {value: replace(rule, threshold=value) for value in THRESHOLDS}
-        thresholds = {value: replace(self.drafter, rule=rules[value]) for value in THRESHOLDS}
+        start = replace(self.drafter, max_length=max(LONGEST))
+        thresholds = {value: replace(start, rule=rules[value]) for value in THRESHOLDS}
         title = f"draft-model, {name}"
         threshold = self._pick(f"{title}, over thresholds", "threshold", thresholds)
         chosen = thresholds[threshold]

@@ -107,6 +107,13 @@ def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, err
     assert not out.exists()
     assert main([*train, "--drafter", str(draft), "--out", str(classifier)]) == 2
     assert "already exists" in error_line()
+    inside = ("--out", str(out), "--run-folder", str(out / "run"))
+    assert main([*train, "--drafter", str(draft), *inside]) == 2
+    assert "give it a place of its own" in error_line()
+    assert main([*train, "--drafter", str(draft), "--out", str(out), "--test-tasks", "/none"]) == 2
+    assert "cannot be read" in error_line()
+    assert main([*train, "--drafter", str(draft), "--out", str(out), "--kinds", "no"]) == 2
+    assert "is none of the tasks" in error_line()
 
 
 def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_line):
@@ -126,7 +133,7 @@ def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_
 
 
 def test_the_best_length_is_kept_beside_the_target(
-    tiny, draft, tasks, tmp_path, monkeypatch, capsys
+    tiny, draft, tasks, tmp_path, monkeypatch, capsys, error_line
 ):
     from specjax.tuning import draft_length
 
@@ -152,6 +159,21 @@ def test_the_best_length_is_kept_beside_the_target(
     command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["identical"] is True
+
+    found = json.loads((target / "specjax.json").read_text())
+    tuned = found["settings"]["draft-model"]
+    command.remove("--compare")
+    for wrong, message in [
+        ({"threshold": "0.3"}, "setting threshold"),
+        ({"x": 1}, "no setting 'x'"),
+    ]:
+        found["settings"]["draft-model"] = tuned | wrong
+        (target / "specjax.json").write_text(json.dumps(found))
+        assert main(command) == 2
+        assert message in error_line()
+        other = [*command, "--drafter", str(tiny)]  # another draft: what was tuned is not its own
+        assert main(other) == 0
+        capsys.readouterr()
 
 
 def test_rules_and_oracle_are_measured_side_by_side(tiny, draft, classifier, tasks, capsys):

@@ -58,7 +58,7 @@ METHODS: dict[str, Method] = {
         "a draft model of the target's vocabulary; for rule=disco a classifier",
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         has_params=True,
-        tuned=("rule", "length", "threshold", "max_length"),
+        tuned=("rule", "length", "threshold", "max_length", "classifier"),
     ),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),
 }

@@ -96,6 +96,11 @@ def train_classifier(
             their labels all the same, or files cannot be written.
     """
     out = vacant(Path(out))  # before the texts, which take long
+    if run_folder is not None and out.resolve() in (
+        Path(run_folder).resolve(),
+        *Path(run_folder).resolve().parents,
+    ):
+        raise SpecjaxError(f"the run folder {run_folder} lies in {out}; give it a place of its own")
     check_vocabularies(target, draft)
     continuations = generate(prompts)
     texts = [Text(*pair) for pair in zip(prompts, continuations, strict=True)]
