@@ -206,7 +206,8 @@ def _run(options: Options) -> None:
     for kind, group in groupby(requests, key=lambda request: request.kind):
         fresh = list(measure(contestants, list(group), options.runs))
         rows += summarise(kind, fresh, compiling)
-        samples += [replace_number(sample, len(samples)) for sample in fresh]
+        num_before = len(samples)  # numbers of prompts differ between kinds
+        samples += [sample._replace(number=sample.number + num_before) for sample in fresh]
     rows += summarise("all", samples, compiling)
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(rule_table(rows))
@@ -215,11 +216,6 @@ def _run(options: Options) -> None:
     console.print(oracle_table(oracle, requests))
     _show_equation_1(rows, options.static_length, draft_cost(contestants[0], oracle, requests))
     print(f"medians of {options.runs} runs in turn on {jax.devices()[0].device_kind}")
-
-
-def replace_number(sample: Any, offset: int) -> Any:
-    """The sample with a number of its own among those of all kinds."""
-    return sample._replace(number=sample.number + offset)
 
 
 def draft_cost(plain: OwnMethod, oracle: OwnMethod, requests: Sequence[Request]) -> float:

@@ -26,12 +26,13 @@ from rich.table import Table
 from specjax.bench.options import methods_in
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import make_drafter
-from specjax.decoding.generate import PREFILL_CHUNK, num_slots, speculative_generate
+from specjax.decoding.generate import num_slots, speculative_generate
 from specjax.decoding.prompt import Prompt
 from specjax.errors import SpecjaxError, exit_code
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
+from specjax.models.prefill import PREFILL_CHUNK
 
 MEGABYTE = 10**6
 LEAST = {"prompt_length": 2, "max_new_tokens": 1, "num_layers": 1, "width": 64, "vocabulary": 2}

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.bench.measure import Sample, Verdict, exactly
-from specjax.decoding.generate import PREFILL_CHUNK, prefill
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import LEAST_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.hub import Target
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
 from specjax.models.outputs import Taps
+from specjax.models.prefill import PREFILL_CHUNK, prefill
 from specjax.models.rows import causal_rows
 
 # Units in the last place of the largest logit that the logits of a near tie are apart, at most.

@@ -25,10 +25,8 @@ from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.models.rows import causal_rows
+from specjax.models.prefill import prefill, whole_chunks
 
-PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 STATIC = ("target", "drafter", "sampling", "max_new_tokens", "eos")
 
 
@@ -150,7 +148,7 @@ def start_loop(
 ) -> LoopState:
     """Prefills the prompt without its last token and lets the drafter prepare."""
     batch, prompt_length = prompt.tokens.shape
-    padded = _whole_chunks(prompt_length)
+    padded = whole_chunks(prompt_length)
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = num_slots(prompt_length, max_new_tokens, drafter)
     cache = KVCache.create(
@@ -187,42 +185,4 @@ def num_slots(prompt_length: int, max_new_tokens: int, drafter: Drafter) -> int:
     """Slots that the KV cache of a request has per row; `prompt_length` counts the padding."""
     # A finished row still writes a round's rows behind its text.
     rows_of_a_round = drafter.num_nodes + drafter.num_probes
-    return _whole_chunks(prompt_length) + max_new_tokens + rows_of_a_round
-
-
-def _whole_chunks(length: int) -> int:
-    chunk = min(PREFILL_CHUNK, length)
-    return -(-length // chunk) * chunk
-
-
-def prefill(
-    params: Any,
-    tokens: Int[Array, "B P"],
-    length: Int[Array, " B"],
-    cache: KVCache,
-    target: Llama,
-    taps: Taps,
-) -> tuple[ModelOutput, KVCache]:
-    """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.
-
-    Only as many chunks run as the longest prompt fills: its length decides the cost, not P. Reveals
-    the tapped hidden states; never logits or attention, whose size grows with the square of P.
-    """
-    batch, padded = tokens.shape
-    chunk = min(PREFILL_CHUNK, padded)
-    taps = replace(taps, attention_heads=(), logits=False)
-    shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
-    hidden = jnp.zeros(shape, params["embed_tokens"]["weight"].dtype)
-
-    def write_chunk(index, carry):
-        cache, hidden = carry
-        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
-        rows = causal_rows(part, cache.length)
-        output, cache = target.run(params, rows, cache, taps)
-        if output.hidden is not None:
-            hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
-        return cache.advance(jnp.full((batch,), chunk)), hidden
-
-    num_chunks = (jnp.max(length) + chunk - 1) // chunk
-    cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))
-    return ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None), cache
+    return whole_chunks(prompt_length) + max_new_tokens + rows_of_a_round

@@ -10,13 +10,13 @@ import pytest
 
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context, Params, Probe, Proposal
-from specjax.decoding.generate import prefill
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.round import judge, query_rows
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.models.cache import KVCache
 from specjax.models.outputs import Taps
+from specjax.models.prefill import prefill
 from specjax.models.rows import causal_rows
 from tests.decoding.tiny import Stateless, prompt, target
 

@@ -28,11 +28,11 @@ from specjax.models.config import LlamaConfig
 from specjax.models.heads.length_classifier import PositionKind
 from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.prefill import prefill, whole_chunks
 from specjax.models.rows import causal_rows
 from specjax.pytree import pytree
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
-PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 
 
 @pytree
@@ -277,16 +277,7 @@ def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
 def _prefilled(draft: Llama, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
     """The cache of the prompts without their last tokens, written as the target's is."""
     batch, width = prompt.tokens.shape
-    chunk = min(PREFILL_CHUNK, width)
-    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, -width % chunk)))
-
-    def write_chunk(index, cache):
-        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
-        rows = causal_rows(part, cache.length)
-        _, cache = draft.run(params, rows, cache, Taps(logits=False))
-        return cache.advance(jnp.full((batch,), chunk))
-
+    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))
     cache = KVCache.create(draft.config, batch, num_slots, params["embed_tokens"]["weight"].dtype)
-    num_chunks = -(-jnp.max(prompt.length - 1) // chunk)
-    cache = lax.fori_loop(0, num_chunks, write_chunk, cache)
+    _, cache = prefill(params, tokens, prompt.length - 1, cache, draft, Taps(logits=False))
     return replace(cache, length=prompt.length - 1)

@@ -5,6 +5,7 @@ the text would lose its law if a token were dropped for what it is: whether a no
 only on what was known before its token was drawn.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, get_args
@@ -34,7 +35,7 @@ class LastDrafted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LengthRule:
+class LengthRule(ABC):
     """The contract, and the defaults of a rule without params and state."""
 
     def longest(self, max_length: int) -> int:
@@ -57,9 +58,9 @@ class LengthRule:
         """The state before the first round."""
         return None
 
+    @abstractmethod
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
         """Whether a token should be drafted after `last`; rows that have stopped do not count."""
-        raise NotImplementedError
 
     def update(
         self, state: State, drafted: Int[Array, " B"], accepted: Int[Array, " B"], longest: int

@@ -1,0 +1,54 @@
+"""Writing a prompt to the cache, in chunks."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from specjax.models.cache import KVCache
+from specjax.models.llama import Llama
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.rows import causal_rows
+
+PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
+
+
+def whole_chunks(length: int) -> int:
+    """`length`, rounded up to what `prefill` takes."""
+    chunk = min(PREFILL_CHUNK, length)
+    return -(-length // chunk) * chunk
+
+
+def prefill(
+    params: Any,
+    tokens: Int[Array, "B P"],
+    length: Int[Array, " B"],
+    cache: KVCache,
+    target: Llama,
+    taps: Taps,
+) -> tuple[ModelOutput, KVCache]:
+    """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.
+
+    Only as many chunks run as the longest prompt fills: its length decides the cost, not P. Reveals
+    the tapped hidden states; never logits or attention, whose size grows with the square of P.
+    """
+    batch, padded = tokens.shape
+    chunk = min(PREFILL_CHUNK, padded)
+    taps = replace(taps, attention_heads=(), logits=False)
+    shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
+    hidden = jnp.zeros(shape, params["embed_tokens"]["weight"].dtype)
+
+    def write_chunk(index, carry):
+        cache, hidden = carry
+        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+        rows = causal_rows(part, cache.length)
+        output, cache = target.run(params, rows, cache, taps)
+        if output.hidden is not None:
+            hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
+        return cache.advance(jnp.full((batch,), chunk)), hidden
+
+    num_chunks = (jnp.max(length) + chunk - 1) // chunk
+    cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))
+    return ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None), cache
