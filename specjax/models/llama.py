@@ -23,6 +23,7 @@ from specjax.models.outputs import ModelOutput, Taps
 from specjax.models.rows import QueryRows
 
 FULL_PRECISION = lax.Precision.HIGHEST
+Rotation = tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
 
@@ -70,11 +71,34 @@ class Attention(nn.Module):
 
     config: LlamaConfig
 
-    @nn.compact
+    def setup(self):
+        config, bias = self.config, self.config.attention_bias
+        groups = config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.num_attention_heads * config.head_dim, bias)
+        self.k_proj = Linear(groups, bias)
+        self.v_proj = Linear(groups, bias)
+        self.o_proj = Linear(config.hidden_size, bias)
+
+    def query_key_value(
+        self, x: Float[Array, "B Q D"], rotation: Rotation
+    ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B K Q H"], Float[Array, "B K Q H"]]:
+        """Heads first; query and key are rotated to their positions."""
+
+        def heads_first(y):
+            return y.reshape(*y.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
+
+        query, key, value = (heads_first(of(x)) for of in (self.q_proj, self.k_proj, self.v_proj))
+        return rotate(query, rotation), rotate(key, rotation), value
+
+    def merge(self, mixed: Float[Array, "B A Q H"]) -> Float[Array, "B Q D"]:
+        """What the heads have gathered, as the layer's output."""
+        merged = mixed.swapaxes(1, 2)
+        return self.o_proj(merged.reshape(*merged.shape[:2], -1))
+
     def __call__(
         self,
         x: Float[Array, "B Q D"],
-        rotation: tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]],
+        rotation: Rotation,
         keys: Float[Array, "B K S H"],
         values: Float[Array, "B K S H"],
         start: Int[Array, " B"],
@@ -86,20 +110,11 @@ class Attention(nn.Module):
         Float[Array, "B K S H"],
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache."""
-        config, bias = self.config, self.config.attention_bias
-        heads, groups = config.num_attention_heads, config.num_key_value_heads
-
-        def heads_first(y, count):
-            return y.reshape(*y.shape[:2], count, config.head_dim).swapaxes(1, 2)
-
-        query = heads_first(Linear(heads * config.head_dim, bias, name="q_proj")(x), heads)
-        key = heads_first(Linear(groups * config.head_dim, bias, name="k_proj")(x), groups)
-        value = heads_first(Linear(groups * config.head_dim, bias, name="v_proj")(x), groups)
-        keys = write_slots(keys, rotate(key, rotation), start, axis=2)
+        query, key, value = self.query_key_value(x, rotation)
+        keys = write_slots(keys, key, start, axis=2)
         values = write_slots(values, value, start, axis=2)
-        mixed, weights = attend(rotate(query, rotation), keys, values, visible)
-        merged = mixed.swapaxes(1, 2).reshape(*x.shape[:2], heads * config.head_dim)
-        return Linear(x.shape[-1], bias, name="o_proj")(merged), weights, keys, values
+        mixed, weights = attend(query, keys, values, visible)
+        return self.merge(mixed), weights, keys, values
 
 
 class FeedForward(nn.Module):
@@ -119,18 +134,32 @@ class DecoderLayer(nn.Module):
     """One pre-norm transformer layer."""
 
     config: LlamaConfig
+    has_input_norm: bool = True  # the first layer of an EAGLE head has none
 
-    @nn.compact
+    def setup(self):
+        if self.has_input_norm:
+            self.input_layernorm = RMSNorm(self.config.rms_norm_eps)
+        self.self_attn = Attention(self.config)
+        self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps)
+        self.mlp = FeedForward(self.config)
+
+    def normed(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """What attention reads."""
+        return self.input_layernorm(x) if self.has_input_norm else x
+
+    def after_attention(
+        self, x: Float[Array, "B Q D"], mixed: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Q D"]:
+        """The rest of the layer, with both residuals."""
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x))
+
     def __call__(self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible):
         """Returns the rows, the attention of all heads and the layer's new keys and values."""
-        epsilon = self.config.rms_norm_eps
-        normed = RMSNorm(epsilon, name="input_layernorm")(x)
-        mixed, weights, keys, values = Attention(self.config, name="self_attn")(
-            normed, rotation, keys, values, start, visible
+        mixed, weights, keys, values = self.self_attn(
+            self.normed(x), rotation, keys, values, start, visible
         )
-        x = x + mixed
-        normed = RMSNorm(epsilon, name="post_attention_layernorm")(x)
-        return x + FeedForward(self.config, name="mlp")(normed), weights, keys, values
+        return self.after_attention(x, mixed), weights, keys, values
 
 
 class Llama(nn.Module):
@@ -192,6 +221,12 @@ class Llama(nn.Module):
         return output, cache
 
     @nn.nowrap
+    def logits(self, params: Any, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """What the LM head says, float32, to hidden states after the final norm."""
+        table = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        return project(x, params[table]["weight"], jnp.float32)
+
+    @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
         """Random params of this model: a nested dict with Hugging Face's names."""
         one = jnp.zeros((1, 1), jnp.int32)
@@ -216,7 +251,7 @@ def project(
 
 def rotation_of(
     positions: Int[Array, "B Q"], config: LlamaConfig, text_length: Int[Array, " B"]
-) -> tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]:
+) -> Rotation:
     """Cosine and sine of each row's rotary angles, float32, the same for all heads."""
     frequencies = config.rope.inverse_frequencies(
         config.head_dim, config.max_position_embeddings, text_length
@@ -226,10 +261,7 @@ def rotation_of(
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(
-    x: Float[Array, "B N Q H"],
-    rotation: tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]],
-) -> Float[Array, "B N Q H"]:
+def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N Q H"]:
     """Rotary embedding in the half-split layout: pair i is (x[i], x[i + H/2])."""
     cosine, sine = (part.astype(x.dtype) for part in rotation)
     first, second = jnp.split(x, 2, axis=-1)

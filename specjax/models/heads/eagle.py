@@ -1,0 +1,232 @@
+"""The EAGLE head: one transformer layer that predicts the target's next feature. HASS trains it too.
+
+A *feature* is the target's hidden state after its final norm. Slot t of the head takes the feature
+of token t and the embedding of token t + 1, and predicts the feature of token t + 1, which the
+target's LM head turns into the distribution of token t + 2. Embedding and LM head are the target's,
+frozen. RoPE counts slots. Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature
+Uncertainty"; Zhang et al. 2025, "Learning Harmonized Representations for Speculative Sampling"
+(HASS), section 3.2.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Key
+
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import (
+    FULL_PRECISION,
+    DecoderLayer,
+    Linear,
+    Rotation,
+    rotation_of,
+)
+from specjax.models.rows import QueryRows, causal_rows
+
+Stream = tuple[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]], ...]  # by layer: key, value
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """The shape of a head. The vocabulary and the hidden size of `layers` are the target's."""
+
+    layers: LlamaConfig
+    fc_bias: bool = False
+
+    @classmethod
+    def for_target(cls, target: LlamaConfig, fc_bias: bool = False) -> "EagleConfig":
+        """One layer shaped like the target's own, as published; it looks at all of the text."""
+        return cls(replace(target, num_hidden_layers=1, sliding_window=None), fc_bias)
+
+
+class EagleHead(nn.Module):
+    """`fc` joins embedding and feature; the layers have no norm before the first and none behind.
+
+    `head.run` is a pass with a cache, as drafting needs it; `head.step` one over whole texts in
+    which every slot sees the context that it would have while drafting, as training needs it.
+    """
+
+    config: EagleConfig
+
+    def setup(self):
+        config = self.config.layers
+        self.fc = Linear(config.hidden_size, self.config.fc_bias)
+        self.layers = [
+            DecoderLayer(config, has_input_norm=number > 0)
+            for number in range(config.num_hidden_layers)
+        ]
+
+    def joined(
+        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Q D"]:
+        """What the first layer reads, of the embeddings and the features of the tokens before."""
+        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
+
+    def __call__(
+        self,
+        rows: QueryRows,
+        embedded: Float[Array, "B Q D"],
+        features: Float[Array, "B Q D"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B Q D"], KVCache]:
+        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
+        visible = cache.visible_slots(rows.visible)
+        rotation = rotation_of(rows.positions, self.config.layers, cache.text_length)
+        x, keys, values = self.joined(embedded, features), [], []
+        for layer, old_keys, old_values in zip(self.layers, cache.keys, cache.values, strict=True):
+            x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
+            keys.append(new_keys)
+            values.append(new_values)
+        positions = write_slots(cache.positions, rows.positions, start, axis=1)
+        return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
+
+    def aligned(
+        self,
+        embedded: Float[Array, "B T D"],
+        features: Float[Array, "B T D"],
+        streams: tuple[Stream, ...],
+        rotation: Rotation,
+        segments: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Stream]:
+        """See `step`."""
+        x, own = self.joined(embedded, features), []
+        for number, layer in enumerate(self.layers):
+            query, key, value = layer.self_attn.query_key_value(layer.normed(x), rotation)
+            past = [stream[number] for stream in streams]
+            mixed = aligned_attention(query, [*past, (key, value)], segments)
+            x = layer.after_attention(x, layer.self_attn.merge(mixed))
+            own.append((key, value))
+        return x, tuple(own)
+
+    @nn.nowrap
+    def run(
+        self,
+        params: Any,
+        target_params: Any,
+        rows: QueryRows,
+        features: Float[Array, "B Q D"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B Q D"], KVCache]:
+        """Predicts the features of `rows.tokens`; pure.
+
+        Args:
+            params: the head's.
+            target_params: of which the embedding is read.
+            rows: tokens with their slots as positions: a token's place in the text, less one.
+            features: of the tokens before them, the target's or the head's own predictions.
+            cache: of the head; the rows are written as scratch, as `Llama.run` does.
+        """
+        embedded = embed(target_params, rows.tokens)
+        output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
+        return output, cache
+
+    @nn.nowrap
+    def step(
+        self,
+        params: Any,
+        embedded: Float[Array, "B T D"],
+        features: Float[Array, "B T D"],
+        streams: tuple[Stream, ...],
+        positions: Int[Array, "B T"],
+        segments: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Stream]:
+        """One step of training over whole texts, the context harmonized with drafting; pure.
+
+        At step n (from 1) slot r stands for the n-th token of a draft: it takes `features[r]`,
+        predicted at step n - 1, and sees itself, the n - 2 slots before it as the steps before
+        saw them, and before those the target's features. With one step this is causal attention.
+
+        Args:
+            params: the head's.
+            embedded: of the token behind each slot, from the text.
+            features: of stream n - 1: the target's at step 1, then what the step before predicted,
+                one slot later.
+            streams: the keys and values of steps 1 to n - 1, as returned.
+            positions: slots within their texts.
+            segments: number of the text that each slot belongs to; slots see their own text only.
+        """
+        text_length = jnp.full((features.shape[0],), features.shape[1])
+        rotation = rotation_of(positions, self.config.layers, text_length)
+        output, own = cast(
+            Any,
+            self.apply(
+                {"params": params},
+                embedded,
+                features,
+                streams,
+                rotation,
+                segments,
+                method=self.aligned,
+            ),
+        )
+        return output, own
+
+    @nn.nowrap
+    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
+        """Random params, without embedding and LM head."""
+        config = self.config.layers
+        width = jnp.zeros((1, 1, config.hidden_size))
+        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
+        cache = KVCache.create(config, 1, 1)
+        params = jax.jit(self.init)(key, rows, width, width, cache)["params"]
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def embed(target_params: Any, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
+    """The target's embeddings of `tokens`."""
+    return target_params["embed_tokens"]["weight"][tokens]
+
+
+def aligned_attention(
+    query: Float[Array, "B A T H"],
+    streams: list[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]],
+    segments: Int[Array, "B T"],
+) -> Float[Array, "B A T H"]:
+    """Softmax attention of the newest of n streams of keys and values over all of them.
+
+    Slot r sees slot r - i in stream n - 1 - i while there is one, and in stream 0 from i = n - 1
+    on, all within its own segment. The far part is one product with stream 0, the near part n - 1
+    diagonals, so that a step costs as much as causal attention and little more.
+    """
+    batch, heads, length, width = query.shape
+    newest = len(streams) - 1
+    far_keys, far_values = streams[0]
+    groups = far_keys.shape[1]
+    grouped = query.reshape(batch, groups, heads // groups, length, width)
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    is_same = segments[:, :, None] == segments[:, None, :]
+    is_far = is_same & (distance >= newest)
+    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
+    scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
+    near_values = []
+    for back in range(newest):
+        near_keys, values = (_delayed(part, back) for part in streams[newest - back])
+        near_values.append(values)
+        is_near = segments == _delayed(segments[:, None, :, None], back, -1)[:, 0, :, 0]
+        score = jnp.einsum("bkgth,bkth->bkgt", grouped, near_keys, **products)
+        scores.append(_masked(score[..., None], is_near[..., None]))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1)
+    weights = weights.astype(far_values.dtype)
+    mixed = jnp.einsum(
+        "bkgts,bksh->bkgth", weights[..., :length], far_values, precision=FULL_PRECISION
+    )
+    for back, values in enumerate(near_values):
+        mixed = mixed + weights[..., length + back, None] * values[:, :, None]
+    return mixed.reshape(batch, heads, length, width)
+
+
+def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
+    return jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
+
+
+def _delayed(values: Array, back: int, empty: int = 0) -> Array:
+    """`values[:, :, t - back]` at t, along axis 2; `empty` at the beginning."""
+    if back == 0:
+        return values
+    padding = [(0, 0), (0, 0), (back, 0), (0, 0)]
+    return jnp.pad(values[:, :, :-back], padding, constant_values=empty)
