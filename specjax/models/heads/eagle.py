@@ -1,4 +1,4 @@
-"""The EAGLE head: one transformer layer that predicts the target's next feature. HASS trains it too.
+"""The EAGLE head: one layer that predicts the target's next feature. HASS trains the same head.
 
 A *feature* is the target's hidden state after its final norm. Slot t of the head takes the feature
 of token t and the embedding of token t + 1, and predicts the feature of token t + 1, which the
