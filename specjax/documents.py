@@ -57,21 +57,30 @@ def _texts_of(source: str | Path) -> Iterator[str]:
         return chain.from_iterable(map(_texts_in, files))
     if str(source) and path.exists():
         return _texts_in(path)
-    if HUB_ID.fullmatch(str(source)):
-        return _texts_from_hub(str(source))
-    raise SpecjaxError(f"{source} does not exist and is no hub id of a dataset; check the path")
+    return _texts_from_hub(checked_hub_id(source))
+
+
+def checked_hub_id(source: str | Path) -> str:
+    """What is neither file nor folder must name a dataset on the hub.
+
+    Raises:
+        SpecjaxError: if it cannot.
+    """
+    if not HUB_ID.fullmatch(str(source)):
+        raise SpecjaxError(f"{source} does not exist and is no hub id of a dataset; check the path")
+    return str(source)
 
 
 def _is_text(file: Path, folder: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
     if is_hidden or not file.is_file():
         return False
-    with _reading(file), file.open("rb") as opened:
+    with reading(file), file.open("rb") as opened:
         return b"\0" not in opened.read(8192)
 
 
 def _texts_in(file: Path) -> Iterator[str]:
-    with _reading(file), file.open("rb") as opened:
+    with reading(file), file.open("rb") as opened:
         if file.suffix != ".jsonl":
             yield opened.read().decode("utf-8-sig")
             return
@@ -81,7 +90,8 @@ def _texts_in(file: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def reading(file: Path) -> Iterator[None]:
+    """Raises SpecjaxError, which names `file`, where the block fails to read it as UTF-8."""
     try:
         with readable(file):
             yield
@@ -103,18 +113,29 @@ def _text_of(row: Any, place: str) -> str:
     if not texts or not isinstance(texts[0], str):
         keys = " or ".join(map(repr, TEXT_KEYS))
         raise SpecjaxError(f"{place} holds no text under {keys}; mend or drop it")
-    return texts[0].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+    return whole_characters(texts[0])
+
+
+def whole_characters(text: str) -> str:
+    """`text` with a question mark for half a surrogate pair, which JSON allows and no text is."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _texts_from_hub(name: str) -> Iterator[str]:
+    for number, row in enumerate(hub_rows(name), start=1):
+        yield _text_of(row, f"{name}, row {number},")
+
+
+def hub_rows(name: str) -> Iterator[Any]:
+    """The rows of a hub dataset, read as they are asked for.
+
+    Raises:
+        SpecjaxError: if the dataset, or the package `datasets`, cannot be had.
+    """
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
-        rows = load_dataset(name, split="train", streaming=True)
-        for number, row in enumerate(rows, start=1):
-            yield _text_of(row, f"{name}, row {number},")
-    except SpecjaxError:
-        raise
+        yield from load_dataset(name, split="train", streaming=True)
     except ImportError:
         raise SpecjaxError(
             f"{name} does not exist here, and reading it from the hub needs the package datasets; "

@@ -14,11 +14,13 @@ from specjax.decoding.drafters import METHODS, check_settings, make_drafter
 from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
-from specjax.hub import HUB_ID, POCKET, Target, load, pocket_folder
+from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
+from specjax.models.heads.eagle_files import check_owner, load_eagle, read_eagle_config
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, read_tuned
 
 TUNED_DRAFT = "draft"  # beside tuned settings of draft-model: the fingerprint of their draft
+HEADS = {"eagle": "eagle", "eagle2": "eagle", "hass": "hass"}  # method -> which of pocket's heads
 MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
@@ -35,8 +37,8 @@ def load_drafter(
         method: a name from `specjax methods`.
         target: the model whose tokens it will draft.
         source: what the method reads, where it reads something: for `rest` the folder of a
-            datastore, for `draft-model` the draft as a folder or hub id; by default pocket's own,
-            if the target is pocket.
+            datastore, for `draft-model` the draft, for `eagle`, `eagle2` and `hass` the head, as a
+            folder or hub id; by default pocket's own, if the target is pocket.
         tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
         settings: fields of the drafter in place of its tuned and its default ones.
 
@@ -48,6 +50,8 @@ def load_drafter(
     known = _tuned_settings(method, target, tuned)
     if method == "draft-model":
         drafter, params = _draft_model(target, source, known, settings)
+    elif method in HEADS:
+        drafter, params = _with_head(method, target, source, {**known, **settings})
     else:
         drafter = make_drafter(method, target.config, {**known, **settings})
         params = _datastore(target, source) if method == "rest" else None
@@ -139,6 +143,16 @@ def _draft_model(
         rule_params = jax.tree.map(jnp.asarray, trained.params)
     params = {"draft": draft.params, "rule": rule_params}
     return settings.build(draft.model, rule), params
+
+
+def _with_head(
+    method: str, target: Target, source: str | Path | None, settings: Mapping[str, Any]
+) -> tuple[Drafter, Any]:
+    folder = head_folder(_source_of(method, target, source, HEADS[method]), read_eagle_config)
+    check_owner(folder, fingerprint(target.config, target.params))
+    dtype = target.params["embed_tokens"]["weight"].dtype
+    head, params = load_eagle(folder, target.config, dtype, progress=True)
+    return METHODS[method].drafter(**settings).build(head, target.model), params
 
 
 def _source_of(method: str, target: Target, source: str | Path | None, part: str) -> str | Path:

@@ -1,11 +1,11 @@
-"""Load a target by name: "pocket", a folder in Hugging Face format, or a hub id.
+"""Load a target by name: "pocket", a folder in Hugging Face format, or a hub id; find a head.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -115,24 +115,70 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bool = True) -> Path:
+    if name == POCKET:
+        _refuse_revision(name, revision)
+        return pocket_folder()
+    folder = _found(name, revision, progress, LlamaConfig.read, with_weights)
+    if folder is None:
+        raise SpecjaxError(
+            f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
+            "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
+        )
+    return folder
+
+
+def head_folder(
+    name: str | Path,
+    judge: Callable[[Path], Any],
+    revision: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """The local folder of a drafter head: its config and weights, downloaded if need be.
+
+    Args:
+        name: a folder, or a hub id such as "yuhuili/EAGLE-Vicuna-7B-v1.3".
+        judge: reads the config in a folder and raises SpecjaxError for another kind of head, so
+            that weights of no use are not downloaded. A local folder is left to the loader.
+        revision: branch, tag or commit of a hub id.
+        progress: show progress bars on stderr, if that is a terminal.
+
+    Raises:
+        SpecjaxError: if there is no such head, it cannot be fetched, or `judge` refuses it.
+    """
+    folder = _found(str(name), revision, progress, judge)
+    if folder is None:
+        raise SpecjaxError(
+            f"{str(name)!r} is no head: give an existing folder with config.json and weights, "
+            "or a hub id such as 'yuhuili/EAGLE-Vicuna-7B-v1.3'"
+        )
+    return folder
+
+
+def _found(
+    name: str,
+    revision: str | None,
+    progress: bool,
+    judge: Callable[[Path], Any],
+    with_weights: bool = True,
+) -> Path | None:
+    """The folder of this name, or the local copy of the hub id; None if it is neither."""
     folder = expand_user(name)
     with readable(folder):
-        is_local = name == POCKET or (name != "" and folder.is_dir())
-        is_free = not folder.exists()  # a file is no target, and no hub id either
-    if is_local and revision is not None:
+        is_local = name != "" and folder.is_dir()
+        is_free = not folder.exists()  # a file is no model, and no hub id either
+    if is_local:
+        _refuse_revision(name, revision)
+        return folder
+    if HUB_ID.fullmatch(name) and is_free:
+        return _download(name, revision, progress, judge, with_weights)
+    return None
+
+
+def _refuse_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
         raise SpecjaxError(
             f"revision {revision!r} has no meaning for {name}; only hub ids have one"
         )
-    if name == POCKET:
-        return pocket_folder()
-    if is_local:
-        return folder
-    if HUB_ID.fullmatch(name) and is_free:
-        return _download(name, revision, progress, with_weights)
-    raise SpecjaxError(
-        f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
-        "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
-    )
 
 
 def pocket_folder() -> Path:
@@ -146,11 +192,17 @@ def pocket_folder() -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None, progress: bool, with_weights: bool) -> Path:
+def _download(
+    name: str,
+    revision: str | None,
+    progress: bool,
+    judge: Callable[[Path], Any],
+    with_weights: bool,
+) -> Path:
     """The local copy of a hub repository: its config is judged before its weights are fetched."""
     with _download_bars(progress), _hub_errors(name, revision):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        LlamaConfig.read(folder)
+        judge(folder)
         if not with_weights:
             return folder
         commit = folder.name  # should the branch move meanwhile

@@ -1,4 +1,4 @@
-"""`specjax convert`: any target, as a folder in Hugging Face format."""
+"""`specjax convert`: any target or EAGLE head, as a folder that other programs read as well."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,28 +6,80 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from specjax.errors import SpecjaxError
+
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a target as a folder in Hugging Face format, which transformers reads as well."""
+    """Write a target as a folder in Hugging Face format, which transformers reads as well.
 
-    target: Annotated[Positional[str], arg(metavar="TARGET")]
-    """pocket, a folder in Hugging Face format, or a hub id."""
+    With --head-of TARGET, write an EAGLE, EAGLE-2 or HASS head of that target, in the layout that
+    the authors' code, vLLM or SGLang reads.
+    """
+
+    source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
+    """A target: pocket, a folder in Hugging Face format, or a hub id; with --head-of a head: a
+    folder or a hub id."""
     directory: Annotated[Positional[Path], arg(metavar="DIR")]
     """The folder to write; it must not exist yet, or be empty."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """How weights are stored; float32 keeps every one exact."""
+    head_of: Annotated[str | None, arg(metavar="TARGET")] = None
+    """The target of the head: pocket, a folder in Hugging Face format, or a hub id."""
+    layout: Annotated[
+        Literal["eagle", "vllm", "sglang"] | None, arg(metavar="eagle|vllm|sglang")
+    ] = None
+    """Who is to read the head: the authors' code (eagle, the default), vLLM or SGLang."""
 
     def run(self) -> None:
         """Writes the whole folder, or nothing."""
+        from specjax.models.checkpoint import vacant
+
+        if self.layout is not None and self.head_of is None:
+            raise SpecjaxError("--layout is for heads; name the target of yours: --head-of TARGET")
+        directory = vacant(self.directory)  # before the load, which may take long
+        if self.head_of is None:
+            self._convert_target(directory)
+        else:
+            self._convert_head(directory, self.head_of)
+
+    def _convert_target(self, directory: Path) -> None:
         from specjax.hub import load
-        from specjax.models.checkpoint import new_folder, vacant
+        from specjax.models.checkpoint import new_folder
         from specjax.models.convert import save_llama
 
-        directory = vacant(self.directory)  # before the load, which may take long
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.source, dtype=self.dtype)
         with new_folder(directory) as unfinished:
             save_llama(unfinished, target.config, target.params, self.dtype)
             if target.tokenizer is not None:
                 target.tokenizer.save_pretrained(unfinished)
         print(f"wrote {target.name} to {directory} in {self.dtype}")
+
+    def _convert_head(self, directory: Path, head_of: str) -> None:
+        from specjax.hub import head_folder, load
+        from specjax.models.heads.eagle_files import (
+            check_owner,
+            load_eagle,
+            read_about,
+            read_eagle_config,
+            save_eagle,
+        )
+        from specjax.tuned import fingerprint
+
+        folder = head_folder(self.source, read_eagle_config)
+        read_eagle_config(folder)  # before the target, which may take long
+        target = load(head_of, dtype=self.dtype)
+        head, params = load_eagle(folder, target.config, self.dtype, progress=True)
+        check_owner(folder, fingerprint(target.config, target.params))
+        layout = self.layout or "eagle"
+        save_eagle(
+            directory,
+            head,
+            params,
+            self.dtype,
+            target=target.config,
+            target_params=target.params,
+            layout=layout,
+            about=read_about(folder),
+        )
+        print(f"wrote head {self.source} to {directory} in {self.dtype}, in the layout of {layout}")

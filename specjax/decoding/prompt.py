@@ -1,21 +1,18 @@
 """Prompt: padded token rows with their true lengths."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from specjax.chat import VICUNA, chat_ids
 from specjax.errors import SpecjaxError
 from specjax.pytree import pytree
 
+__all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids"]
+
 BUCKET = 64  # prompts are padded to multiples of this, so that few lengths are compiled
-VICUNA = (  # version 1.1, as Vicuna 1.3 and 1.5 use it
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
-    "USER: {message} ASSISTANT:"
-)
 
 
 @pytree
@@ -65,16 +62,3 @@ def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
         if not text:
             raise SpecjaxError(f"prompt {row} is empty; write some text")
     return from_ids([tokenizer(text)["input_ids"] for text in texts], bucket)
-
-
-def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:
-    """A user's message in the tokenizer's chat template, or Vicuna's, up to the answer.
-
-    BOS comes from the template or else from the tokenizer, never from both.
-    """
-    if not tokenizer.chat_template:
-        return tuple(tokenizer(VICUNA.format(message=message))["input_ids"])
-    messages = [{"role": "user", "content": message}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-    return tuple(tokenizer(text, add_special_tokens=not has_bos)["input_ids"])

@@ -97,27 +97,16 @@ def from_choices(
         SpecjaxError: if a choice is empty or has a negative rank, if its parent is not among the
             choices, or if there is no candidate of its depth and rank.
     """
+    ordered, parents = sorted_choices(choices)
     _, deepest, count = candidates.shape
-    for choice in choices:
-        if not choice or min(choice) < 0:
-            raise SpecjaxError(
-                f"tree choice {choice} is no path; write ranks from 0 on, such as (0,) or (0, 1)"
-            )
+    for choice in ordered:
         if len(choice) > deepest or max(choice) >= count:
             raise SpecjaxError(
                 f"tree choice {choice} needs {len(choice)} depths of {max(choice) + 1} candidates, "
                 f"but there are {deepest} of {count}; draft more candidates or drop the choice"
             )
-    ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
-    index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
-    for choice in ordered:
-        if choice[:-1] not in index:
-            raise SpecjaxError(
-                f"tree choice {choice} has no parent; add {choice[:-1]} to the choices"
-            )
     depth = np.array([0] + [len(choice) for choice in ordered])
     rank = np.array([choice[-1] for choice in ordered])
-    parents = np.array([NO_PARENT] + [index[choice[:-1]] for choice in ordered])
     shape = (root.shape[0], len(depth))
     drafted = candidates[:, depth[1:] - 1, rank]
     return DraftTree(
@@ -126,6 +115,42 @@ def from_choices(
         depth=jnp.broadcast_to(depth, shape),
         valid=jnp.ones(shape, bool),
     )
+
+
+def sorted_choices(
+    choices: tuple[tuple[int, ...], ...],
+) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """The choices as nodes 1, 2, ... of a tree, by depth and rank; and all nodes' parents `[N]`.
+
+    Raises:
+        SpecjaxError: if a choice is empty or has a negative rank, or its parent is not among the
+            choices.
+    """
+    for choice in choices:
+        if not choice or min(choice) < 0:
+            raise SpecjaxError(
+                f"tree choice {choice} is no path; write ranks from 0 on, such as (0,) or (0, 1)"
+            )
+    ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
+    index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
+    for choice in ordered:
+        if choice[:-1] not in index:
+            raise SpecjaxError(
+                f"tree choice {choice} has no parent; add {choice[:-1]} to the choices"
+            )
+    return ordered, np.array([NO_PARENT] + [index[choice[:-1]] for choice in ordered])
+
+
+def valid_first(tree: DraftTree) -> DraftTree:
+    """The tree with its valid nodes in front, in the order they had.
+
+    Parents stand before their children, and those of valid nodes are valid, as in every tree.
+    """
+    order = jnp.argsort(~tree.valid, axis=1, stable=True)
+    place = jnp.argsort(order, axis=1)  # where each node goes
+    moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, nodes: row[nodes])(leaf, order), tree)
+    parents = jnp.take_along_axis(place, jnp.maximum(moved.parents, 0), axis=1)
+    return replace(moved, parents=parents.at[:, 0].set(NO_PARENT))
 
 
 def merge_paths(

@@ -86,15 +86,15 @@ def load_llama(
     folder = Path(folder)
     expected = expected_weights(config)
     stored = stored_tensors(folder)
-    _check_stored(folder, config, stored, expected)
-    wanted = [tensor for name, tensor in stored.items() if name in expected]  # in file order
-    flat = {}
-    total = sum(tensor.num_bytes for tensor in wanted)
-    with _progress_bar(f"Loading {folder.name}", total, progress) as advance:
-        for tensor in wanted:
-            flat[param_path(tensor.name)] = jnp.array(tensor.read()).astype(dtype)
-            advance(tensor.num_bytes)
-    return unflatten_dict(flat, sep=".")
+    found = {
+        name: tensor
+        for name, tensor in stored.items()
+        if not ROTARY_BUFFER.fullmatch(name)
+        and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
+    }
+    check_weights(folder, found, expected)
+    wanted = {param_path(name): tensor for name, tensor in found.items()}
+    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
 
 
 def save_llama(
@@ -110,8 +110,19 @@ def save_llama(
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     if complaints := mismatches(shapes, expected_weights(config)):
         raise SpecjaxError(f"cannot save {folder}: {complaints}; give the config of these params")
+    write_weights(folder, config.to_huggingface(), leaves, dtype)
+
+
+def write_weights(
+    folder: Path, config: Mapping[str, Any], leaves: Mapping[str, Any], dtype: DTypeLike
+) -> None:
+    """Writes the JSON object `config` and the arrays `leaves`, by name, into a new `folder`.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something or cannot be written.
+    """
     kind = jnp.dtype(dtype).name
-    values = config.to_huggingface() | {"dtype": kind, "torch_dtype": kind}  # new and old spelling
+    values = {**config, "dtype": kind, "torch_dtype": kind}  # new and old spelling
     with new_folder(folder) as unfinished:
         tensors = {
             name: np.ascontiguousarray(jnp.asarray(leaf).astype(dtype))
@@ -123,31 +134,37 @@ def save_llama(
         shutil.copymode(config_file, weights_file)  # safetensors lets nobody else read its file
 
 
-def _check_stored(
-    folder: Path,
-    config: LlamaConfig,
-    stored: Mapping[str, StoredTensor],
-    expected: Mapping[str, tuple[int, ...]],
+def check_weights(
+    folder: Path, found: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    found = {
-        name: tensor.shape
-        for name, tensor in stored.items()
-        if not ROTARY_BUFFER.fullmatch(name)
-        and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
-    }
-    if complaints := mismatches(found, expected):
+    """Raises SpecjaxError, which names `folder`, unless the tensors are floats and as `expected`.
+
+    All that is wrong is told at once; nothing but headers has been read yet.
+    """
+    if complaints := mismatches({name: each.shape for name, each in found.items()}, expected):
         raise SpecjaxError(
             f"{folder}: the weights do not fit config.json; {complaints}; "
             "check that both belong together, or download the checkpoint again"
         )
-    odd = [
-        f"{name} ({stored[name].dtype})" for name in expected if stored[name].dtype not in FLOATS
-    ]
+    odd = [f"{name} ({found[name].dtype})" for name in expected if found[name].dtype not in FLOATS]
     if odd:
         raise SpecjaxError(
             f"{folder}: quantised weights are not supported: {first_few(odd)}; "
             f"use a checkpoint stored as {', '.join(FLOATS)}"
         )
+
+
+def read_params(
+    tensors: Mapping[str, StoredTensor], dtype: DTypeLike, title: str, progress: bool
+) -> dict[str, Any]:
+    """Reads tensors, given by their paths in our params, into nested params of this dtype."""
+    flat = {}
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    with _progress_bar(title, total, progress) as advance:
+        for path, tensor in tensors.items():
+            flat[path] = jnp.array(tensor.read()).astype(dtype)
+            advance(tensor.num_bytes)
+    return unflatten_dict(flat, sep=".")
 
 
 def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,99 +1,140 @@
 """One loop for every objective: deterministic, interruptible, resumable to the same bits.
 
-The batch and the key of a step are functions of its number, so that a checkpoint (params and the
-optimizer's state) and its number are all that a run needs to go on as if nothing had happened.
+The key of a step is a function of its number, and the position in the data is saved with the
+params and the optimizer's state, so that a checkpoint is all that a run needs to go on as if
+nothing had happened. Batches are spread over whatever devices there are.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Key, PyTree
 
 from specjax.errors import SpecjaxError
+from specjax.training.config import LoopOptions
+from specjax.training.data import Batches
+from specjax.training.progress import Progress
 from specjax.training.run_folder import open_run
 
-Metrics = dict[str, Float[Array, ""]]
-LossFn = Callable[[PyTree, PyTree, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
-BatchAt = Callable[[int], PyTree]  # step, from 0 -> batch
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # as devices say it, and as the CPU does
+
+Metrics = dict[str, Array]  # scalars, or one number per depth of a draft
+# params, what is frozen, batch, key -> loss, metrics
+LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+Evaluate = Callable[[PyTree], Mapping[str, Any]]  # params -> metrics, one of them the score
 
 
 @dataclass(frozen=True)
-class LoopOptions:
-    """How long a run is, and how often it saves and logs, in steps.
+class Evaluation:
+    """A measurement that the loop takes now and then: `score` names the metric to be high."""
 
-    Raises:
-        SpecjaxError: for a number below 1.
-    """
+    measure: Evaluate
+    score: str
 
-    num_steps: int
-    save_every: int = 500
-    log_every: int = 100
-    seed: int = 0  # of the keys that the loss is given
 
-    def __post_init__(self):
-        for name in ("num_steps", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least 1")
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a run leaves: the params of its last step, and those of its best measured one."""
+
+    params: PyTree
+    best_params: PyTree
+    best_step: int
+    best_score: float | None  # None if nothing was measured
 
 
 def train(
     loss_fn: LossFn,
     params: PyTree,
-    batch_at: BatchAt,
+    batches: Batches,
     optimizer: optax.GradientTransformation,
     options: LoopOptions,
     run_folder: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
-) -> PyTree:
+    *,
+    frozen: PyTree = None,
+    accumulate: int = 1,
+    evaluation: Evaluation | None = None,
+    resume: bool = True,
+    title: str = "training",
+) -> Trained:
     """Trains `params` to the end, or on from the newest checkpoint in `run_folder`.
 
     Args:
-        loss_fn: params, batch, key -> loss, metrics (scalars to log beside it); pure.
+        loss_fn: params, what is frozen, batch, key -> loss, metrics to log beside it; pure.
         params: to start from; they stay as they are.
-        batch_at: the batch of a step; the same one whenever it is asked.
-        optimizer: its learning-rate schedule included.
+        batches: pytrees of arrays, whose rows are spread over the devices.
+        optimizer: its learning-rate schedule included, and the accumulation.
         options: number of steps and the like.
-        run_folder: gets checkpoints, `metrics.jsonl` and `config.json`; without one nothing is
-            kept, and an interrupted run starts again.
+        run_folder: gets checkpoints, metrics and what the run was; without one nothing is kept,
+            and an interrupted run starts again.
         config: all that decides the run, as JSON; a folder is resumed only under the same one.
+        frozen: arrays that the loss reads, such as the target's params.
+        accumulate: batches of one step.
+        evaluation: taken every `eval_every` steps and at the end.
+        resume: go on with the run in the folder; otherwise the folder must hold none.
+        title: of the progress bar.
 
     Raises:
-        SpecjaxError: if the folder cannot be written, belongs to another config or holds a damaged
-            checkpoint, or if the loss is no longer finite where it is logged or saved.
+        SpecjaxError: if the folder cannot be written, belongs to another config or holds damaged
+            checkpoints only, if the loss is no longer finite where it is logged or saved, if rows
+            do not spread evenly over the devices, or if memory is short.
     """
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(mesh, P())
     params = jax.tree.map(jnp.copy, params)  # steps donate theirs
-    state = {"params": params, "moments": optimizer.init(params)}
+    state = jax.device_put({"params": params, "moments": optimizer.init(params)}, everywhere)
+    frozen = jax.device_put(frozen, everywhere)
     train_step = _train_step(loss_fn, optimizer)
     key = jax.random.key(options.seed)
-    with open_run(run_folder, config or {}) as run:
-        first, state = run.restored(state)
-        for step in range(first, options.num_steps):
-            state, metrics = train_step(state, batch_at(step), jax.random.fold_in(key, step))
-            done = step + 1
-            is_logged, is_saved = (
-                done % every == 0 or done == options.num_steps
-                for every in (options.log_every, options.save_every)
-            )
-            if is_logged or is_saved:
-                row = {name: float(value) for name, value in metrics.items()}
-                _check_finite(row["loss"], done)
-            if is_logged:
-                run.log({"step": done, **row})
-            if is_saved:
-                run.save(done, state)
-    return state["params"]
+    with open_run(run_folder, config or {}, resume, options.keep_last) as run:
+        first, state = run.restored(state, batches)
+        with Progress(title, first, options.num_steps) as progress:
+            for step in range(first, options.num_steps):
+                metrics = {}
+                for part in range(accumulate):
+                    batch = next(batches)
+                    progress.count(batch)
+                    part_key = jax.random.fold_in(key, step * accumulate + part)
+                    with _memory_advice():
+                        state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
+                done = step + 1
+                is_logged, is_measured, is_saved = (
+                    done % every == 0 or done == options.num_steps
+                    for every in (options.log_every, options.eval_every, options.save_every)
+                )
+                is_measured = is_measured and evaluation is not None
+                if is_logged or is_measured or is_saved:
+                    row = _numbers(metrics, done)
+                    if is_logged:
+                        run.log({"step": done, **row, **progress.show(done, row)})
+                score = None
+                if evaluation is not None and is_measured:
+                    measured = progress.measure(done, evaluation.measure, state["params"])
+                    run.log({"step": done, **measured})
+                    score = float(measured[evaluation.score])
+                if is_saved or is_measured:
+                    run.save(done, state, batches, score)
+        best = run.best(state)
+    if best is None:
+        return Trained(state["params"], state["params"], options.num_steps, None)
+    step, score, best_state = best
+    return Trained(state["params"], best_state["params"], step, score)
 
 
 def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable:
-    def train_step(state, batch, key):
+    def train_step(state, frozen, batch, key):
         measure = jax.value_and_grad(loss_fn, has_aux=True)
-        (loss, metrics), gradient = measure(state["params"], batch, key)
+        (loss, metrics), gradient = measure(state["params"], frozen, batch, key)
         updates, moments = optimizer.update(gradient, state["moments"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "moments": moments}, {"loss": loss, **metrics}
@@ -101,9 +142,39 @@ def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Cal
     return jax.jit(train_step, donate_argnums=0)
 
 
-def _check_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
+def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
+    """The batch, its rows shared out over the devices."""
+    count = mesh.size
+    num_rows = jax.tree.leaves(batch)[0].shape[0]
+    if num_rows % count:
         raise SpecjaxError(
-            f"the loss is {loss} at step {step}; lower the learning rate, or check the data for "
-            "values that are not finite"
+            f"{num_rows} rows do not spread evenly over {count} devices; take a batch size that "
+            f"{count} divides"
         )
+    return jax.device_put(batch, NamedSharding(mesh, P("data")))
+
+
+def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
+    """The metrics as Python numbers and lists; waits for the step."""
+    with _memory_advice():
+        row = {name: np.asarray(value).tolist() for name, value in metrics.items()}
+    if not math.isfinite(row["loss"]):
+        raise SpecjaxError(
+            f"the loss is {row['loss']} at step {step}; lower the learning rate, or check the data "
+            "for values that are not finite"
+        )
+    return row
+
+
+@contextmanager
+def _memory_advice() -> Iterator[None]:
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(sign in str(error) for sign in OUT_OF_MEMORY):
+            raise
+        raise SpecjaxError(
+            "a training step does not fit in memory; lower --batch-size (and raise --accumulate to "
+            "make up for it) or --longest, recompute activations with --remat, or take --dtype "
+            "bfloat16"
+        ) from error

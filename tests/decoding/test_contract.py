@@ -16,27 +16,36 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.eagle import Eagle, EagleSettings
+from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.drafters.retrieval import Retrieval
+from specjax.decoding.drafters.with_head import HeadDrafter
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.models.config import Rope
 from specjax.models.llama import Llama
+from tests.decoding.heads import head
 from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 
 NEW_TOKENS = 256
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
 SMALLER = {"pld-plus-attention": {"num_tokens": 20}, "rest": {"max_drafted": 12}}  # to compile
+SMALL_CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+SMALL_TREE = Eagle2Settings(top_k=3, depth=3, num_tokens=12)
 DRAFTERS = {
     **{
         name: make_drafter(name, target()[0].config, SMALLER.get(name, {}))
         for name in METHODS
-        if name != "draft-model"
+        if name not in ("draft-model", "eagle", "eagle2", "hass")
     },
     "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
+    "eagle": Eagle(head()[0], target()[0], EagleSettings(SMALL_CHOICES)),
+    "eagle2": Eagle2(head()[0], target()[0], SMALL_TREE),
+    "eagle2-blind": Eagle2(head()[0], target()[0], replace(SMALL_TREE, sees_noise=False)),
     "pld-shorter": PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2),
     "pld-plus-strict": PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5),
     "never": Oracle(wrong_every=1),
@@ -91,6 +100,8 @@ def generate(name: str, sampling: str, batch: int, eos=(), new_tokens: int = NEW
         known = datastore()
     elif isinstance(drafter, DraftModel):
         known = {"draft": target(layers=1)[1], "rule": None}
+    elif isinstance(drafter, HeadDrafter):
+        known = head()[1]
     return speculative_generate(
         Params(params, known),
         prompt(batch),
@@ -114,7 +125,10 @@ def test_says_what_plain_decoding_says(name, sampling, batch):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", ["plain", "pld-plus", "lookahead", "rest", "always", "tree"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "pld-plus", "lookahead", "rest", "eagle2", "always", "tree"],
+)
 def test_ends_after_the_first_eos(name, sampling):
     tokens, _ = truth(sampling, 3)
     eos = (int(tokens[0, 37]), int(tokens[1, 60]))
@@ -147,7 +161,8 @@ def test_accepted_length_follows_how_often_the_target_agrees():
 
 
 @pytest.mark.parametrize(
-    "name", ["pld-plus", "pld-plus-attention", "lookahead", "rest", "sometimes", "tree"]
+    "name",
+    ["pld-plus", "pld-plus-attention", "lookahead", "rest", "eagle", "eagle2", "sometimes", "tree"],
 )
 def test_stats_add_up(name):
     out = generate(name, "greedy", 3)

@@ -9,6 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModelSettings
+from specjax.decoding.drafters.eagle import EagleSettings
+from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -61,6 +63,13 @@ METHODS: dict[str, Method] = {
         tuned=("rule", "length", "threshold", "max_length", "classifier"),
     ),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),
+    "eagle": Method(EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", has_params=True),
+    "eagle2": Method(
+        Eagle2Settings, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", has_params=True
+    ),
+    "hass": Method(
+        Eagle2Settings, "a head trained with HASS", "HASS (Zhang et al., 2025)", has_params=True
+    ),
 }
 
 KINDS = {  # declared type of a setting: what counts as one, and how a message calls it

@@ -200,7 +200,7 @@ def aligned_attention(
     grouped = query.reshape(batch, groups, heads // groups, length, width)
     distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
     is_same = segments[:, :, None] == segments[:, None, :]
-    is_far = is_same & (distance >= newest)
+    is_far = is_same & (distance >= newest)[None]
     products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
     scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
     near_values = []

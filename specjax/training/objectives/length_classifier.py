@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Key
 
 from specjax import __version__
 from specjax.errors import SpecjaxError
@@ -28,9 +28,11 @@ from specjax.models.heads.length_classifier import (
     save_classifier,
 )
 from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
+from specjax.training.config import LoopOptions
+from specjax.training.data import from_function
 from specjax.training.draft_features import DraftFeatures, read_drafts, split_by_prompt
 from specjax.training.draft_reading import FrozenModel, Text, check_vocabularies
-from specjax.training.loop import BatchAt, LoopOptions, Metrics, train
+from specjax.training.loop import LossFn, train
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
@@ -136,22 +138,22 @@ def fit(
     model = LengthClassifier(settings.hidden_size)
     decay = optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)
     checksum = zlib.crc32(training.features.tobytes() + training.labels.tobytes())
-    params = train(
+    trained = train(
         loss_of(model),
         model.initialise(jax.random.key(settings.seed)),
-        batches(training, settings.batch_size, settings.seed),
+        from_function(batch_of(training, settings.batch_size, settings.seed)),
         optax.adamw(decay, weight_decay=settings.weight_decay),
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
         config=asdict(settings) | {"data": checksum},
     )
-    return params, validate(model, params, validation)
+    return trained.params, validate(model, trained.params, validation)
 
 
-def loss_of(model: LengthClassifier) -> Callable[..., tuple[Float[Array, ""], Metrics]]:
+def loss_of(model: LengthClassifier) -> LossFn:
     """The loss for `training.loop`: cross-entropy of the acceptance, hard or soft labels."""
 
-    def loss_fn(params: Any, batch: dict[str, Array], key: Key[Array, ""]):
+    def loss_fn(params: Any, frozen: None, batch: dict[str, Array], key: Key[Array, ""]):
         logits = model.run(params, batch["features"])
         losses = optax.sigmoid_binary_cross_entropy(logits, batch["labels"])
         is_right = (logits >= 0) == (batch["labels"] >= 0.5)
@@ -160,7 +162,9 @@ def loss_of(model: LengthClassifier) -> Callable[..., tuple[Float[Array, ""], Me
     return loss_fn
 
 
-def batches(data: DraftFeatures, batch_size: int, seed: int) -> BatchAt:
+def batch_of(
+    data: DraftFeatures, batch_size: int, seed: int
+) -> Callable[[int], dict[str, np.ndarray]]:
     """Batches of tokens drawn with replacement; that of a step depends on it and `seed` alone."""
 
     def batch_at(step: int) -> dict[str, np.ndarray]:

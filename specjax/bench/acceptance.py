@@ -1,0 +1,81 @@
+"""How much of its drafts a target accepts: accepted length, and the rate at every depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import BUCKET, from_ids
+from specjax.decoding.sampling import Sampling
+from specjax.hub import Target
+
+BATCH = 8  # prompts at a time
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What came of all rounds together. Entry n of `counts`: rounds that committed n tokens."""
+
+    counts: tuple[int, ...]
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens per pass of the target, the bonus included."""
+        return float(np.dot(self.counts, np.arange(len(self.counts))) / max(1, sum(self.counts)))
+
+    @property
+    def rates(self) -> list[float]:
+        """At each depth, the share of accepted drafts among those accepted up to there.
+
+        HASS, figure 5. The last round of a text, which may be cut, counts like the others; the
+        list ends at the deepest depth that was tried.
+        """
+        at_least = np.cumsum(self.counts[::-1])[::-1]  # rounds that committed n tokens or more
+        return [
+            float(at_least[depth + 1] / at_least[depth])
+            for depth in range(1, len(self.counts) - 1)
+            if at_least[depth]
+        ]
+
+
+def advice(rounds: int) -> str:
+    """What to say when an accepted length is exactly 1: the drafter is of no use."""
+    return (
+        f"accepted length 1.0: not one drafted token was accepted in {rounds} rounds; check that "
+        "the drafter was trained for this very target, with its tokenizer and chat template, and "
+        "that its weights and those of the target were read in full"
+    )
+
+
+def acceptance(
+    target: Target,
+    drafter: Drafter,
+    drafter_params: object,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling = Sampling(),
+    max_new_tokens: int = 128,
+    seed: int = 0,
+) -> Acceptance:
+    """Lets the target continue all prompts with this drafter, several at a time."""
+    order = sorted(prompts, key=len)
+    width = -(-max(map(len, order)) // BUCKET) * BUCKET
+    total = np.zeros(drafter.max_depth + 2, np.int64)
+    for first in range(0, len(order), BATCH):
+        rows = list(order[first : first + BATCH])
+        num_rows = len(rows)
+        rows += rows[-1:] * (BATCH - num_rows)  # one shape
+        out = speculative_generate(
+            Params(target.params, drafter_params),
+            from_ids(rows, width),
+            jax.random.key(seed + first),
+            target=target.model,
+            drafter=drafter,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            eos=target.eos,
+        )
+        total += np.asarray(out.stats.accepted_lengths)[:num_rows].sum(axis=0)
+    return Acceptance(tuple(total.tolist()))

@@ -1,0 +1,84 @@
+"""Chats as text and as tokens, in the tokenizer's own template or in Vicuna's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.errors import SpecjaxError
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
+
+Message = dict[str, str]  # "role": system, user or assistant, and "content"
+
+
+def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:
+    """A user's message in the tokenizer's chat template, or Vicuna's, up to the answer.
+
+    BOS comes from the template or else from the tokenizer, never from both.
+
+    Raises:
+        SpecjaxError: as `chat_text`.
+    """
+    text = chat_text(tokenizer, [{"role": "user", "content": message}], is_answer_next=True)
+    return tuple(encode_chat(tokenizer, text)["input_ids"])
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Message], is_answer_next: bool = False) -> str:
+    """The messages in the tokenizer's chat template, or Vicuna's.
+
+    Args:
+        tokenizer: of `transformers`.
+        messages: at least one; only the first may be the system's.
+        is_answer_next: up to where the assistant's next answer begins.
+
+    Raises:
+        SpecjaxError: if the template refuses the messages.
+    """
+    if not tokenizer.chat_template:
+        return _vicuna(messages, tokenizer.eos_token or "", is_answer_next)
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=is_answer_next
+        )
+    except TemplateError as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        roles = ", ".join(message["role"] for message in messages)
+        raise SpecjaxError(
+            f"the tokenizer's chat template refuses messages of {roles} ({reason}); drop these "
+            "messages, or give the tokenizer another template"
+        ) from error
+
+
+def encode_chat(tokenizer: Any, text: str, **wanted: Any) -> Any:
+    """The tokenizer's output for a text of `chat_text`, with one BOS at most.
+
+    `wanted` goes to the tokenizer, such as `return_offsets_mapping=True`.
+    """
+    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return tokenizer(text, add_special_tokens=not has_bos, **wanted)
+
+
+def opening_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The tokens of a plain text from its beginning: after BOS, even if the tokenizer adds none."""
+    ids = tuple(tokenizer(text, verbose=False)["input_ids"])
+    has_bos = tokenizer.bos_token_id in (None, *ids[:1])
+    return ids if has_bos else (tokenizer.bos_token_id, *ids)
+
+
+def _vicuna(messages: Sequence[Message], end: str, is_answer_next: bool) -> str:
+    """A space after what the user says, the end token right after what the assistant says."""
+    system = SYSTEM
+    if messages[0]["role"] == "system":
+        system, messages = messages[0]["content"], messages[1:]
+    text = f"{system} "
+    for message in messages:
+        if message["role"] == "assistant":
+            text += f"ASSISTANT: {message['content']}{end}"
+        else:
+            text += f"USER: {message['content']} "
+    return text + "ASSISTANT:" * is_answer_next

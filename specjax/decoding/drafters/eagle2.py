@@ -1,0 +1,176 @@
+"""EAGLE-2: the tree grows where the head is confident (Li et al. 2024). HASS drafts with it too."""
+
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.decoding.drafter import Context, Params, Proposal
+from specjax.decoding.drafters.eagle import foreseen
+from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import DraftTree, valid_first
+from specjax.errors import SpecjaxError
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.llama import Llama
+from specjax.pytree import pytree
+
+
+@dataclass(frozen=True)
+class Eagle2Settings:
+    """The settings of `eagle2` and `hass` as one writes them; with a head they make an `Eagle2`.
+
+    `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
+    tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
+    published ones. `sees_noise` and `softness`: see `Eagle2`.
+
+    Raises:
+        SpecjaxError: for settings by which nothing would be drafted, or a softness that is not a
+            finite number above 0.
+    """
+
+    top_k: int = 10
+    depth: int = 6
+    num_tokens: int = 60
+    sees_noise: bool = True
+    softness: float = 1.0
+
+    def __post_init__(self):
+        for name, least in (("top_k", 1), ("depth", 1), ("num_tokens", 2)):
+            value = getattr(self, name)
+            if value < least:
+                why = "it counts the root" if least == 2 else "nothing would be drafted"
+                raise SpecjaxError(f"{name} {value} must be at least {least}: {why}")
+        if not (math.isfinite(self.softness) and self.softness > 0):
+            raise SpecjaxError(f"softness {self.softness} is not a finite number above 0; try 1")
+
+    def build(self, head: EagleHead, target: Llama) -> "Eagle2":
+        """The drafter."""
+        return Eagle2(head, target, self)
+
+
+@pytree
+class Beam:
+    """The F nodes of one depth below which is drafted. C: nodes fed so far, H: hidden size."""
+
+    features: Float[Array, "B F H"]  # predicted, at the node
+    scores: Float[Array, "B F"]
+    place: Int[Array, "B F"]  # in the pool; -1 is the root
+
+
+@dataclass(frozen=True)
+class Eagle2(HeadDrafter):
+    """EAGLE-2: of a beam search's nodes the best, by the product of the head's probabilities.
+
+    Li et al. 2024, "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees". The
+    pool is all nodes that were drafted, in that order: `top_k` below the root, then `top_k` below
+    each of the `top_k` best of the depth above. The `num_tokens - 1` best by score are sent, of
+    equal ones the earlier, so parents come with their children.
+
+    What differs from the published code: scores are float32, and above temperature 0, under
+    `coupled`, the head's logits are taken as `foreseen`, so that a tree grows along what the target
+    will draw, and not along what it might; `sees_noise=False` is the published tree. `softness`
+    divides what the softmax of a score reads: above 1 trees are broader, below 1 deeper. Nodes are
+    chosen, not drawn: under `rejection` each counts as drawn with certainty.
+
+    Raises:
+        SpecjaxError: if `top_k` exceeds the target's vocabulary.
+    """
+
+    settings: Eagle2Settings = Eagle2Settings()
+
+    def __post_init__(self):
+        top_k, vocabulary = self.settings.top_k, self.target.config.vocab_size
+        if top_k > vocabulary:
+            raise SpecjaxError(
+                f"top_k {top_k} exceeds the target's vocabulary of {vocabulary} tokens; lower it"
+            )
+
+    @property
+    def pool_depth(self) -> np.ndarray:
+        """The depth of each node of the pool."""
+        top_k = self.settings.top_k
+        deeper = np.repeat(np.arange(2, self.max_depth + 1), top_k**2)
+        return np.concatenate([np.ones(top_k, int), deeper])
+
+    @property
+    def num_nodes(self) -> int:
+        return min(self.settings.num_tokens, len(self.pool_depth) + 1)
+
+    @property
+    def max_depth(self) -> int:
+        return min(self.settings.depth, self.settings.num_tokens - 1)
+
+    @property
+    def num_fed(self) -> int:
+        return self.settings.top_k * (self.max_depth - 1)
+
+    def propose(
+        self, params: Params, state: HeadState, context: Context, draw: Draw
+    ) -> tuple[Proposal, HeadState]:
+        feature, state = self.catch_up(params, state, context)
+        cache = state.cache
+        batch, top_k = context.length.shape[0], self.settings.top_k
+        beam = Beam(feature, jnp.zeros((batch, 1)), jnp.full((batch, 1), -1))
+        visible = jnp.zeros((batch, 1, 0), bool)
+        itself = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (batch, top_k, top_k))
+        pool = []  # tokens, scores and parents of each depth
+        for depth in range(self.max_depth):
+            position = context.length + depth
+            scores, tokens = self._below(params, beam, position, draw)
+            pool.append((tokens, scores, jnp.repeat(beam.place, top_k, axis=1)))
+            if depth == self.max_depth - 1:
+                break
+            best, chosen = lax.top_k(scores, top_k)
+            parent = (chosen // top_k)[..., None]
+            above = jnp.take_along_axis(beam.features, parent, axis=1)
+            seen = jnp.take_along_axis(visible, parent, axis=1)
+            visible = jnp.concatenate([seen, itself], axis=2)
+            fed = jnp.take_along_axis(tokens, chosen, axis=1)
+            features, cache = self.feed(params, cache, fed, above, visible, position - 1)
+            beam = Beam(features, best, chosen + int(np.sum(self.pool_depth <= depth)))
+        tokens, scores, parents = (
+            jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
+        )
+        tree = self._tree(context.root, tokens, scores, parents)
+        return Proposal(tree), replace(state, cache=cache)
+
+    def _below(
+        self, params: Params, beam: Beam, position: Int[Array, " B"], draw: Draw
+    ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
+        """Scores and tokens of the best children of each node of the beam, in its order."""
+        logits = self.target.logits(params.target, beam.features)
+        if self.settings.sees_noise:
+            logits = foreseen(logits, position, draw)
+        ranked = lax.top_k(logits, self.settings.top_k)[1]
+        log_probs = jax.nn.log_softmax(logits / self.settings.softness, axis=-1)
+        own = jnp.take_along_axis(log_probs, ranked, axis=2)
+        scores = beam.scores[..., None] + own
+        return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)
+
+    def _tree(
+        self,
+        root: Int[Array, " B"],
+        tokens: Int[Array, "B S"],
+        scores: Float[Array, "B S"],
+        parents: Int[Array, "B S"],
+    ) -> DraftTree:
+        """The best nodes of the pool, whose nodes are S, in its order."""
+        kept = jnp.sort(lax.top_k(scores, self.num_nodes - 1)[1], axis=1)
+        of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731
+        # A kept node is numbered from 1 on, so its number is how many stand up to it in the pool.
+        parents = jnp.sum(kept[:, None, :] <= of_kept(parents)[:, :, None], axis=2)
+        with_root = lambda first, values: jnp.concatenate([first, values], axis=1)  # noqa: E731
+        first = jnp.zeros_like(kept[:, :1])
+        tree = DraftTree(
+            tokens=with_root(root[:, None], of_kept(tokens)),
+            parents=with_root(first - 1, parents),
+            depth=with_root(first, jnp.asarray(self.pool_depth)[kept]),
+            valid=with_root(first == 0, of_kept(scores) > -jnp.inf),
+            is_chain=self.settings.top_k == 1,
+        )
+        return valid_first(tree)

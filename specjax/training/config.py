@@ -1,0 +1,238 @@
+"""What a training run can be told; apart from the rest, so that the command line reads it soon."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from specjax.errors import SpecjaxError
+
+AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
+SHORTEST_BUCKET = 64
+
+Distillation = Literal[
+    "top-k",
+    "top-p",
+    "normed-top-k-linear",
+    "normed-top-k-softmax",
+    "bidirectional-top-k",
+    "recall-at-k",
+    "bild",
+]
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """How long a run is, and how often it saves, logs and measures, in steps.
+
+    Raises:
+        SpecjaxError: for a number below 1.
+    """
+
+    num_steps: int = 2000
+    """Steps of the optimizer."""
+    save_every: int = 500
+    """Steps from checkpoint to checkpoint."""
+    log_every: int = 20
+    """Steps from line to line of the metrics."""
+    eval_every: int = 500
+    """Steps from measurement to measurement by real decoding."""
+    keep_last: int = 2
+    """Newest checkpoints that are kept, beside the best."""
+    seed: int = 0
+    """Of the first params, the order of the data and the noise."""
+
+    def __post_init__(self):
+        for name in ("num_steps", "save_every", "log_every", "eval_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise SpecjaxError(f"seed {self.seed} is not between 0 and 2**32 - 1")
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """AdamW with warm-up, decay, clipping and accumulation. The defaults are EAGLE's and HASS's.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    learning_rate: float = 3e-5
+    """The highest; reached after the warm-up."""
+    warmup: float = 0.01
+    """Share of the run over which the rate rises from 0."""
+    decay: Literal["linear", "cosine", "none"] = "linear"
+    """How the rate then falls to 0 at the end of the run."""
+    beta1: float = 0.9
+    """Decay of Adam's first moment."""
+    beta2: float = 0.95
+    """Decay of Adam's second moment."""
+    weight_decay: float = 0.01
+    """AdamW's, times the rate."""
+    clip: Literal["value", "norm", "none"] = "value"
+    """Bound each entry of the gradient, or its norm over all params."""
+    clip_at: float = 0.5
+    """The bound."""
+    accumulate: int = 1
+    """Batches whose gradients are averaged for one step."""
+
+    def __post_init__(self):
+        choices = {"decay": ("linear", "cosine", "none"), "clip": ("value", "norm", "none")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise SpecjaxError(
+                    f"{name} {getattr(self, name)!r} is unknown; use {', '.join(known)}"
+                )
+        for name in ("learning_rate", "clip_at"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise SpecjaxError(f"{name} {getattr(self, name)} is not above 0")
+        for name in ("warmup", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1)")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SpecjaxError(f"weight_decay {self.weight_decay} is negative or not finite")
+        if self.accumulate < 1:
+            raise SpecjaxError(f"accumulate {self.accumulate} must be at least 1")
+
+
+@dataclass(frozen=True)
+class EagleSettings:
+    """What the loss is made of.
+
+    Raises:
+        SpecjaxError: for a negative value.
+    """
+
+    feature_weight: float = 1.0
+    """Weight of the smooth L1 distance to the target's next feature."""
+    logit_weight: float = 0.1
+    """Weight of the cross-entropy to the target's distribution."""
+    noise: float = 0.2
+    """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
+
+    def __post_init__(self):
+        for name in ("feature_weight", "logit_weight", "noise"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number >= 0")
+
+
+@dataclass(frozen=True)
+class HassSettings(EagleSettings):
+    """What the loss is made of; with one step and weight 0 it is EAGLE's.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    align_steps: int = 3
+    """Steps of harmonized context alignment (n); 1 aligns nothing."""
+    step_decay: float = 1.0
+    """Weight of each step's loss against the step before (beta, Table 5)."""
+    distillation: Distillation = "top-k"
+    """The distillation loss: top-k, or one of Table 3."""
+    distillation_weight: float = 1.0
+    """Its weight (w)."""
+    distillation_k: int = 10
+    """Tokens that it looks at (K)."""
+    distillation_p: float = 0.9
+    """Probability that the tokens of top-p make up."""
+    token_alignment: float = 0.0
+    """Probability that a slot takes the token drafted a step before for the text's (appendix B)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.align_steps < 1:
+            raise SpecjaxError(f"align_steps {self.align_steps} must be at least 1")
+        if self.distillation not in get_args(Distillation):
+            known = ", ".join(get_args(Distillation))
+            raise SpecjaxError(f"distillation {self.distillation!r} is unknown; use {known}")
+        if self.distillation_k < 1:
+            raise SpecjaxError(f"distillation_k {self.distillation_k} must be at least 1")
+        for name in ("step_decay", "distillation_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number >= 0")
+        for name in ("token_alignment", "distillation_p"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1]")
+        if self.distillation_p == 0:
+            raise SpecjaxError("distillation_p 0 keeps no token; take one above 0")
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How the target answers.
+
+    Raises:
+        SpecjaxError: for a temperature or a number of tokens that is not possible.
+    """
+
+    distill_temperature: float = 0.0
+    """With --distill: the temperature at which the target answers."""
+    distill_tokens: int = 256
+    """With --distill: new tokens per answer at most."""
+
+    def __post_init__(self):
+        if not 0 <= self.distill_temperature < math.inf:
+            raise SpecjaxError(
+                f"distill_temperature {self.distill_temperature} is not a finite number >= 0"
+            )
+        if self.distill_tokens < 1:
+            raise SpecjaxError(f"distill_tokens {self.distill_tokens} must be at least 1")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How examples are made into batches.
+
+    Raises:
+        SpecjaxError: for sizes that are not possible, or that do not fit together.
+    """
+
+    batch_size: int = 8
+    """Rows of a batch."""
+    longest: int = 2048
+    """Tokens of the longest text, and of each row if texts are packed."""
+    packing: bool = False
+    """Fill rows with several texts, which do not see each other."""
+    buckets: tuple[int, ...] = ()
+    """Lengths that texts are padded to; by default powers of two up to the longest."""
+
+    def __post_init__(self):
+        if self.batch_size < 1 or self.longest <= AHEAD:
+            raise SpecjaxError(
+                f"batches of {self.batch_size} texts of up to {self.longest} tokens; take at least "
+                f"1 and {AHEAD + 1}"
+            )
+        if self.buckets and self.packing:
+            raise SpecjaxError("packed rows all have the longest length; give no buckets")
+        if self.buckets and list(self.buckets) != sorted({*self.buckets, self.longest}):
+            raise SpecjaxError(
+                f"buckets {self.buckets} must grow and end with the longest length, {self.longest}"
+            )
+
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of rows, growing."""
+        if self.packing:
+            return (self.longest,)
+        powers = (2**power for power in range(self.longest.bit_length()))
+        inner = (length for length in powers if SHORTEST_BUCKET <= length < self.longest)
+        return self.buckets or (*inner, self.longest)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Everything that decides a head, apart from the target, the texts and what it starts from."""
+
+    objective: EagleSettings | HassSettings
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    fc_bias: bool = False
+    """Give `fc` a bias, as the first published heads have; vLLM reads heads without one only."""
+    remat: bool = False
+    """Keep less for the gradients and compute it again: slower, and smaller in memory."""
+
+    @property
+    def method(self) -> Literal["eagle", "hass"]:
+        """The method whose objective this is."""
+        return "hass" if isinstance(self.objective, HassSettings) else "eagle"

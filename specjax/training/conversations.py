@@ -1,0 +1,241 @@
+"""Conversations to learn from, out of JSONL files, JSON lists and hub datasets.
+
+The form is told line by line:
+
+    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}   ShareGPT
+    {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}]}          OpenAI
+    {"instruction": ..., "input": ..., "output": ...}                                     Alpaca
+    {"prompt": ..., "response": ...}    or "completion"
+    {"text": ...}                       plain text
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax.documents import checked_hub_id, hub_rows, reading, whole_characters
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES = {  # as files have them
+    **dict.fromkeys((SYSTEM, "developer"), SYSTEM),
+    **dict.fromkeys((USER, "human"), USER),
+    **dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "model"), ASSISTANT),
+}
+TURN_KEYS = ("conversations", "conversation", "messages")
+NUM_SHOWN = 3  # broken lines of a source that are told one by one
+
+Complain = Callable[[str], None]
+
+
+class Turn(NamedTuple):
+    """What one side says; `role` is system, user or assistant."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns, of which the assistant's are to be learned; or a plain text, to be learned whole.
+
+    Raises:
+        SpecjaxError: for both or neither, an unknown role, or a system turn that is not the first.
+    """
+
+    turns: tuple[Turn, ...] = ()
+    text: str = ""
+
+    def __post_init__(self):
+        if bool(self.turns) == bool(self.text):
+            raise SpecjaxError("a conversation has either turns or a text; give one of them")
+        for number, turn in enumerate(self.turns):
+            allowed = (SYSTEM, USER, ASSISTANT) if number == 0 else (USER, ASSISTANT)
+            if turn.role not in allowed:
+                raise SpecjaxError(f"turn {number} is of {turn.role!r}; use {', '.join(allowed)}")
+
+
+def prompts_of(conversation: Conversation) -> tuple[str, ...]:
+    """What the user says, turn by turn: for self-distillation, where the target answers."""
+    return tuple(turn.text for turn in conversation.turns if turn.role == USER)
+
+
+def to_stderr(complaint: str) -> None:
+    """The default for those who take complaints."""
+    print("specjax:", complaint, file=sys.stderr)
+
+
+def read_conversations(
+    sources: Sequence[str | Path], needs_answers: bool = True, complain: Complain = to_stderr
+) -> Iterator[Conversation]:
+    """The conversations of all `sources`, one after another, read as they are asked for.
+
+    Args:
+        sources: files with a JSON object per line or with a JSON list of objects, or hub ids of
+            datasets (their "train" split; needs the package `datasets`).
+        needs_answers: leave out what the assistant says nothing in; otherwise leave out what the
+            user says nothing in, for self-distillation.
+        complain: told of the first lines of a source that are left out, and how many there were.
+
+    Raises:
+        SpecjaxError: for a source that does not exist, at once; for one that cannot be read, or of
+            which nothing is left, when its turn comes.
+    """
+    parts = [_whole(str(source), _rows_of(source), needs_answers, complain) for source in sources]
+    return chain.from_iterable(parts)
+
+
+class _Broken(Exception):
+    """A line to be left out: the kind of reason, by which they are counted, and what it says."""
+
+    def __init__(self, kind: str, details: str):
+        super().__init__(details)
+        self.kind = kind
+
+
+def _whole(
+    source: str, rows: Iterator[tuple[str, Any]], needs_answers: bool, complain: Complain
+) -> Iterator[Conversation]:
+    """The conversations of one source, without those that are broken."""
+    num_rows, broken = 0, Counter()
+    for place, row in rows:
+        num_rows += 1
+        try:
+            conversation = _checked(_conversation(row), needs_answers)
+        except _Broken as problem:
+            broken[problem.kind] += 1
+            if broken.total() <= NUM_SHOWN:
+                complain(f"{place} {problem}; this line is left out")
+        else:
+            yield conversation
+    kinds = ", ".join(f"{count} {kind}" for kind, count in broken.most_common())
+    if broken.total() == num_rows:
+        raise SpecjaxError(
+            f"{source} holds no conversation to learn from ({kinds or 'it is empty'}); write one "
+            'JSON object per line, such as {"prompt": "...", "response": "..."}'
+        )
+    if broken:
+        complain(f"{source}: {broken.total()} of {num_rows} lines are left out: {kinds}")
+
+
+# ---- Rows: a place, and what JSON says there, or bytes that are yet to be parsed -----------------
+
+
+def _rows_of(source: str | Path) -> Iterator[tuple[str, Any]]:
+    path = expand_user(source)
+    if str(source) and path.exists():
+        return _rows_in(path)
+    name = checked_hub_id(source)
+    return ((f"{name}, row {number},", row) for number, row in enumerate(hub_rows(name), start=1))
+
+
+def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
+    with reading(file), file.open("rb") as opened:
+        if file.suffix != ".jsonl" and opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+            for number, row in enumerate(_list_in(file, opened.read()), start=1):
+                yield f"{file}, item {number},", row
+            return
+        for number, line in enumerate(opened, start=1):
+            if line.strip():
+                yield f"{file}:{number}", line
+
+
+def _list_in(file: Path, content: bytes) -> list[Any]:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SpecjaxError(
+            f"{file} is not valid JSON ({error}); mend it, or write one object per line"
+        ) from None
+
+
+# ---- Forms ---------------------------------------------------------------------------------------
+
+
+def _conversation(row: Any) -> Conversation:
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise _Broken("not JSON", f"is not JSON ({error})") from None
+    fields = row if _is_object(row) else {}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name in TURN_KEYS:
+        if name in fields:
+            return _of_turns(_turns(fields[name]))
+    if "instruction" in fields:
+        parts = [_text(fields[name], name) for name in ("instruction", "input") if name in fields]
+        return _of_pair("\n".join(filter(None, parts)), fields, ("output", "response"))
+    if "prompt" in fields:
+        return _of_pair(_text(fields["prompt"], "prompt"), fields, ("response", "completion"))
+    if "text" in fields:
+        text = _text(fields["text"], "text")
+        if not text.strip():
+            raise _Broken("empty", "is empty")
+        return Conversation(text=text)
+    raise _Broken("of no known form", "has no conversations, messages, instruction, prompt or text")
+
+
+def _is_object(row: Any) -> bool:
+    return isinstance(row, dict)
+
+
+def _of_pair(asked: str, fields: dict[str, Any], answer_names: Sequence[str]) -> Conversation:
+    answers = [_text(fields[name], name) for name in answer_names if name in fields]
+    return _of_turns([Turn(USER, asked), *(Turn(ASSISTANT, text) for text in answers[:1])])
+
+
+def _turns(rows: Any) -> list[Turn]:
+    if not isinstance(rows, list) or not all(map(_is_object, rows)):
+        raise _Broken("of wrong types", "has turns that are no list of objects")
+    turns = []
+    for row in rows:
+        role = row.get("from", row.get("role"))
+        if not isinstance(role, str) or role.lower() not in ROLES:
+            raise _Broken("with unknown roles", f"has a turn of {role!r}, no role that is known")
+        text = _text(row.get("value", row.get("content")), f"a turn of {role!r}")
+        turns.append(Turn(ROLES[role.lower()], text))
+    return turns
+
+
+def _text(value: Any, place: str) -> str:
+    """A string; or OpenAI's list of parts, if all of them are text."""
+    if isinstance(value, list):
+        is_text = [_is_object(part) and part.get("type") == "text" for part in value]
+        value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
+    if not isinstance(value, str):
+        raise _Broken("of wrong types", f"has {type(value).__name__} for text in {place}")
+    return whole_characters(value)
+
+
+def _of_turns(turns: Sequence[Turn]) -> Conversation:
+    """Without the answers before the first question, which a cut conversation may begin with."""
+    system = [turn for turn in turns[:1] if turn.role == SYSTEM]
+    rest = list(turns[len(system) :])
+    while rest and rest[0].role == ASSISTANT:
+        rest.pop(0)
+    if any(turn.role == SYSTEM for turn in rest):
+        raise _Broken("with unknown roles", "has a system turn that is not the first")
+    if not rest:
+        raise _without(USER)
+    return Conversation((*system, *rest))
+
+
+def _checked(conversation: Conversation, needs_answers: bool) -> Conversation:
+    if conversation.text and needs_answers:
+        return conversation
+    role = ASSISTANT if needs_answers else USER
+    if not any(turn.text.strip() for turn in conversation.turns if turn.role == role):
+        raise _without(role)
+    return conversation
+
+
+def _without(role: str) -> _Broken:
+    kind = f"without {role} turns"
+    return _Broken(kind, f"is {kind}")

@@ -1,0 +1,39 @@
+"""What the frozen target says of a batch, on line: its features never touch the disk."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from specjax.models.cache import KVCache
+from specjax.models.llama import Llama
+from specjax.models.outputs import Taps
+from specjax.models.rows import QueryRows
+
+
+def target_features(
+    target: Llama,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """The hidden states behind the final norm, constant to gradients; texts see only themselves.
+
+    Args:
+        target: the model.
+        params: its weights.
+        tokens: rows of one text or of several, one after another.
+        positions: of each token within its text.
+        segments: the number of the text that each token belongs to.
+    """
+    batch, length = tokens.shape
+    is_same = segments[:, :, None] == segments[:, None, :]
+    visible = is_same & jnp.tril(jnp.ones((length, length), bool))
+    dtype = params["embed_tokens"]["weight"].dtype
+    cache = KVCache.create(target.config, batch, length, dtype)
+    taps = Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
+    output, _ = target.run(params, QueryRows(tokens, positions, visible), cache, taps)
+    assert output.hidden is not None
+    return jax.lax.stop_gradient(output.hidden[:, :, 0])

@@ -1,0 +1,120 @@
+"""Training a drafter head for a target, from texts to a folder that can be loaded and shared."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax import __version__
+from specjax.errors import SpecjaxError
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle_files import save_eagle
+from specjax.training.config import HassSettings, HeadSettings
+from specjax.training.data import batches
+from specjax.training.draft_reading import FrozenModel
+from specjax.training.examples import Example
+from specjax.training.loop import Evaluation, LossFn, Trained, train
+from specjax.training.objectives.eagle import eagle_loss
+from specjax.training.objectives.hass import hass_loss
+from specjax.training.optimizer import optimizer_of
+
+HEAD = "head"  # the folder within a run that holds the result
+
+
+def train_head(
+    target: FrozenModel,
+    examples: Sequence[Example],
+    settings: HeadSettings,
+    out: Path,
+    *,
+    start: tuple[EagleHead, Any] | None = None,
+    evaluation: Evaluation | None = None,
+    resume: bool = False,
+) -> Trained:
+    """Trains a head in the run folder `out`, and writes its best params to `out/head`.
+
+    Args:
+        target: with the fingerprint that the head is to carry.
+        examples: texts with their answers marked.
+        settings: see there.
+        out: the run folder.
+        start: a head to go on from, with its params; by default a new one.
+        evaluation: a measurement of params by decoding; the best params are those with the highest
+            score, and without one the last.
+        resume: go on with the run in `out`.
+
+    Raises:
+        SpecjaxError: as `training.loop.train` does, or if the head cannot be written.
+    """
+    head, params = start or _new_head(target, settings)
+    if head.config.fc_bias != settings.fc_bias:
+        raise SpecjaxError(
+            f"the head to start from has {'a' if head.config.fc_bias else 'no'} bias in fc; "
+            f"{'add' if head.config.fc_bias else 'leave out'} --fc-bias"
+        )
+    config = asdict(settings) | {
+        "method": settings.method,
+        "target": target.fingerprint,
+        "texts": _checksum(examples),
+        "start": None if start is None else _checksum_of(params),
+    }
+    trained = train(
+        _loss_of(settings, head, target),
+        params,
+        batches(examples, settings.data, settings.loop.seed),
+        optimizer_of(settings.optimizer, settings.loop.num_steps),
+        settings.loop,
+        out,
+        config,
+        frozen=target.params,
+        accumulate=settings.optimizer.accumulate,
+        evaluation=evaluation,
+        resume=resume,
+        title=f"training {settings.method}",
+    )
+    if not (out / HEAD).exists():
+        about = {
+            "method": settings.method,
+            "target": target.fingerprint,
+            "step": trained.best_step,
+            "score": trained.best_score,
+            "recipe": config,
+            "specjax_version": __version__,
+        }
+        save_eagle(
+            out / HEAD,
+            head,
+            trained.best_params,
+            "float32",
+            target=target.model.config,
+            target_params=target.params,
+            about=about,
+        )
+    return trained
+
+
+def _loss_of(settings: HeadSettings, head: EagleHead, target: FrozenModel) -> LossFn:
+    if isinstance(settings.objective, HassSettings):
+        return hass_loss(head, target.model, settings.objective, settings.remat)
+    return eagle_loss(head, target.model, settings.objective, settings.remat)
+
+
+def _new_head(target: FrozenModel, settings: HeadSettings) -> tuple[EagleHead, Any]:
+    head = EagleHead(EagleConfig.for_target(target.model.config, settings.fc_bias))
+    return head, head.initialise(jax.random.key(settings.loop.seed))
+
+
+def _checksum(examples: Sequence[Example]) -> int:
+    total = 0
+    for example in examples:
+        total = zlib.crc32(example.tokens.tobytes() + example.is_answer.tobytes(), total)
+    return total
+
+
+def _checksum_of(params: Any) -> int:
+    from specjax.training.run_folder import checksum
+
+    return checksum(params)

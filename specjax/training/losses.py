@@ -1,0 +1,194 @@
+"""Losses of one slot: how far a predicted feature, or what the LM head says to it, is off.
+
+All are pure, take the dtype of their inputs to float32, let no gradient into what is wanted, and
+leave the mean over slots to the objective. The distillation losses are those of HASS (Zhang et al.
+2025, "Learning Harmonized Representations for Speculative Sampling"): section 3.1 and the ablations
+of table 3. In their formulas p is the distribution that is wanted and q the predicted one. The
+paper has words only for the ablations; where they leave a choice, the function says what is ours.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.errors import SpecjaxError
+
+RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines
+RECALL_TEMPERATURE = 1.0  # of ranks, as Patel et al.
+DIFFERENCE_TEMPERATURE = 3.0  # of logits, as Li et al.
+
+
+def smooth_l1(
+    predicted: Float[Array, "... D"], wanted: Float[Array, "... D"]
+) -> Float[Array, "..."]:
+    """The mean over D of smooth L1: half the square up to 1, linear beyond."""
+    wanted = lax.stop_gradient(wanted).astype(jnp.float32)
+    return jnp.mean(optax.huber_loss(predicted.astype(jnp.float32), wanted), axis=-1)
+
+
+def soft_cross_entropy(
+    logits: Float[Array, "... V"], wanted_logits: Float[Array, "... V"]
+) -> Float[Array, "..."]:
+    """`-sum p log q` over the whole vocabulary."""
+    wanted = jax.nn.softmax(_wanted(wanted_logits), axis=-1)
+    return -jnp.sum(wanted * _log_softmax(logits), axis=-1)
+
+
+def distillation_loss(
+    kind: str,
+    logits: Float[Array, "... V"],
+    wanted_logits: Float[Array, "... V"],
+    k: int = 10,
+    p: float = 0.9,
+) -> Float[Array, "..."]:
+    """The loss `kind` of `DISTILLATION`, on the tokens that matter most to the target.
+
+    Args:
+        kind: a name in `DISTILLATION`.
+        logits: what the LM head says to the predicted feature.
+        wanted_logits: what it says to the target's own.
+        k: size of the set of tokens, at most V; `top-p` does not read it.
+        p: probability that the set of `top-p` reaches; the others do not read it.
+
+    Raises:
+        SpecjaxError: as `check_distillation`.
+    """
+    check_distillation(kind, k, p)
+    k = min(k, logits.shape[-1])
+    return DISTILLATION[kind](logits.astype(jnp.float32), _wanted(wanted_logits), k, p)
+
+
+def check_distillation(kind: str, k: int, p: float) -> None:
+    """What `distillation_loss` would refuse, before any logits are there.
+
+    Raises:
+        SpecjaxError: for an unknown kind, `k < 1` (`bild`: 2), or `p` outside (0, 1].
+    """
+    if kind not in DISTILLATION:
+        raise SpecjaxError(f"distillation {kind!r} is unknown; use {', '.join(DISTILLATION)}")
+    if k < 1:
+        raise SpecjaxError(f"distillation over k = {k} tokens; k must be at least 1, try 10")
+    if kind == "bild" and k < 2:
+        raise SpecjaxError("bild compares tokens in pairs, k = 1 has none; try 8")
+    if not 0 < p <= 1:
+        raise SpecjaxError(f"distillation over tokens of probability p = {p}; use one in (0, 1]")
+
+
+# ---- The kinds: logits, wanted logits, k, p -> loss ----------------------------------------------
+
+
+def _top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """HASS: `-sum p log q` over p's k most likely tokens, neither renormalised (equation 1)."""
+    tokens = _most_likely(wanted_logits, k)
+    wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
+    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
+
+
+def _top_p(logits: Array, wanted_logits: Array, _k: int, p: float) -> Array:
+    """As top-k, over the smallest set of p's most likely tokens that reaches the probability."""
+    tokens = jnp.argsort(wanted_logits, axis=-1, descending=True)
+    wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
+    before = jnp.cumsum(wanted, axis=-1) - wanted
+    wanted = jnp.where(before < p, wanted, 0.0)
+    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
+
+
+def _normed_top_k_linear(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """As top-k, p and q each divided by its sum over the set."""
+    tokens = _most_likely(wanted_logits, k)
+    # Dividing by the sum over the set is the softmax of the logits in the set.
+    return soft_cross_entropy(_at(logits, tokens), _at(wanted_logits, tokens))
+
+
+def _normed_top_k_softmax(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """As top-k, p and q each normalised by a softmax over the set.
+
+    Of the probabilities: the softmax of the logits would be the linear form, which the paper lists
+    apart. Values in [0, 1] make it nearly uniform, no token e times as likely as another.
+    """
+    tokens = _most_likely(wanted_logits, k)
+    wanted, predicted = (
+        _at(jax.nn.softmax(each, axis=-1), tokens) for each in (wanted_logits, logits)
+    )
+    return soft_cross_entropy(predicted, wanted)
+
+
+def _bidirectional_top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """As top-k, over the union of p's and q's k most likely tokens."""
+    tokens, own_tokens = _most_likely(wanted_logits, k), _most_likely(logits, k)
+    is_shared = jnp.any(own_tokens[..., :, None] == tokens[..., None, :], axis=-1)
+    wanted, log_predicted = jax.nn.softmax(wanted_logits, axis=-1), _log_softmax(logits)
+    own_wanted = jnp.where(is_shared, 0.0, _at(wanted, own_tokens))
+    return -(
+        jnp.sum(_at(wanted, tokens) * _at(log_predicted, tokens), axis=-1)
+        + jnp.sum(own_wanted * _at(log_predicted, own_tokens), axis=-1)
+    )
+
+
+def _recall_at_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """1 - the share of p's k most likely tokens among q's, smoothed.
+
+    Patel et al. 2022, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup": a token's
+    rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts as
+    found by `sigmoid(k - rank)`. One token at a time, and again for the gradient, so that no
+    `[k, ..., V]` ever exists.
+    """
+    found = _at(logits, _most_likely(wanted_logits, k))
+
+    @jax.checkpoint
+    def rank(own: Array) -> Array:
+        above = jax.nn.sigmoid((logits - own[..., None]) / RANK_TEMPERATURE)
+        return jnp.sum(above, axis=-1) + 0.5  # its difference to itself has counted one half
+
+    ranks = lax.map(rank, jnp.moveaxis(found, -1, 0))
+    return 1 - jnp.mean(jax.nn.sigmoid((k - ranks) / RECALL_TEMPERATURE), axis=0)
+
+
+def _bild(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+    """How p and q rank the k most likely tokens of p, and how they rank those of q.
+
+    Li et al. 2024, "BiLD: Bi-directional Logits Difference Loss for Large Language Model
+    Distillation": for either set, the divergence KL(p || q) of the softmax over the differences of
+    the logits of its pairs, the likelier token first.
+    """
+    first, second = jnp.triu_indices(k, 1)
+
+    def divergence(tokens: Int[Array, "... K"]) -> Array:
+        log_wanted, log_predicted = (
+            _log_softmax((each[..., first] - each[..., second]) / DIFFERENCE_TEMPERATURE)
+            for each in (_at(wanted_logits, tokens), _at(logits, tokens))
+        )
+        return jnp.sum(jnp.exp(log_wanted) * (log_wanted - log_predicted), axis=-1)
+
+    return divergence(_most_likely(wanted_logits, k)) + divergence(_most_likely(logits, k))
+
+
+DISTILLATION: dict[str, Callable[[Array, Array, int, float], Array]] = {
+    "top-k": _top_k,
+    "top-p": _top_p,
+    "normed-top-k-linear": _normed_top_k_linear,
+    "normed-top-k-softmax": _normed_top_k_softmax,
+    "bidirectional-top-k": _bidirectional_top_k,
+    "recall-at-k": _recall_at_k,
+    "bild": _bild,
+}
+
+
+def _wanted(logits: Array) -> Array:
+    return lax.stop_gradient(logits).astype(jnp.float32)
+
+
+def _log_softmax(logits: Array) -> Array:
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+
+
+def _most_likely(logits: Array, k: int) -> Int[Array, "... K"]:
+    return lax.top_k(lax.stop_gradient(logits), k)[1]
+
+
+def _at(values: Array, tokens: Int[Array, "... K"]) -> Array:
+    return jnp.take_along_axis(values, tokens, axis=-1)

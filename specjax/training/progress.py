@@ -1,0 +1,71 @@
+"""What a person sees of a run while it trains: a bar on a terminal, and every measurement."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from specjax.training.data import num_tokens
+
+
+class Progress:
+    """Counts tokens and time between two lines of the log."""
+
+    def __init__(self, title: str, first: int, num_steps: int):
+        self.console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[row]}"),
+        )
+        hidden = not self.console.is_terminal
+        self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
+        self.task = self.bar.add_task(title, total=num_steps, completed=first, row="")
+        self.tokens, self.started = 0, time.perf_counter()
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def count(self, batch: PyTree) -> None:
+        """Adds a batch to what has been trained on since the last line."""
+        self.tokens += num_tokens(batch) if isinstance(batch, dict) and "segments" in batch else 0
+
+    def show(self, step: int, row: Mapping[str, Any]) -> dict[str, float]:
+        """Moves the bar; returns the speed since the last line, where tokens were counted."""
+        seconds = time.perf_counter() - self.started
+        speed = {"tokens_per_second": round(self.tokens / seconds, 1)} if self.tokens else {}
+        self.bar.update(self.task, completed=step, row=_as_text({**row, **speed}))
+        self.tokens, self.started = 0, time.perf_counter()
+        return speed
+
+    def measure(
+        self, step: int, measure: Callable[[PyTree], Mapping[str, Any]], params: PyTree
+    ) -> dict[str, Any]:
+        """Takes a measurement, whose time counts for nothing, and prints it."""
+        began = time.perf_counter()
+        measured = dict(measure(params))
+        jax.block_until_ready(params)
+        self.started += time.perf_counter() - began
+        self.bar.console.print(f"step {step}: {_as_text(measured)}", highlight=False)
+        return measured
+
+
+def _as_text(row: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return "/".join(map(_number, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,136 @@
+"""`specjax convert` of EAGLE heads; targets are converted in test_commands.py."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from specjax import hub
+from specjax.cli import main
+from specjax.hub import load
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle_files import load_eagle, read_about, save_eagle
+from specjax.tuned import fingerprint
+from tests.cli.target import CONFIG
+from tests.models.checkpoints import edit_config
+from tests.test_hub import HUB_ID, FakeHub
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def head(tiny, tmp_path_factory):
+    """A folder with a random head of the tiny target, without embedding."""
+    folder = tmp_path_factory.mktemp("heads") / "head"
+    module = EagleHead(EagleConfig.for_target(CONFIG))
+    params = module.initialise(jax.random.key(0))
+    target = load(tiny, dtype="float32")
+    about = {"target": fingerprint(target.config, target.params), "method": "hass"}
+    save_eagle(folder, module, params, "float32", target=CONFIG, about=about)
+    return folder
+
+
+@pytest.fixture
+def own_head(head, tmp_path):
+    """A copy of it, for a test to change."""
+    return shutil.copytree(head, tmp_path / "head")
+
+
+def convert(head, directory, target, *arguments) -> int:
+    return main(["convert", str(head), str(directory), "--head-of", str(target), *arguments])
+
+
+@pytest.mark.parametrize(
+    "layout, architecture, more",
+    [
+        ((), "LlamaForCausalLM", set()),
+        (("--layout", "eagle"), "LlamaForCausalLM", set()),
+        (("--layout", "vllm"), "LlamaForCausalLM", set()),
+        (("--layout", "sglang"), "LlamaForCausalLMEagle", {"fc.bias"}),
+    ],
+)
+def test_a_head_is_written_in_every_layout(
+    tiny, head, tmp_path, capsys, layout, architecture, more
+):
+    out = tmp_path / "new" / "head"
+    assert convert(head, out, tiny, *layout) == 0
+    name = layout[-1] if layout else "eagle"
+    said = f"wrote head {head} to {out} in float32, in the layout of {name}\n"
+    assert capsys.readouterr().out == said
+    stored, before = load_file(out / WEIGHTS), load_file(head / WEIGHTS)
+    assert stored.keys() - before.keys() == {"embed_tokens.weight"} | more
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(stored[name], tensor)
+    of_target = load_file(tiny / WEIGHTS)["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(stored["embed_tokens.weight"], of_target)
+    assert json.loads((out / "config.json").read_text())["architectures"] == [architecture]
+    assert read_about(out) == read_about(head)
+    assert (
+        load_eagle(out, CONFIG, "float32")[0].config.layers == EagleConfig.for_target(CONFIG).layers
+    )
+
+
+def test_a_head_is_stored_in_the_dtype_that_is_asked_for(tiny, head, tmp_path):
+    assert convert(head, tmp_path / "half", tiny, "--dtype", "float16") == 0
+    stored = load_file(tmp_path / "half" / WEIGHTS)
+    assert {tensor.dtype.name for tensor in stored.values()} == {"float16"}
+
+
+def test_a_head_is_read_from_the_hub(tiny, own_head, tmp_path, monkeypatch):
+    fake = FakeHub(own_head)
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    assert convert(HUB_ID, tmp_path / "out", tiny) == 0
+    assert fake.fetched == {"config.json", WEIGHTS}
+    assert fake.revisions == [None, "c0ffee"]
+
+
+def test_weights_of_another_kind_of_head_are_not_fetched(
+    tiny, own_head, tmp_path, monkeypatch, error_line
+):
+    edit_config(own_head, draft_vocab_size=32000)
+    fake = FakeHub(own_head)
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    assert convert(HUB_ID, tmp_path / "out", tiny) == 2
+    assert "describes an EAGLE-3 head" in error_line()
+    assert fake.fetched == {"config.json"}
+
+
+def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line):
+    assert main(["convert", str(head), str(tmp_path / "out"), "--layout", "vllm"]) == 2
+    assert error_line().endswith(
+        "--layout is for heads; name the target of yours: --head-of TARGET"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_line):
+    edit_config(own_head, specjax={"target": "2x4x32-00c0ffee"})
+    assert convert(own_head, tmp_path / "out", tiny) == 2
+    assert "this head was trained for target 2x4x32-00c0ffee, but this one is" in error_line()
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_path, error_line):
+    no_head = "is no head: give an existing folder with config.json and weights, or a hub id such"
+    for source, target, told in (
+        ("nope", tiny, f"'nope' {no_head}"),
+        ("", tiny, f"'' {no_head}"),
+        ("pocket", tiny, f"'pocket' {no_head}"),
+        (tiny, tiny, f"{tiny} holds a whole model; give an EAGLE, EAGLE-2 or HASS head"),
+        (tmp_path, tiny, f"{tmp_path} holds no config.json; give the folder of an EAGLE head"),
+        (head, "nope", "'nope' is no target: give 'pocket'"),
+        (head, "pocket", "but this one has"),
+    ):
+        assert convert(source, tmp_path / "out", target) == 2
+        assert told in error_line()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_kept(tiny, own_head, error_line):
+    before = (own_head / WEIGHTS).read_bytes()
+    assert convert(own_head, own_head, tiny) == 2
+    assert "already exists and is not an empty folder" in error_line()
+    assert (own_head / WEIGHTS).read_bytes() == before

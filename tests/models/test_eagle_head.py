@@ -1,0 +1,324 @@
+"""The EAGLE head in training sees what it sees while it drafts, shown by drafting.
+
+`drafts` is the slow truth: from every slot on it lets `head.run` draft one token after another with
+a cache, as decoding does. `steps` is what HASS trains: whole texts at once, n steps.
+"""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.heads import eagle
+from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
+from specjax.models.rows import causal_rows
+
+BATCH, LENGTH, VOCAB, WIDTH, STEPS = 2, 9, 40, 32, 4
+LAYER = LlamaConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to each key-value head
+HEADS: dict[str, Any] = {
+    "one layer": EagleHead(EagleConfig(LAYER)),
+    "fc bias": EagleHead(EagleConfig(LAYER, fc_bias=True)),
+    "two layers": EagleHead(EagleConfig(replace(LAYER, num_hidden_layers=2))),
+}
+PLAIN = HEADS["one layer"]
+every_head = pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+
+
+class Texts(NamedTuple):
+    """Rows of slots: the token behind each, and the target's feature of the token before."""
+
+    tokens: Any  # [B, T]
+    features: Any  # [B, T, D]
+    positions: Any  # [B, T]
+    segments: Any  # [B, T]
+
+    def part(self, row: int, slots: slice) -> "Texts":
+        return Texts(*(each[row : row + 1, slots] for each in self))
+
+
+def texts(lengths: tuple[int, ...] = (LENGTH,), seed: int = 0) -> Texts:
+    """Two rows, each of texts of these lengths in a row."""
+    numbers = np.random.default_rng(seed)
+    slots = sum(lengths)
+    return Texts(
+        tokens=jnp.asarray(numbers.integers(0, VOCAB, (BATCH, slots))),
+        features=jnp.asarray(numbers.normal(size=(BATCH, slots, WIDTH)), jnp.float32),
+        positions=jnp.asarray([[*np.concatenate([np.arange(each) for each in lengths])]] * BATCH),
+        segments=jnp.asarray([[*np.repeat(np.arange(len(lengths)), lengths)]] * BATCH),
+    )
+
+
+@cache
+def weights(head) -> tuple[Any, Any]:
+    """Params of the head, large enough for its context to matter, and of the target."""
+    params = head.initialise(jax.random.key(1))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    noisy = [
+        each * 6 if each.ndim == 2 else each + 0.3 * jax.random.normal(key, each.shape)
+        for key, each in zip(keys, leaves, strict=True)
+    ]
+    table = jax.random.normal(jax.random.key(3), (VOCAB, WIDTH))
+    return jax.tree.unflatten(structure, noisy), {"embed_tokens": {"weight": table}}
+
+
+# ---- Training: n steps over whole texts ----------------------------------------------------------
+
+
+def steps(head, params, target_params, text: Texts, num_steps=STEPS, turn=0, detach=True):
+    """What each step predicts, `[N, B, T, D]`; each takes what the step before did, one slot later.
+
+    The first slot of a text keeps the target's feature. `turn` and `detach` are for mutants.
+    """
+    is_first = jnp.pad(text.segments[:, 1:] != text.segments[:, :-1], ((0, 0), (1, 0)))
+    is_first = is_first.at[:, 0].set(True)[..., None]
+    embedded = embed(target_params, text.tokens)
+    features, streams, predictions = text.features, (), []
+    for step in range(num_steps):
+        positions = text.positions + turn * step
+        predicted, own = head.step(params, embedded, features, streams, positions, text.segments)
+        predictions.append(predicted)
+        streams = (*streams, own)
+        later = jnp.pad(predicted[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        features = jnp.where(is_first, text.features, later)
+        features = lax.stop_gradient(features) if detach else features
+    return jnp.stack(predictions)
+
+
+# ---- Decoding: one slot after another, with a cache ----------------------------------------------
+
+
+def draft_from(head, params, target_params, text: Texts, first_drafted):
+    """Predictions `[T, B, D]` where slots from `first_drafted` on take the head's own features."""
+    batch, length = text.tokens.shape
+
+    def feed(carry, slot):
+        cache, drafted = carry
+        true = lax.dynamic_index_in_dim(text.features, slot, axis=1, keepdims=False)
+        feature = jnp.where(slot < first_drafted, true, lax.stop_gradient(drafted))
+        token = lax.dynamic_slice_in_dim(text.tokens, slot, 1, axis=1)
+        rows = causal_rows(token, jnp.full((batch,), slot))
+        predicted, cache = head.run(params, target_params, rows, feature[:, None], cache)
+        return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
+
+    empty = KVCache.create(head.config.layers, batch, length)
+    return lax.scan(feed, (empty, jnp.zeros_like(text.features[:, 0])), jnp.arange(length))[1]
+
+
+def drafts(head, params, target_params, text: Texts, num_steps=STEPS):
+    """What `steps` should say: the n-th token of a draft that ends at slot r, for all n and r.
+
+    A draft begins with a target's feature at slot r - (n - 1), or at slot 0 if that lies before it.
+    """
+    length = text.tokens.shape[1]
+    from_each = lax.map(
+        lambda first: draft_from(head, params, target_params, text, first),
+        jnp.arange(1, length + 1),
+    )
+    ends = jnp.arange(length)
+    predictions = []
+    for step in range(1, num_steps + 1):
+        begins = jnp.maximum(ends - (step - 1), 0)  # the last slot with a feature of the target
+        predictions.append(from_each[begins, ends].swapaxes(0, 1))
+    return jnp.stack(predictions)
+
+
+def loss_and_gradient(predict, head, text: Texts):
+    """All predictions, and the gradient of the sum over steps of their mean squares."""
+
+    def loss(params):
+        predictions = predict(head, params, weights(head)[1], text)
+        return jnp.sum(jnp.mean(predictions**2, axis=(1, 2, 3))), predictions
+
+    gradient, predictions = jax.jit(jax.grad(loss, has_aux=True))(weights(head)[0])
+    return np.asarray(predictions), jax.tree.map(np.asarray, gradient)
+
+
+@cache
+def truth(head):
+    return loss_and_gradient(drafts, head, texts())
+
+
+def gradients_differ_by(found, expected) -> float:
+    """The largest difference, against the largest entry of the same leaf."""
+    differences = jax.tree.map(lambda a, b: np.abs(a - b).max() / np.abs(b).max(), found, expected)
+    return max(jax.tree.leaves(differences))
+
+
+@every_head
+def test_every_step_predicts_what_a_draft_of_that_length_does(head):
+    expected, expected_gradient = truth(head)
+    found, gradient = loss_and_gradient(steps, head, texts())
+    for first, second in pairwise(expected):
+        assert np.abs(first[:, 1:] - second[:, 1:]).max() > 0.1  # each step says something else
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert gradients_differ_by(gradient, expected_gradient) < 1e-5
+
+
+# ---- Mutants: the comparison above fails for wrong contexts --------------------------------------
+
+
+def slow_attention(stream_of):
+    """`aligned_attention` with the stream in which a slot sees another picked by `stream_of`.
+
+    It is asked for the slots' distance and the newest stream's number.
+    """
+
+    def attention(query, streams, segments):
+        length = query.shape[2]
+        slots, newest = np.arange(length), len(streams) - 1
+        distance = slots[:, None] - slots[None, :]
+        source = np.vectorize(stream_of)(np.maximum(distance, 0), newest)
+        # Who looks, whom at, then text, head and width.
+        keys, values = (
+            jnp.repeat(jnp.stack(each)[source, :, :, slots[None, :]], 2, axis=3)
+            for each in zip(*streams, strict=True)
+        )
+        scores = jnp.einsum("bath,tsbah->bats", query, keys, precision="highest")
+        is_seen = (segments[:, :, None] == segments[:, None, :]) & (distance >= 0)[None]
+        scores = jnp.where(is_seen[:, None], scores * query.shape[-1] ** -0.5, -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        return jnp.einsum("bats,tsbah->bath", weights, values, precision="highest")
+
+    return attention
+
+
+def right(distance, newest):
+    return max(newest - distance, 0)
+
+
+WRONG = {
+    "far slots in the newest stream": lambda distance, newest: (
+        newest - distance * (distance < newest)
+    ),
+    "all in the newest stream": lambda distance, newest: newest,
+    "all in the target's stream": lambda distance, newest: 0,
+    "all but itself in the target's stream": lambda distance, newest: newest * (distance == 0),
+    "near slots in reverse": lambda distance, newest: (
+        min(distance + 1, newest) * (distance < newest)
+    ),
+    "one slot late": lambda distance, newest: min(max(newest + 1 - distance, 0), newest),
+}
+
+
+def test_the_rule_written_out_is_the_draft(monkeypatch):
+    monkeypatch.setattr(eagle, "aligned_attention", slow_attention(right))
+    found, gradient = loss_and_gradient(steps, PLAIN, texts())
+    np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
+    assert gradients_differ_by(gradient, truth(PLAIN)[1]) < 1e-5
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_a_wrong_context_is_caught(monkeypatch, rule):
+    monkeypatch.setattr(eagle, "aligned_attention", slow_attention(WRONG[rule]))
+    found, gradient = loss_and_gradient(steps, PLAIN, texts())
+    np.testing.assert_allclose(found[0], truth(PLAIN)[0][0], atol=1e-5)  # one stream: no choice
+    assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2
+    assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
+
+
+def test_positions_that_count_steps_are_caught():
+    """RoPE counts slots: the n-th token of a draft stands where it will stand in the text."""
+
+    def turned(head, params, target_params, text):
+        return steps(head, params, target_params, text, turn=1)
+
+    found, gradient = loss_and_gradient(turned, PLAIN, texts())
+    assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2
+    assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
+
+
+def test_a_gradient_through_the_steps_is_caught():
+    def attached(head, params, target_params, text):
+        return steps(head, params, target_params, text, detach=False)
+
+    found, gradient = loss_and_gradient(attached, PLAIN, texts())
+    np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
+    assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
+
+
+# ---- One pass, packed texts, padding -------------------------------------------------------------
+
+
+def one_pass(head, text: Texts, gap: int = 0):
+    """`head.run` over whole texts into an empty cache, each slot `gap` further than its number."""
+    rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
+    empty = KVCache.create(head.config.layers, *text.tokens.shape)
+    return head.run(*weights(head), rows, text.features, empty)[0]
+
+
+@every_head
+def test_one_step_is_one_pass_with_an_empty_cache(head):
+    text = texts(seed=1)
+    found = steps(head, *weights(head), text, num_steps=1)[0]
+    np.testing.assert_allclose(found, one_pass(head, text), atol=1e-5)
+
+
+def test_rope_counts_slots():
+    """Only distances matter, so a text may begin anywhere; but distances do."""
+    text = texts(seed=2)
+    expected = one_pass(PLAIN, text)
+    np.testing.assert_allclose(one_pass(PLAIN, text, gap=5), expected, atol=1e-5)
+    for stretch in (0, 2):
+        stretched = text._replace(positions=text.positions * stretch)
+        found = steps(PLAIN, *weights(PLAIN), stretched, num_steps=1)[0]
+        assert np.abs(found - expected).max() > 1e-2
+
+
+def test_packed_texts_are_each_as_if_alone():
+    head = HEADS["two layers"]
+    together = texts((4, 5), seed=3)
+    run = jax.jit(lambda text: steps(head, *weights(head), text))
+    found = run(together)
+    for begin, length in ((0, 4), (4, 5)):
+        for row in range(BATCH):
+            place = slice(begin, begin + length)
+            alone = run(together.part(row, place))
+            np.testing.assert_allclose(found[:, row : row + 1, place], alone, atol=1e-5)
+
+
+def test_packed_texts_that_see_each_other_are_caught():
+    """Positions alone do not keep texts apart; segments do."""
+    together = texts((4, 5), seed=3)
+    merged = together._replace(segments=jnp.zeros_like(together.segments))
+    run = jax.jit(lambda text: steps(PLAIN, *weights(PLAIN), text))
+    found, expected = run(merged), run(together)
+    np.testing.assert_allclose(found[0, :, :4], expected[0, :, :4], atol=1e-5)
+    assert (np.abs(found - expected)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
+
+
+@pytest.mark.parametrize("padding", [-1, 0])
+def test_padding_is_finite_and_changes_nothing(padding):
+    """A row may end in padding, or be nothing else; its slots hold zeros."""
+    whole = texts(seed=4)
+    num_real = jnp.array([[6], [0]])
+    is_real = jnp.arange(LENGTH)[None] < num_real
+
+    def blank(values, empty=0):
+        return jnp.where(is_real if values.ndim == 2 else is_real[..., None], values, empty)
+
+    padded = Texts(*(blank(each) for each in whole))._replace(
+        segments=blank(whole.segments + 1, padding)
+    )
+
+    def total(params, text, counts):
+        predictions = steps(PLAIN, params, weights(PLAIN)[1], text)
+        counted = jnp.where(counts[None, ..., None], predictions**2, 0.0)
+        return jnp.sum(counted), predictions
+
+    measure = jax.jit(jax.grad(total, has_aux=True))
+    gradient, found = measure(weights(PLAIN)[0], padded, is_real)
+    expected_gradient, expected = measure(weights(PLAIN)[0], whole, is_real)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[:, 0, :6], expected[:, 0, :6], atol=1e-5)
+    assert gradients_differ_by(gradient, expected_gradient) < 1e-5
+    everywhere, _ = measure(weights(PLAIN)[0], padded, jnp.ones_like(is_real))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, everywhere)))

@@ -1,0 +1,215 @@
+"""Conversations out of files and hub datasets: every form, and lines that are broken."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.training.conversations import (
+    Conversation,
+    Turn,
+    prompts_of,
+    read_conversations,
+    to_stderr,
+)
+
+PAIR = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
+FORMS = {
+    "sharegpt": {"conversations": [{"from": "human", "value": "Hi"},
+                                   {"from": "gpt", "value": "Hello"}]},
+    "sharegpt with a cut start": {"conversations": [{"from": "gpt", "value": "and so on"},
+                                                    {"from": "human", "value": "Hi"},
+                                                    {"from": "gpt", "value": "Hello"}]},
+    "openai": {"messages": [{"role": "user", "content": "Hi"},
+                            {"role": "assistant", "content": "Hello"}], "id": 3, "text": "no"},
+    "openai in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"},
+                                                                  {"type": "text", "text": "i"}]},
+                                     {"role": "assistant", "content": "Hello"}]},
+    "one conversation": {"conversation": [{"role": "User", "content": "Hi"},
+                                          {"role": "Assistant", "content": "Hello"}]},
+    "alpaca": {"instruction": "Hi", "input": "", "output": "Hello", "text": "no"},
+    "alpaca without input": {"instruction": "Hi", "input": None, "output": "Hello"},
+    "response": {"prompt": "Hi", "response": "Hello"},
+    "completion": {"prompt": "Hi", "completion": "Hello", "messages": None},
+}  # fmt: skip
+BROKEN = [
+    ("{", "is not JSON"),
+    ("[1]", "has no conversations, messages, instruction, prompt or text"),
+    ('{"title": "Hi"}', "has no conversations, messages, instruction, prompt or text"),
+    ('{"text": 3}', "has int for text in text"),
+    ('{"text": " "}', "is empty"),
+    ('{"messages": "Hi"}', "has turns that are no list of objects"),
+    ('{"messages": ["Hi"]}', "has turns that are no list of objects"),
+    ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of 'tool', no role that"),
+    ('{"messages": [{"role": 3, "content": "x"}]}', "has a turn of 3, no role that is known"),
+    ('{"messages": [{"role": "user"}]}', "has NoneType for text in a turn of 'user'"),
+    (
+        '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+        "has list for text in a turn of 'user'",
+    ),
+    (
+        '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
+        "has a system turn that is not the first",
+    ),
+    ('{"messages": []}', "is without user turns"),
+    ('{"messages": [{"role": "assistant", "content": "x"}]}', "is without user turns"),
+    ('{"prompt": "Hi"}', "is without assistant turns"),
+    ('{"prompt": "Hi", "response": " "}', "is without assistant turns"),
+    ('{"prompt": ["Hi"], "response": "Hello"}', "has list for text in prompt"),
+]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes a file and returns what is read from it, and the complaints, its path left out."""
+
+    def write_and_read(content: str | bytes, name: str = "data.jsonl", **options):
+        file = tmp_path / name
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        complaints = []
+        conversations = list(read_conversations([file], complain=complaints.append, **options))
+        return conversations, [line.replace(f"{tmp_path}/", "") for line in complaints]
+
+    return write_and_read
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read_from_lines_and_from_lists(read, form):
+    line = json.dumps(FORMS[form])
+    assert read(f"{line}\n\n{line}\n") == ([PAIR, PAIR], [])
+    assert read(f"\n[{line},\n{line}]", "data.json") == ([PAIR, PAIR], [])
+    assert read(f"{line}\n{line}", "data.json") == ([PAIR, PAIR], [])
+
+
+def test_forms_may_differ_from_line_to_line(read):
+    system = [{"from": "system", "value": "Be kind."}, *FORMS["sharegpt"]["conversations"]]
+    asked = {"instruction": "Add.", "input": "1, 2", "output": "3"}
+    lines = [FORMS["openai"], {"text": " Once\n"}, {"conversations": system}, asked]
+    conversations, complaints = read("\ufeff" + "\n".join(map(json.dumps, lines)))
+    assert conversations == [
+        PAIR,
+        Conversation(text=" Once\n"),
+        Conversation((Turn("system", "Be kind."), *PAIR.turns)),
+        Conversation((Turn("user", "Add.\n1, 2"), Turn("assistant", "3"))),
+    ]
+    assert complaints == []
+
+
+def test_half_a_character_does_not_reach_the_tokenizer(read):
+    conversations, _ = read('{"text": "a\\ud83d"}')
+    assert conversations == [Conversation(text="a?")]
+
+
+@pytest.mark.parametrize("line, complaint", BROKEN)
+def test_a_broken_line_is_left_out_and_told_with_its_place(read, line, complaint):
+    whole = json.dumps(FORMS["response"])
+    conversations, [told, count] = read(f"{whole}\n{line}\n{whole}")
+    assert conversations == [PAIR, PAIR]
+    assert told.startswith(f"data.jsonl:2 {complaint}")
+    assert told.endswith("; this line is left out")
+    assert count.startswith("data.jsonl: 1 of 3 lines are left out: 1 ")
+
+
+def test_a_line_that_is_no_utf8_is_left_out(read):
+    whole = json.dumps(FORMS["response"]).encode()
+    conversations, complaints = read(whole + b'\n{"text": "\xff"}\n' + whole)
+    assert len(conversations) == 2
+    assert complaints[0].startswith("data.jsonl:2 is not JSON")
+
+
+def test_items_of_a_list_are_told_by_number(read):
+    _, complaints = read(json.dumps([FORMS["response"], 3]), "data.json")
+    assert complaints[0].startswith("data.json, item 2, has no conversations")
+
+
+def test_only_the_first_broken_lines_are_told_one_by_one(read):
+    lines = [*["{"] * 4, json.dumps(FORMS["response"]), '{"prompt": "Hi"}', "{"]
+    _, complaints = read("\n".join(lines))
+    assert [line.split(" ")[0] for line in complaints[:-1]] == [
+        "data.jsonl:1",
+        "data.jsonl:2",
+        "data.jsonl:3",
+    ]
+    assert complaints[-1] == (
+        "data.jsonl: 6 of 7 lines are left out: 5 not JSON, 1 without assistant turns"
+    )
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        ("", "it is empty"),
+        ("\n\n", "it is empty"),
+        ("hello\nworld", "2 not JSON"),
+        ('{"prompt": "Hi"}\n{"prompt": "Ho"}', "2 without assistant turns"),
+        ('{"messages": [{"role": "user", "content": "Hi"}]}', "1 without assistant turns"),
+    ],
+)
+def test_a_source_of_which_nothing_is_left_is_refused(read, content, reason):
+    with pytest.raises(SpecjaxError) as caught:
+        read(content)
+    assert f"data.jsonl holds no conversation to learn from ({reason}); write" in str(caught.value)
+
+
+def test_a_list_that_is_no_json_is_refused(read):
+    with pytest.raises(SpecjaxError, match=r"data\.json is not valid JSON \(.*mend it"):
+        read('[{"text": "a"},', "data.json")
+
+
+def test_for_self_distillation_questions_are_enough(read):
+    system = [{"role": "system", "content": "x"}, {"role": "user", "content": "One"}]
+    more = [{"role": "assistant", "content": "y"}, {"role": "user", "content": "Two"}]
+    lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}]
+    conversations, complaints = read("\n".join(map(json.dumps, lines)), needs_answers=False)
+    assert [prompts_of(each) for each in conversations] == [("Hi",), ("One", "Two")]
+    assert complaints[0].startswith("data.jsonl:3 is without user turns")
+
+
+def test_sources_follow_each_other(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    conversations = read_conversations([tmp_path / "b", str(tmp_path / "a")])
+    assert [each.text for each in conversations] == ["b", "a"]
+
+
+def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
+    for source in (tmp_path / "b.jsonl", "b.jsonl", ""):
+        with pytest.raises(SpecjaxError, match="does not exist and is no hub id of a dataset"):
+            read_conversations([source])
+    with pytest.raises(SpecjaxError, match="Is a directory"):
+        list(read_conversations([tmp_path]))
+
+
+def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
+    def load_dataset(name, split, streaming):
+        assert (name, split, streaming) == ("some/chats", "train", True)
+        return iter([FORMS["openai"], {"messages": []}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    complaints = []
+    assert list(read_conversations(["some/chats"], complain=complaints.append)) == [PAIR]
+    assert complaints[0].startswith("some/chats, row 2, is without user turns")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SpecjaxError, match=r"some/chats does not exist here.*pip install datasets"):
+        list(read_conversations(["some/chats"]))
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ({}, "either turns or a text"),
+        ({"turns": PAIR.turns, "text": "x"}, "either turns or a text"),
+        ({"turns": (Turn("gpt", "x"),)}, "turn 0 is of 'gpt'; use system, user, assistant"),
+        ({"turns": (*PAIR.turns, Turn("system", "x"))}, "turn 2 is of 'system'; use user,"),
+    ],
+)
+def test_a_conversation_is_checked(parts, message):
+    with pytest.raises(SpecjaxError, match=message):
+        Conversation(**parts)
+
+
+def test_complaints_go_to_stderr_by_default(capsys):
+    to_stderr("x.jsonl:1 is empty")
+    assert capsys.readouterr().err == "specjax: x.jsonl:1 is empty\n"

@@ -1,0 +1,314 @@
+"""Batches: nothing lost, nothing mixed, the same again from a saved position."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.training.config import DataOptions
+from specjax.training.data import (
+    batches,
+    from_function,
+    num_tokens,
+    slot_mask,
+    teaches,
+)
+from specjax.training.examples import Example
+
+PADDED = DataOptions(batch_size=4, longest=40, buckets=(8, 16, 40))
+PACKED = DataOptions(batch_size=2, longest=40, packing=True)
+SEED = 3
+MODES = pytest.mark.parametrize("options", [PADDED, PACKED], ids=["padded", "packed"])
+
+
+def examples(count: int = 30, longest: int = 40) -> list[Example]:
+    """Texts of all lengths; token n of text k is 1000 (k + 1) + n, an answer for some n."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        size = int(rng.integers(3, longest + 1))
+        is_answer = rng.random(size) < 0.5
+        is_answer[-1] = True
+        tokens = 1000 * (number + 1) + np.arange(size, dtype=np.int32)
+        made.append(Example(tokens.astype(np.int32), is_answer))
+    return made
+
+
+EXAMPLES = examples()
+
+
+def texts_in(batch) -> list[int]:
+    """The numbers of the texts in a batch, which must be there whole and unmixed."""
+    found = []
+    for row in range(len(batch["tokens"])):
+        segments = batch["segments"][row]
+        assert not np.any(np.diff(segments[segments > 0]) < 0)
+        for segment in range(1, segments.max() + 1):
+            where = np.flatnonzero(segments == segment)
+            assert np.array_equal(where, np.arange(where[0], where[-1] + 1))
+            number = int(batch["tokens"][row, where[0]]) // 1000 - 1
+            assert np.array_equal(batch["tokens"][row, where], EXAMPLES[number].tokens)
+            assert np.array_equal(batch["is_answer"][row, where], EXAMPLES[number].is_answer)
+            assert np.array_equal(batch["positions"][row, where], np.arange(len(where)))
+            found.append(number)
+        padding = segments == 0
+        assert not np.any(batch["tokens"][row, padding])
+        assert not np.any(batch["is_answer"][row, padding])
+        assert not np.any(batch["positions"][row, padding])
+    return found
+
+
+def equal(one, other) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
+
+
+def take(iterator, count: int) -> list:
+    return list(itertools.islice(iterator, count))
+
+
+@MODES
+def test_batches_have_one_form(options):
+    for batch in take(batches(EXAMPLES, options, SEED), 30):
+        kinds = {name: str(values.dtype) for name, values in batch.items()}
+        assert kinds == {
+            "tokens": "int32",
+            "is_answer": "bool",
+            "segments": "int32",
+            "positions": "int32",
+        }
+        shapes = {values.shape for values in batch.values()}
+        assert shapes <= {(options.batch_size, length) for length in options.lengths()}
+        assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 40])
+def test_padded_epochs_hold_every_text_once_in_a_new_order(batch_size):
+    options = DataOptions(batch_size=batch_size, longest=40, buckets=PADDED.buckets)
+    iterator, per_epoch = batches(EXAMPLES, options, SEED), -(-len(EXAMPLES) // batch_size)
+    epochs = []
+    for _ in range(4):
+        found = [texts_in(batch) for batch in take(iterator, per_epoch)]
+        assert sum(len(each) < batch_size for each in found) <= 1  # all are full but for one
+        epochs.append(list(itertools.chain.from_iterable(found)))
+        assert sorted(epochs[-1]) == list(range(len(EXAMPLES)))
+    assert len(set(map(tuple, epochs))) == 4
+
+
+def test_a_padded_text_waits_for_a_longer_bucket_at_most_with_others():
+    sizes = [len(example.tokens) for example in EXAMPLES]
+    iterator = batches(EXAMPLES, PADDED, SEED)
+    for batch in take(iterator, 24):
+        length = batch["tokens"].shape[1]
+        fitting = [min(b for b in PADDED.buckets if b >= sizes[n]) for n in texts_in(batch)]
+        assert max(fitting) <= length
+        carried = sum(each < length for each in fitting)
+        assert carried < PADDED.batch_size
+
+
+def test_packed_rows_hold_every_text_once_an_epoch():
+    iterator, found = batches(EXAMPLES, PACKED, SEED), []
+    while len(found) < 12 * len(EXAMPLES):
+        found += texts_in(next(iterator))
+    # Rows are filled 64 at a time and shuffled, so that epochs overlap at their borders.
+    counts = np.bincount(found, minlength=len(EXAMPLES))
+    assert counts.min() >= 7 and counts.max() <= 17
+    used = [num_tokens(batch) for batch in take(iterator, 60)]
+    assert np.mean(used) > 0.8 * PACKED.batch_size * PACKED.longest
+
+
+def test_packing_loses_no_text():
+    """Whole groups of packed rows are whole stretches of the epochs."""
+    iterator, found = batches(EXAMPLES, PACKED, SEED), []
+    for number in range(1, 200):
+        found += texts_in(next(iterator))
+        if number % 32 == 0:  # 64 rows
+            counts = np.bincount(found, minlength=len(EXAMPLES))
+            assert counts.max() - counts.min() <= 1
+
+
+@MODES
+def test_the_seed_decides_the_order(options):
+    first, again = (take(batches(EXAMPLES, options, SEED), 20) for _ in range(2))
+    assert all(map(equal, first, again))
+    assert not all(map(equal, first, take(batches(EXAMPLES, options, SEED + 1), 20)))
+
+
+def test_the_seed_decides_which_texts_share_a_row():
+    short = examples(count=200, longest=20)
+
+    def rows(seed: int) -> set[tuple[int, ...]]:
+        found = take(batches(short, PACKED, seed), 32)  # the rows that are filled together
+        return {tuple(row) for batch in found for row in batch["tokens"].tolist()}
+
+    assert rows(SEED) == rows(SEED)
+    assert not rows(SEED) & rows(SEED + 1)
+
+
+@MODES
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 33, 70])
+def test_a_restored_position_goes_on_with_the_same_batches(options, count):
+    """An epoch has 8 padded batches, and fills 10 packed ones or so; 32 are packed together."""
+    iterator = batches(EXAMPLES, options, SEED)
+    take(iterator, count)
+    state = json.loads(json.dumps(iterator.get_state()))
+    expected = take(iterator, 40)
+    fresh = batches(EXAMPLES, options, SEED)
+    fresh.set_state(state)
+    assert all(map(equal, expected, take(fresh, 40)))
+    iterator.set_state(state)  # and back, in the same iterator
+    assert all(map(equal, expected, take(iterator, 40)))
+
+
+PROGRAM = """
+import json, sys
+from tests.training.test_data import EXAMPLES, PACKED, PADDED, SEED, batches
+for options, state in zip((PADDED, PACKED), json.loads(sys.argv[1])):
+    iterator = batches(EXAMPLES, options, SEED)
+    iterator.set_state(state)
+    print(json.dumps([next(iterator)["tokens"].tolist() for _ in range(40)]))
+"""
+
+
+def test_another_process_goes_on_with_the_same_batches_and_ends():
+    iterators = [batches(EXAMPLES, options, SEED) for options in (PADDED, PACKED)]
+    for iterator in iterators:
+        take(iterator, 5)
+    states = json.dumps([iterator.get_state() for iterator in iterators])
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, states],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    for iterator, line in zip(iterators, run.stdout.splitlines(), strict=True):
+        assert json.loads(line) == [batch["tokens"].tolist() for batch in take(iterator, 40)]
+
+
+def test_a_pure_function_becomes_an_iterator_with_a_position():
+    iterator = from_function(lambda number: (np.full(2, number), None))
+    assert [int(batch[0][0]) for batch in take(iterator, 3)] == [0, 1, 2]
+    state = json.loads(json.dumps(iterator.get_state()))
+    fresh = from_function(lambda number: (number, None))
+    fresh.set_state(state)
+    assert take(fresh, 2) == [(3, None), (4, None)]
+    assert next(from_function(lambda number: None)) is None
+
+
+def test_an_error_of_a_batch_is_raised_as_it_is():
+    def batch_at(number):
+        raise SpecjaxError("no such batch")
+
+    with pytest.raises(SpecjaxError, match="no such batch"):
+        next(from_function(batch_at))
+
+
+def test_texts_that_teach_nothing_are_left_out_and_counted():
+    def example(*is_answer: bool) -> Example:
+        return Example(np.arange(len(is_answer), dtype=np.int32), np.array(is_answer, bool))
+
+    useless = [example(), example(True, True), example(True, True, False, False)]
+    useful = [example(False, False, True), example(True, True, True, False)]
+    assert [teaches(each) for each in (*useless, *useful)] == [False] * 3 + [True] * 2
+    for options in (PADDED, PACKED):
+        complaints = []
+        iterator = batches([*useless, *useful], options, complain=complaints.append)
+        assert complaints == ["3 of 5 examples are left out: no answer in what is kept"]
+        sizes = {int(s.sum()) for batch in take(iterator, 4) for s in batch["segments"] == 1}
+        assert sizes <= {0, 3, 4}
+        with pytest.raises(SpecjaxError, match="none of 3 examples has an answer within 40 tokens"):
+            batches(useless, options)
+
+
+def test_a_text_beyond_the_longest_is_refused():
+    with pytest.raises(SpecjaxError, match="an example has 40 tokens, batches are for 39"):
+        batches([Example(np.zeros(40, np.int32), np.ones(40, bool))], DataOptions(longest=39))
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(SpecjaxError, match="none of 0 examples"):
+        batches([], PADDED)
+
+
+def test_lengths_are_powers_of_two_up_to_the_longest():
+    assert DataOptions(longest=2048).lengths() == (64, 128, 256, 512, 1024, 2048)
+    assert DataOptions(longest=300).lengths() == (64, 128, 256, 300)
+    assert DataOptions(longest=64).lengths() == (64,)
+    assert DataOptions(longest=40).lengths() == (40,)
+    assert PADDED.lengths() == (8, 16, 40)
+    assert PACKED.lengths() == (40,)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"batch_size": 0}, "batches of 0 texts"),
+        ({"longest": 2}, "up to 2 tokens; take at least 1 and 3"),
+        ({"buckets": (2048,), "packing": True}, "give no buckets"),
+        ({"buckets": (64, 32, 2048)}, "must grow and end with the longest length, 2048"),
+        ({"buckets": (64, 64, 2048)}, "must grow"),
+        ({"buckets": (64, 128)}, "must grow"),
+        ({"buckets": (64, 4096)}, "must grow"),
+    ],
+)
+def test_options_are_checked(settings, message):
+    with pytest.raises(SpecjaxError, match=message):
+        DataOptions(**settings)
+
+
+def mask(is_answer: str, segments: str, ahead: int = 2) -> str:
+    """`slot_mask` of one row, 1 for true."""
+    answers = jnp.asarray([[sign == "1" for sign in is_answer]])
+    numbers = jnp.asarray([[int(sign) for sign in segments]], jnp.int32)
+    return "".join("01"[int(flag)] for flag in slot_mask(answers, numbers, ahead)[0])
+
+
+@pytest.mark.parametrize(
+    "is_answer, segments, ahead, expected",
+    [
+        # The first answer token is token 3, predicted from slot 1; the end token is token 5.
+        ("00011100", "11111111", 2, "01110000"),
+        ("00011100", "11111100", 2, "01110000"),
+        ("00011100", "11111111", 1, "00111000"),
+        ("00011100", "11111111", 3, "11100000"),
+        ("0001110011", "1111111111", 2, "0111001100"),  # two turns
+        ("00110011", "11112222", 2, "11001100"),  # the end of one text does not reach the next
+        ("00111111", "11112222", 2, "11001100"),  # nor if the next is all answer
+        ("11111111", "11222000", 2, "00100000"),  # nor does padding count
+        ("111", "111", 2, "100"),
+        ("11", "11", 2, "00"),
+        ("1", "1", 2, "0"),
+        ("0000", "0000", 2, "0000"),
+    ],
+)
+def test_a_slot_counts_if_what_it_predicts_is_an_answer(is_answer, segments, ahead, expected):
+    assert mask(is_answer, segments, ahead) == expected
+
+
+@MODES
+@pytest.mark.parametrize("ahead", [1, 2, 5, 50])
+def test_slots_count_as_in_each_text_alone(options, ahead):
+    for batch in take(batches(EXAMPLES, options, SEED), 12):
+        counts = slot_mask(jnp.asarray(batch["is_answer"]), jnp.asarray(batch["segments"]), ahead)
+        alone = sum(int(EXAMPLES[number].is_answer[ahead:].sum()) for number in texts_in(batch))
+        assert int(counts.sum()) == alone
+        rows, slots = np.nonzero(np.asarray(counts))
+        assert batch["is_answer"][rows, slots + ahead].all()
+        wanted = batch["tokens"][rows, slots + ahead]
+        assert np.array_equal(wanted, batch["tokens"][rows, slots] + ahead)
+
+
+def test_padding_is_no_token():
+    for options in (PADDED, PACKED):
+        for batch in take(batches(EXAMPLES, options, SEED), 10):
+            sizes = [len(EXAMPLES[number].tokens) for number in texts_in(batch)]
+            assert num_tokens(batch) == sum(sizes)

@@ -1,0 +1,255 @@
+"""Conversations as tokens: what the assistant says is marked, to the token, and nothing else."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from specjax import pocket
+from specjax.chat import VICUNA, chat_ids
+from specjax.errors import SpecjaxError
+from specjax.training.conversations import Conversation, Turn
+from specjax.training.examples import Example, tokenize, tokenize_all
+
+TALK = Conversation(
+    (
+        Turn("user", "Hi there"),
+        Turn("assistant", "Hello you"),
+        Turn("user", "Bye"),
+        Turn("assistant", "Good day"),
+    )
+)
+WITH_SYSTEM = Conversation((Turn("system", "Be kind"), *TALK.turns))
+CHAT_ML = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}<e>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+LLAMA_2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<b>[INST] {{ m['content'] }} [/INST]"
+    "{% elif m['role'] == 'assistant' %} {{ m['content'] | trim }} </s>"
+    "{% else %}{{ raise_exception('no system here') }}{% endif %}{% endfor %}"
+)
+THINKING = CHAT_ML.replace(  # an empty thought is written before the last answer only
+    "\n{{ m['content'] }}",
+    "\n{% if loop.last and m['role'] == 'assistant' %}<t>{% endif %}{{ m['content'] }}",
+)
+WITHOUT_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}" + (
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+COUNTING = "{{ messages | length }}: " + CHAT_ML
+FORGETFUL = CHAT_ML.replace(
+    "{{ m['content'] }}", "{{ m['content'] if loop.last or m['role'] == 'user' }}"
+)
+SYSTEM_WORDS = (
+    "A| chat| between| a| curious| user| and| an| artificial| intelligence| assistant|.| The|"
+    " assistant| gives| helpful|,| detailed|,| and| polite| answers| to| the| user|'|s| questions|."
+)
+SPECIAL = ["<b>", "</s>", "<s>", "<e>", "<t>", "<unk>"]
+
+
+class Slow:
+    """A tokenizer that tells no offsets, as those written in Python."""
+
+    is_fast = False
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        return self.tokenizer(text, add_special_tokens=add_special_tokens)
+
+
+def words(template: str | None) -> PreTrainedTokenizerFast:
+    """A tokenizer of words, with the space before them, that puts <b> in front."""
+    backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s"), "isolated")
+    texts = [
+        f"{VICUNA} Hi there Hello you Bye Good day Be kind [INST] [/INST]",
+        "[user: \nUSER\nassistant\nsystem\nHi\nHello\nBye\nGood\nBe\n4",
+    ]
+    trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<b> $A", special_tokens=[("<b>", 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<b>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<s>", "<e>", "<t>"],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def pocket_tokenizer():
+    return AutoTokenizer.from_pretrained(Path(pocket.__path__[0]) / "weights" / "target")
+
+
+def shown(example: Example, tokenizer) -> str:
+    """The tokens with a bar between, those of answers in «marks»."""
+    names = tokenizer.convert_ids_to_tokens(example.tokens.tolist())
+    marks = example.is_answer.tolist()
+    return "|".join(
+        f"«{name}»" if is_answer else name for name, is_answer in zip(names, marks, strict=True)
+    )
+
+
+@pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
+@pytest.mark.parametrize(
+    "template, conversation, expected",
+    [
+        (
+            None,
+            TALK,
+            "<b>|" + SYSTEM_WORDS + "| USER|:| Hi| there| ASSISTANT|:|« Hello»|« you»|«</s>»|"
+            "USER|:| Bye| ASSISTANT|:|« Good»|« day»|«</s>»",
+        ),
+        (
+            None,
+            WITH_SYSTEM,
+            "<b>|Be| kind| USER|:| Hi| there| ASSISTANT|:|« Hello»|« you»|«</s>»|"
+            "USER|:| Bye| ASSISTANT|:|« Good»|« day»|«</s>»",
+        ),
+        (
+            CHAT_ML,
+            WITH_SYSTEM,
+            "<b>|<s>|system|\n|Be| kind|<e>|\n|<s>|user|\n|Hi| there|<e>|\n|"
+            "<s>|assistant|\n|«Hello»|« you»|«<e>»|\n|<s>|user|\n|Bye|<e>|\n|"
+            "<s>|assistant|\n|«Good»|« day»|«<e>»|\n",
+        ),
+        (
+            LLAMA_2,
+            TALK,
+            "<b>|[|INST|]| Hi| there| [|/|INST|]|« Hello»|« you»|« »|«</s>»|"
+            "<b>|[|INST|]| Bye| [|/|INST|]|« Good»|« day»|« »|«</s>»",
+        ),
+        (
+            THINKING,
+            TALK,
+            "<b>|<s>|user|\n|Hi| there|<e>|\n|<s>|assistant|\n|«Hello»|« you»|«<e>»|\n|"
+            "<s>|user|\n|Bye|<e>|\n|<s>|assistant|\n|«<t>»|«Good»|« day»|«<e>»|\n",
+        ),
+        (
+            WITHOUT_END,
+            TALK,
+            "<b>|user|:| Hi| there|\n|assistant|:|« Hello»|« you»|\n|"
+            "user|:| Bye|\n|assistant|:|« Good»|« day»|\n",
+        ),
+    ],
+    ids=["vicuna", "vicuna-system", "chat-ml", "llama-2", "thinking", "without-end"],
+)
+def test_answers_and_their_end_tokens_are_marked(template, conversation, expected, wrap):
+    tokenizer = wrap(words(template))
+    assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
+
+
+@pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
+def test_pocket_says_its_end_token(pocket_tokenizer, wrap):
+    asked = Turn("user", "Rename `a` to `b`.\nx = a")
+    talk = Conversation(
+        (asked, Turn("assistant", "x = b"), Turn("user", "x"), Turn("assistant", "b"))
+    )
+    tokenizer = wrap(pocket_tokenizer)
+    expected = (
+        "<|begin|>|<|user|>|Rename|Ġ`|a|`Ġ|to|Ġ`|b|`.|Ċ|x|Ġ=Ġ|a|<|assistant|>|«x»|«Ġ=Ġ»|«b»|"
+        "«<|end|>»|<|user|>|x|<|assistant|>|«b»|«<|end|>»"
+    )
+    assert shown(tokenize(talk, tokenizer, 99), tokenizer) == expected
+
+
+def test_a_prompt_in_training_is_the_prompt_in_decoding(pocket_tokenizer):
+    for tokenizer in (pocket_tokenizer, words(None), words(CHAT_ML), words(LLAMA_2)):
+        example = tokenize(TALK, tokenizer, 99)
+        first_said = int(np.argmax(example.is_answer))
+        assert tuple(example.tokens[:first_said]) == chat_ids(tokenizer, "Hi there")
+
+
+@pytest.mark.parametrize("template", [None, CHAT_ML])
+def test_any_text_is_marked_exactly(pocket_tokenizer, template):
+    """Spaces, line breaks, no text, and characters of several bytes or in private use."""
+    tokenizer = AutoTokenizer.from_pretrained(pocket_tokenizer.name_or_path)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    end = "<e>" if template else "<|end|>"
+    if template:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<s>", "<e>"]})
+    rng = random.Random(0)
+    pieces = ["a", " ", "  ", "\n", "\n\n", "é", "🎉", "if x:", "\ue000", "", "assistant"]
+    for _ in range(60):
+        # Where no special token stands before the answer, line breaks would join the template's.
+        first = "a" if template else ""
+        texts = [first + "".join(rng.choices(pieces, k=rng.randrange(6))) for _ in range(4)]
+        roles = ("user", "assistant") * 2
+        talk = Conversation(tuple(map(Turn, roles, texts)))
+        example = tokenize(talk, tokenizer, 999)
+        runs = np.flatnonzero(np.diff(example.is_answer, prepend=False, append=False)).reshape(
+            -1, 2
+        )
+        said = [tokenizer.decode(example.tokens[first:last]) for first, last in runs]
+        assert said == [texts[1] + end, texts[3] + end]
+        slow = tokenize(talk, Slow(tokenizer), 999)
+        assert np.array_equal(slow.tokens, example.tokens)
+        assert np.array_equal(slow.is_answer, example.is_answer)
+
+
+def test_every_token_of_a_plain_text_counts_and_bos_comes_first(pocket_tokenizer):
+    example = tokenize(Conversation(text="if x:"), pocket_tokenizer, 99)
+    assert shown(example, pocket_tokenizer) == "«<|begin|>»|«ifĠ»|«x»|«:»"
+    example = tokenize(Conversation(text="Hi there"), words(None), 99)
+    assert shown(example, words(None)) == "«<b>»|«Hi»|« there»"
+
+
+def test_examples_are_cut_off():
+    tokenizer = words(CHAT_ML)
+    whole = tokenize(TALK, tokenizer, 99)
+    for longest in range(1, len(whole.tokens) + 2):
+        cut = tokenize(TALK, tokenizer, longest)
+        assert cut.tokens.tolist() == whole.tokens[:longest].tolist()
+        assert cut.is_answer.tolist() == whole.is_answer[:longest].tolist()
+    assert (whole.tokens.dtype, whole.is_answer.dtype) == (np.int32, bool)
+
+
+def test_what_follows_the_last_answer_is_left_out():
+    tokenizer = words(CHAT_ML)
+    longer = Conversation((*TALK.turns, Turn("user", "Hi"), Turn("user", "Bye")))
+    assert shown(tokenize(longer, tokenizer, 99), tokenizer) == (
+        shown(tokenize(TALK, tokenizer, 99), tokenizer)
+    )
+
+
+@pytest.mark.parametrize("template", [COUNTING, FORGETFUL])
+def test_a_template_that_rewrites_earlier_turns_is_refused(template):
+    with pytest.raises(SpecjaxError, match=r"writes the answer in turn 1, .* differently"):
+        tokenize(TALK, words(template), 99)
+
+
+def test_a_template_that_refuses_is_told_with_its_reason():
+    with pytest.raises(SpecjaxError, match=r"refuses messages of system, user.*\(no system here\)"):
+        tokenize(WITH_SYSTEM, words(LLAMA_2), 99)
+
+
+@pytest.mark.parametrize("turns", [[Turn("user", "x")], [Turn("assistant", "x")]])
+def test_a_conversation_without_question_and_answer_is_refused(turns):
+    with pytest.raises(SpecjaxError, match="no question with an answer"):
+        tokenize(Conversation(tuple(turns)), words(None), 99)
+
+
+def test_refused_conversations_are_left_out_and_counted():
+    complaints = []
+    talks = [TALK, *[WITH_SYSTEM] * 5, TALK]
+    examples = tokenize_all(talks, words(LLAMA_2), 99, complaints.append)
+    assert len(examples) == 2
+    assert [line.split(":")[0] for line in complaints[:-1]] == [
+        f"conversation {number} is left out" for number in (2, 3, 4)
+    ]
+    assert complaints[-1] == "5 of 7 conversations are left out by the chat template"
+    with pytest.raises(SpecjaxError, match=r"no conversation is left: .*no system here"):
+        tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99, complaints.append)

@@ -1,0 +1,270 @@
+"""The loop: an interrupted run ends with the bits of a whole one, whatever interrupted it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.training.config import LoopOptions
+from specjax.training.data import from_function
+from specjax.training.loop import Evaluation, Trained, train
+
+OPTIONS = LoopOptions(num_steps=12, save_every=4, log_every=3, eval_every=100, seed=9)
+
+
+class Stopped(Exception):
+    pass
+
+
+def batch_at(step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    inputs = rng.normal(size=(8, 3)).astype(np.float32)
+    return {"inputs": inputs, "wanted": inputs @ np.float32([1.0, -2.0, 0.5])}
+
+
+def loss_fn(params, frozen, batch, key):
+    """Linear regression with noise on its inputs, so that the keys count too."""
+    noisy = batch["inputs"] + 0.01 * jax.random.normal(key, batch["inputs"].shape)
+    errors = noisy @ params["weight"] * frozen["scale"] - batch["wanted"]
+    return jnp.mean(errors**2), {"per_depth": jnp.abs(errors[:2])}
+
+
+def run(folder, stop_at: int | None = None, scale: float = 1.0, **settings) -> Trained:
+    def batch(step: int):
+        if step == stop_at:
+            raise Stopped
+        return batch_at(step)
+
+    start = {"weight": jnp.zeros(3)}
+    trained = train(
+        loss_fn,
+        start,
+        from_function(batch),
+        optax.adamw(optax.cosine_decay_schedule(1e-1, 12)),
+        settings.pop("options", OPTIONS),
+        folder,
+        **{"frozen": {"scale": jnp.asarray(scale)}} | settings,
+    )
+    assert np.array_equal(start["weight"], np.zeros(3))  # not given away
+    return trained
+
+
+def same_bits(one: Trained, other: Trained) -> bool:
+    return np.array_equal(one.params["weight"], other.params["weight"])
+
+
+def test_an_interrupted_run_ends_with_the_bits_of_a_whole_one(tmp_path):
+    whole = run(tmp_path / "whole")
+    for stop_at in (2, 7, 11):  # before the first checkpoint, and with metrics beyond the newest
+        with pytest.raises(Stopped):
+            run(tmp_path / "cut", stop_at)
+    assert same_bits(run(tmp_path / "cut"), whole)
+    assert same_bits(run(None), whole)
+    assert same_bits(run(tmp_path / "cut", stop_at=0), whole)  # finished: nothing is run again
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert lines[0].count("\n") == 4
+
+
+KILLED = """
+import sys, time
+import numpy as np
+sys.path.insert(0, {root!r})
+from tests.training import test_loop
+from specjax.training.config import LoopOptions
+
+def slow(step):
+    time.sleep(0.02)
+    return {{k: v for k, v in BATCH(step).items()}}
+
+BATCH, test_loop.batch_at = test_loop.batch_at, slow
+options = LoopOptions(num_steps=60, save_every=1, log_every=1, eval_every=100, seed=9)
+test_loop.run({folder!r}, options=options)
+"""
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+    """Every step saves, so that most kills fall into the middle of a save."""
+    root = str(Path(__file__).parents[2])
+    code = KILLED.format(root=root, folder=str(tmp_path / "cut"))
+    rng = np.random.default_rng(0)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ})
+        known = set(checkpoints.iterdir()) if checkpoints.exists() else set()
+        while process.poll() is None and (
+            not checkpoints.exists() or set(checkpoints.iterdir()) <= known
+        ):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    options = LoopOptions(num_steps=60, save_every=1, log_every=1, eval_every=100, seed=9)
+    resumed = run(tmp_path / "cut", options=options)
+    assert same_bits(resumed, run(None, options=options))
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 61))
+    starts = json.loads((tmp_path / "cut" / "run.json").read_text())["starts"]
+    assert len(starts) == 4
+
+
+def damage(folder: Path, step: int, how: str) -> None:
+    """Of the largest files, which hold the arrays."""
+    files = [file for file in (folder / "checkpoints" / str(step)).rglob("*") if file.is_file()]
+    for file in files:
+        content = bytearray(file.read_bytes())
+        if how == "truncated":
+            file.write_bytes(content[: len(content) // 2])
+        elif how == "flipped" and file.parent.name == "d" and file.parent.parent.name == "state":
+            content[len(content) // 2] ^= 255
+            file.write_bytes(content)
+        elif how == "missing" and file.parent.name == "d":
+            file.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, how):
+    whole = run(tmp_path)
+    damage(tmp_path, 12, how)
+    assert same_bits(run(tmp_path), whole)
+    assert "checkpoint 12 is damaged" in capsys.readouterr().err
+    assert same_bits(run(tmp_path, stop_at=0), whole)  # it was written anew
+
+
+def test_half_a_checkpoint_is_never_picked_up(tmp_path):
+    """A folder that a killed save left behind carries another name than a whole one."""
+    whole = run(tmp_path)
+    saved = tmp_path / "checkpoints"
+    shutil.move(saved / "12", saved / "12.orbax-checkpoint-tmp-0")
+    assert same_bits(run(tmp_path), whole)
+
+
+def test_without_any_whole_checkpoint_the_run_stops_in_one_line(tmp_path):
+    run(tmp_path)
+    for step in (8, 12):
+        damage(tmp_path, step, "truncated")
+    with pytest.raises(SpecjaxError, match=r"no checkpoint in .* can be read") as caught:
+        run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
+    scores = iter([1.0, 3.0, 2.0, 1.5, 1.0, 0.5])
+    seen = []
+
+    def measure(params):
+        seen.append(np.asarray(params["weight"]))
+        return {"score": next(scores), "other": [1, 2]}
+
+    options = LoopOptions(num_steps=12, save_every=100, log_every=3, eval_every=2, keep_last=1)
+    trained = run(tmp_path, options=options, evaluation=Evaluation(measure, "score"))
+    assert (trained.best_step, trained.best_score) == (4, 3.0)
+    assert np.array_equal(trained.best_params["weight"], seen[1])
+    assert np.array_equal(trained.params["weight"], seen[-1])
+    kept = {file.name for file in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {"4", "12"}
+
+
+def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
+    run(tmp_path, config={"rate": 1, "labels": ("a",)})
+    run(tmp_path, config={"rate": 1, "labels": ("a",)})
+    with pytest.raises(SpecjaxError, match=r"other settings \(rate\)"):
+        run(tmp_path, config={"rate": 2, "labels": ("a",)})
+    with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
+        run(tmp_path, config={"rate": 1, "labels": ("a",)}, resume=False)
+
+
+def test_a_run_folder_explains_itself(tmp_path):
+    run(tmp_path, config={"rate": 1})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"rate": 1}
+    [start] = json.loads((tmp_path / "run.json").read_text())["starts"]
+    assert start["versions"]["jax"] == jax.__version__
+    assert start["command"] == sys.argv
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3, 6, 9, 12]
+    assert len(rows[0]["per_depth"]) == 2
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_accumulated_batches_make_the_step_of_one_large_batch():
+    def halves(step: int):
+        whole = batch_at(step // 2)
+        part = slice(0, 4) if step % 2 == 0 else slice(4, 8)
+        return {name: rows[part] for name, rows in whole.items()}
+
+    def quiet(params, frozen, batch, key):
+        errors = batch["inputs"] @ params["weight"] - batch["wanted"]
+        return jnp.mean(errors**2), {}
+
+    start = {"weight": jnp.zeros(3)}
+    optimizer = optax.sgd(0.1)
+    many = optax.MultiSteps(optimizer, 2)
+    many = optax.GradientTransformation(many.init, many.update)
+    whole = train(quiet, start, from_function(batch_at), optimizer, OPTIONS)
+    parts = train(quiet, start, from_function(halves), many, OPTIONS, accumulate=2)
+    np.testing.assert_allclose(parts.params["weight"], whole.params["weight"], atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    with pytest.raises(SpecjaxError, match="loss is nan at step 3"):
+        run(None, scale=float("nan"))
+
+
+def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
+    def huge(params, frozen, batch, key):
+        column = params["weight"].sum() + jnp.arange(2.0**20)[:, None]
+        wide = jnp.broadcast_to(column, (2**20, 2**20))
+        return jnp.max(jnp.sort(wide @ wide)), {}
+
+    with pytest.raises(SpecjaxError, match=r"memory; lower --batch-size .* --remat, .* bfloat16"):
+        train(huge, {"weight": jnp.zeros(3)}, from_function(batch_at), optax.sgd(0.1), OPTIONS)
+
+
+PARALLEL = """
+import sys
+sys.path.insert(0, {root!r})
+import jax, numpy as np, pytest
+from specjax.errors import SpecjaxError
+from specjax.training.config import LoopOptions
+from specjax.training.data import from_function
+from tests.training import test_loop
+assert jax.device_count() == 4
+print(*np.asarray(test_loop.run(None).params["weight"]).tolist())
+whole = test_loop.batch_at
+test_loop.batch_at = lambda step: {{name: rows[:6] for name, rows in whole(step).items()}}
+with pytest.raises(SpecjaxError, match="6 rows do not spread evenly over 4 devices"):
+    test_loop.run(None)
+"""
+
+
+def test_rows_are_spread_over_the_devices(tmp_path):
+    code = PARALLEL.format(root=str(Path(__file__).parents[2]))
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = [float(number) for number in ran.stdout.split()]
+    np.testing.assert_allclose(found, run(None).params["weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["num_steps", "save_every", "log_every", "eval_every"])
+def test_loop_options_are_checked(name):
+    with pytest.raises(SpecjaxError, match=f"{name} 0 must be at least 1"):
+        LoopOptions(**{"num_steps": 1, name: 0})
