@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.drafters import METHODS
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import BUCKET, from_ids
 from specjax.decoding.sampling import Sampling
@@ -48,6 +49,11 @@ def advice(rounds: int) -> str:
         "the drafter was trained for this very target, with its tokenizer and chat template, and "
         "that its weights and those of the target were read in full"
     )
+
+
+def is_useless(method: str, accepted_length: float) -> bool:
+    """Whether a drafter with weights or data of its own had not one token accepted."""
+    return method in METHODS and METHODS[method].has_params and accepted_length == 1.0
 
 
 def acceptance(

@@ -22,6 +22,7 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
+from specjax.bench.shapes import default_size, random_target
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -41,11 +42,6 @@ from specjax.models.outputs import ModelOutput
 
 NUM_TOKENS = 70
 DRAFTED = (0, 5, NUM_TOKENS)
-SIZES = {  # vocabulary, width, feed-forward, layers, heads, dtype
-    "160m": (32000, 768, 3072, 12, 12, "float32"),
-    "7b": (32000, 4096, 11008, 32, 32, "bfloat16"),
-    "tiny": (64, 32, 48, 2, 4, "float32"),
-}
 
 
 @dataclass(frozen=True)
@@ -180,19 +176,12 @@ def _outcome(config: LlamaConfig, drafter: Drafter, state: LoopState) -> Outcome
 
 
 def _run(options: Options) -> None:
-    size = options.size or ("160m" if jax.default_backend() == "cpu" else "7b")
-    if size not in SIZES:
-        raise SpecjaxError(f"size {size!r} is unknown; choose one of {', '.join(SIZES)}")
+    size = options.size or default_size()
     if min(options.rounds, options.runs) < 1 or options.context < 2 * NUM_TOKENS + 2:
         raise SpecjaxError(
             f"rounds and runs must be at least 1, and context at least {2 * NUM_TOKENS + 2}"
         )
-    vocabulary, width, feed_forward, layers, heads, dtype = SIZES[size]
-    config = LlamaConfig(
-        vocabulary, width, feed_forward, layers, heads, heads, width // heads, 2 * options.context
-    )
-    target = Llama(config)
-    params = jax.jit(partial(target.initialise, dtype=dtype))(jax.random.key(0))
+    target, params, dtype = random_target(size, 2 * options.context)
     rounds = measure_rounds(target, params, options)
     drafting = measure_drafting(target, params, options)
     table = Table(f"{size}, {dtype}, {options.context} tokens", "ms", "x plain step", box=None)

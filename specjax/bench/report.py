@@ -8,6 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from specjax.bench.acceptance import advice, is_useless
 from specjax.bench.measure import PLAIN, Measurement
 from specjax.bench.ties import near_tie_in
 
@@ -94,7 +95,10 @@ def near_ties(measurements: Sequence[Measurement]) -> list[str]:
 def complaints(measurements: Sequence[Measurement]) -> list[str]:
     """What makes measurements worthless, one line each; empty if all is well."""
     lines = []
+    last_task = measurements[-1].task if measurements else None  # all kinds, or the only one
     for row in measurements:
+        if row.task == last_task and is_useless(row.method, row.mean_accepted_length):
+            lines.append(f"NOTHING ACCEPTED: {row.method}: {advice(row.rounds)}")
         if row.task == ALL:
             continue  # its parts have complained
         if row.num_different:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specjax.bench.acceptance import advice, is_useless
 from specjax.cli.example import INSTRUCTION
 from specjax.cli.measure import Job, Measured
 from specjax.cli.prompts import Source
@@ -69,6 +70,9 @@ class Report:
 
     def figures(self, job: Job, results: Sequence[Measured], stream_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
+        for result in results:
+            if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
+                self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
         compiling = stream_seconds + sum(result.compile_seconds for result in results)
         not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
         timed = "timed in a run of its own; " if self.is_live else ""

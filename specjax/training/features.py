@@ -30,7 +30,7 @@ def target_features(
     """
     batch, length = tokens.shape
     is_same = segments[:, :, None] == segments[:, None, :]
-    visible = is_same & jnp.tril(jnp.ones((length, length), bool))
+    visible = is_same & jnp.tril(jnp.ones((1, length, length), bool))
     dtype = params["embed_tokens"]["weight"].dtype
     cache = KVCache.create(target.config, batch, length, dtype)
     taps = Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
