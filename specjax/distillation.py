@@ -7,6 +7,7 @@ batch, and the same request goes on with it where it stopped.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,25 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
+from specjax.errors import SpecjaxError
 from specjax.files import writable
 from specjax.hub import Target
 from specjax.training.config import DistillOptions
-from specjax.training.conversations import ASSISTANT, USER, Conversation, Turn
-from specjax.training.run_folder import claim
+from specjax.training.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Complain,
+    Conversation,
+    Turn,
+    prompts_of,
+    to_stderr,
+)
+from specjax.training.run_folder import claim, keep_lines, whole_lines
 from specjax.tuned import fingerprint
 
 BATCH = 8  # prompts that the target continues together
+SHORTEST_PROMPT = 2  # tokens
 OPENING_SHARE = 0.25  # of a plain text, which the target then continues
 
 Ids = Sequence[int]
@@ -58,12 +70,14 @@ def distill(
     seed: int = 0,
     watch: Watch = iter,
     resume: bool = False,
+    complain: Complain = to_stderr,
 ) -> list[Conversation]:
     """The same conversations with the target's own answers, turn after turn, in their order.
 
-    What the user says stays, up to what would not fit the target; a plain text keeps its opening.
-    `file` gets a line per conversation, in a form that `read_conversations` reads, and `file.json`
-    beside it tells what it is.
+    What the user says stays, up to what would not fit the target or what its chat template refuses;
+    a plain text keeps its opening. Conversations without any answer are left out. `file` gets a
+    line per conversation, in a form that `read_conversations` reads, and `file.json` beside it
+    tells what it is.
 
     Args:
         target: with a tokenizer.
@@ -73,10 +87,14 @@ def distill(
         seed: of what is drawn above temperature 0.
         watch: sees the batches go by.
         resume: go on with `file` where it stopped.
+        complain: told how many conversations are left out.
 
     Raises:
-        SpecjaxError: if the file cannot be written, or holds the answers to another request.
+        SpecjaxError: if the target has no tokenizer or no room for answers, if the file cannot be
+            written, is damaged or holds the answers to another request, or if nothing is answered.
     """
+    target.require_tokenizer()
+    check_room(target, options)
     request = asdict(options) | {
         "target": fingerprint(target.config, target.params),
         "seed": seed,
@@ -85,65 +103,112 @@ def distill(
     with writable(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         claim(file.with_suffix(file.suffix + ".json"), request, resume)
-    found = _lines_of(file, len(conversations))
+    rows = _rows_of(file, len(conversations))
     # Conversations of like length together; the order, and so every batch, is the same each time.
     order = sorted(range(len(conversations)), key=lambda number: _size(conversations[number]))
-    for start in watch(range(len(found), len(order), BATCH)):
+    for start in watch(range(len(rows), len(order), BATCH)):
         numbers = order[start : start + BATCH]
-        texts = [conversations[number] for number in numbers]
-        written = _answered(target, texts, options, seed=seed + start)
-        rows = [
-            {"number": number} | _as_row(text)
-            for number, text in zip(numbers, written, strict=True)
+        texts = _answered(target, [conversations[each] for each in numbers], options, seed + start)
+        new = [
+            {"number": number} | _as_row(text) for number, text in zip(numbers, texts, strict=True)
         ]
         with writable(file), file.open("a", encoding="utf-8") as stream:
-            stream.write("".join(json.dumps(row) + "\n" for row in rows))
-        found += rows
-    by_number = {row["number"]: _from_row(row) for row in found}
-    return [by_number[number] for number in range(len(conversations))]
+            stream.write("".join(json.dumps(row) + "\n" for row in new))
+        rows += new
+    texts = [_from_row(row) for row in sorted(rows, key=itemgetter("number"))]
+    return _without_unanswered(texts, complain)
+
+
+def check_room(target: Target, options: DistillOptions) -> None:
+    """Raises SpecjaxError if no prompt can be answered within the target's positions."""
+    if _room(target, options) < SHORTEST_PROMPT:
+        raise SpecjaxError(
+            f"distill_tokens {options.distill_tokens} leaves no room for a prompt in the target's "
+            f"{target.config.longest_text} positions; ask for fewer"
+        )
+
+
+def _room(target: Target, options: DistillOptions) -> int:
+    """The tokens of the longest prompt that can be answered."""
+    return target.config.longest_text - options.distill_tokens
+
+
+def _without_unanswered(
+    texts: Sequence[Conversation | None], complain: Complain
+) -> list[Conversation]:
+    kept = [text for text in texts if text is not None]
+    why = "too long for the target to answer, or refused by its chat template"
+    if not kept:
+        raise SpecjaxError(
+            f"none of {len(texts)} conversations is answered: {why}; lower --distill-tokens, or "
+            "give other data"
+        )
+    if len(kept) < len(texts):
+        complain(f"{len(texts) - len(kept)} of {len(texts)} conversations are left out: {why}")
+    return kept
+
+
+# ---- One batch -----------------------------------------------------------------------------------
 
 
 def _answered(
     target: Target, conversations: Sequence[Conversation], options: DistillOptions, seed: int
-) -> list[Conversation]:
-    """One batch: every text continued, every question answered, the first ones first."""
-    tokenizer = target.require_tokenizer()
+) -> list[Conversation | None]:
+    """Every text continued, every question answered, the first ones first; None without answer."""
     sampling = Sampling(options.distill_temperature)
-    texts, said = {}, {}
-    for number, each in enumerate(conversations):
-        if each.text:
-            texts[number] = prompt_ids(tokenizer, each)
-        else:
-            said[number] = [turn for turn in each.turns if turn.role not in (USER, ASSISTANT)]
-    if texts:
-        written = _answer(target, list(texts.values()), options.distill_tokens, sampling, seed)
-        for (number, opening), ids in zip(texts.items(), written, strict=True):
-            whole = [*opening, *_without_end(target, ids)]
-            texts[number] = tokenizer.decode(whole, skip_special_tokens=True)
-    questions = {
-        number: [turn for turn in conversations[number].turns if turn.role == USER]
-        for number in said
-    }
-    for turn in range(max(map(len, questions.values()), default=0)):
-        prompts = {}
-        for number, turns in questions.items():
-            if turn < len(turns) and len(said[number]) >= 2 * turn:  # all before were answered
-                ids = _chat_ids(tokenizer, [*said[number], turns[turn]])
-                if len(ids) + options.distill_tokens <= target.config.longest_text:
-                    said[number].append(turns[turn])
-                    prompts[number] = ids
+    found: list[Conversation | None] = [None] * len(conversations)
+    num_turns = max(len(prompts_of(each)) for each in conversations)
+    for turn in range(max(1, num_turns)):  # a plain text has none, and is continued once
+        prompts = {
+            number: prompt
+            for number, each in enumerate(conversations)
+            if (prompt := _next_prompt(target, each, found[number], _room(target, options)))
+        }
         if not prompts:
             break
-        written = _answer(
-            target, list(prompts.values()), options.distill_tokens, sampling, seed + turn
-        )
-        for number, ids in zip(prompts, written, strict=True):
-            answer = tokenizer.decode(_without_end(target, ids), skip_special_tokens=True)
-            said[number].append(Turn(ASSISTANT, answer))
-    return [
-        Conversation(text=texts[number]) if number in texts else Conversation(tuple(said[number]))
-        for number in range(len(conversations))
-    ]
+        asked = list(prompts.values())
+        written = _answer(target, asked, options.distill_tokens, sampling, seed + turn)
+        for (number, prompt), ids in zip(prompts.items(), written, strict=True):
+            found[number] = _with_answer(target, conversations[number], found[number], prompt, ids)
+    return found
+
+
+def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
+    """What was said so far, and the next question; [] if there is none."""
+    said = [turn for turn in asked.turns[:1] if turn.role == SYSTEM]
+    if so_far is not None:
+        said = list(so_far.turns)
+    questions = prompts_of(asked)[sum(turn.role == ASSISTANT for turn in said) :]
+    return [*said, Turn(USER, questions[0])] if questions else []
+
+
+def _next_prompt(
+    target: Target, asked: Conversation, so_far: Conversation | None, room: int
+) -> Ids:
+    """What the target is to continue; () if there is nothing, or nothing that it could."""
+    tokenizer = target.require_tokenizer()
+    if asked.text:
+        opening = prompt_ids(tokenizer, asked)[:room] if so_far is None else ()
+        return opening if len(opening) >= SHORTEST_PROMPT else ()
+    turns = _next_turns(asked, so_far)
+    try:
+        ids = _chat_ids(tokenizer, turns) if turns else ()
+    except SpecjaxError:  # the chat template refuses the turns
+        return ()
+    return ids if len(ids) <= room else ()
+
+
+def _with_answer(
+    target: Target, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
+) -> Conversation | None:
+    tokenizer = target.require_tokenizer()
+    if answer and answer[-1] in target.eos:
+        answer = answer[:-1]
+    ids = [*prompt, *answer] if asked.text else answer
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    if asked.text:
+        return Conversation(text=text) if text else None
+    return Conversation((*_next_turns(asked, so_far), Turn(ASSISTANT, text)))
 
 
 def _answer(
@@ -154,7 +219,7 @@ def _answer(
     seed: int = 0,
 ) -> Iterator[list[int]]:
     """The continuations of up to `BATCH` prompts, end tokens included; drafted by prompt lookup."""
-    rows = [*prompts, *prompts[-1:] * (BATCH - len(prompts))]  # one shape
+    rows = [*prompts, *[prompts[-1]] * (BATCH - len(prompts))]  # one shape
     out = speculative_generate(
         Params(target.params),
         from_ids(rows),
@@ -180,11 +245,10 @@ def prompt_ids(tokenizer: Any, conversation: Conversation) -> Ids:
         first = [turn.role for turn in conversation.turns].index(USER)
         return _chat_ids(tokenizer, conversation.turns[: first + 1])
     ids = opening_ids(tokenizer, conversation.text)
-    return ids[: max(2, round(len(ids) * OPENING_SHARE))]
+    return ids[: max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE))]
 
 
-def _without_end(target: Target, ids: list[int]) -> list[int]:
-    return ids[:-1] if ids and ids[-1] in target.eos else ids
+# ---- Rows of the file ----------------------------------------------------------------------------
 
 
 def _size(conversation: Conversation) -> int:
@@ -198,25 +262,28 @@ def _checksum(conversations: Sequence[Conversation]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _as_row(conversation: Conversation) -> dict[str, Any]:
+def _as_row(conversation: Conversation | None) -> dict[str, Any]:
+    if conversation is None:
+        return {"messages": []}
     if conversation.text:
         return {"text": conversation.text}
     return {"messages": [{"role": turn.role, "content": turn.text} for turn in conversation.turns]}
 
 
-def _from_row(row: dict[str, Any]) -> Conversation:
+def _from_row(row: dict[str, Any]) -> Conversation | None:
     if "text" in row:
         return Conversation(text=row["text"])
-    return Conversation(tuple(Turn(each["role"], each["content"]) for each in row["messages"]))
+    turns = tuple(Turn(each["role"], each["content"]) for each in row["messages"])
+    return Conversation(turns) if turns else None
 
 
-def _lines_of(file: Path, num_wanted: int) -> list[dict[str, Any]]:
+def _rows_of(file: Path, num_wanted: int) -> list[dict[str, Any]]:
     """The whole batches that `file` holds; cuts off what a stopped run left unfinished."""
-    if not file.exists():
-        return []
-    with writable(file):
-        whole = [line for line in file.read_bytes().splitlines(True) if line.endswith(b"\n")]
-        if len(whole) < num_wanted:
-            whole = whole[: len(whole) // BATCH * BATCH]
-        file.write_bytes(b"".join(whole))
-    return [json.loads(line) for line in whole]
+    lines = whole_lines(file)
+    if len(lines) < num_wanted:
+        lines = lines[: len(lines) // BATCH * BATCH]
+    keep_lines(file, lines)
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise SpecjaxError(f"{file} is damaged ({error}); delete it and distill again") from None

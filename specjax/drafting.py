@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
@@ -15,7 +16,8 @@ from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
 from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
-from specjax.models.heads.eagle_files import check_owner, load_eagle, read_eagle_config
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.eagle_files import HEAD, check_owner, load_eagle, read_eagle_config
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, read_tuned
 
@@ -105,6 +107,28 @@ def load_draft(target: Target, source: str | Path | None = None) -> Target:
     return draft
 
 
+def load_head(
+    source: str | Path, target: Target, dtype: DTypeLike | None = None
+) -> tuple[EagleHead, dict[str, Any]]:
+    """An EAGLE or HASS head for `target`, and its params.
+
+    Args:
+        source: the folder of a head, that of a run of `specjax train`, or a hub id.
+        target: that the head was trained for.
+        dtype: of the params; by default that of the target's.
+
+    Raises:
+        SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
+            another target.
+    """
+    if (expand_user(source) / HEAD).is_dir():
+        source = expand_user(source) / HEAD
+    folder = head_folder(source, read_eagle_config)
+    check_owner(folder, fingerprint(target.config, target.params))
+    dtype = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
+    return load_eagle(folder, target.config, dtype, progress=True)
+
+
 # ---- What methods read -------------------------------------------------------------------------
 
 
@@ -148,10 +172,7 @@ def _draft_model(
 def _with_head(
     method: str, target: Target, source: str | Path | None, settings: Mapping[str, Any]
 ) -> tuple[Drafter, Any]:
-    folder = head_folder(_source_of(method, target, source, HEADS[method]), read_eagle_config)
-    check_owner(folder, fingerprint(target.config, target.params))
-    dtype = target.params["embed_tokens"]["weight"].dtype
-    head, params = load_eagle(folder, target.config, dtype, progress=True)
+    head, params = load_head(_source_of(method, target, source, HEADS[method]), target)
     return METHODS[method].drafter(**settings).build(head, target.model), params
 
 

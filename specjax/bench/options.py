@@ -20,7 +20,8 @@ class BenchOptions:
     those of --drafter. Plain decoding is always among them."""
     drafter: tuple[str, ...] = ()
     """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore, draft-model=FOLDER (or a
-    hub id) for a draft; by default pocket's own. May be given for several methods."""
+    hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax train`) for a head; by
+    default pocket's own. May be given for several methods."""
     tasks: str = "pocket"
     """pocket for edits and completions of its held-out code, or a JSONL file with `prompt` or
     `turns` in each line."""

@@ -75,9 +75,10 @@ class TrainHead:
         from specjax.distillation import distill
         from specjax.files import expand_user
         from specjax.hub import load
+        from specjax.models.heads.eagle_files import HEAD
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all
-        from specjax.training.heads import HEAD, train_head
+        from specjax.training.heads import train_head
         from specjax.training.run_folder import check_vacant
         from specjax.tuned import fingerprint
 

@@ -1,4 +1,4 @@
-"""How pocket's heads are trained: `python -m specjax.pocket.heads --out DIR`, one run after another.
+"""How pocket's heads are trained, one run after another: `python -m specjax.pocket.heads --out DIR`.
 
 Each is a `specjax train` command, so this is also how to train a head for any target. As in HASS
 (section 4.2), everything starts from one EAGLE head and goes on for the same number of steps: with

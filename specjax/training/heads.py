@@ -11,7 +11,8 @@ import jax
 from specjax import __version__
 from specjax.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import save_eagle
+from specjax.models.heads.eagle_files import HEAD, save_eagle
+from specjax.training.checkpoints import checksum
 from specjax.training.config import HassSettings, HeadSettings
 from specjax.training.data import batches
 from specjax.training.draft_reading import FrozenModel
@@ -20,8 +21,6 @@ from specjax.training.loop import Evaluation, LossFn, Trained, train
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
 from specjax.training.optimizer import optimizer_of
-
-HEAD = "head"  # the folder within a run that holds the result
 
 
 def train_head(
@@ -59,7 +58,7 @@ def train_head(
         "method": settings.method,
         "target": target.fingerprint,
         "texts": _checksum(examples),
-        "start": None if start is None else _checksum_of(params),
+        "start": None if start is None else checksum(params),
     }
     trained = train(
         _loss_of(settings, head, target),
@@ -112,9 +111,3 @@ def _checksum(examples: Sequence[Example]) -> int:
     for example in examples:
         total = zlib.crc32(example.tokens.tobytes() + example.is_answer.tobytes(), total)
     return total
-
-
-def _checksum_of(params: Any) -> int:
-    from specjax.training.run_folder import checksum
-
-    return checksum(params)

@@ -4,18 +4,17 @@
     run.json        command line, revision and versions, of each start
     metrics.jsonl   a line per logged step, and per measurement
     tensorboard/    the same, to look at
-    checkpoints/    Orbax's: the newest ones and the best one
+    checkpoints/    the newest ones and the best one
 
-A checkpoint is written beside the training and appears under its name when it is whole. It carries
-a checksum: one that was damaged later is passed over for the one before.
+A checkpoint that was damaged is passed over for the one before.
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,16 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable, writable
+from specjax.training import checkpoints
 
 CHECKPOINTS, METRICS, CONFIG, RUN = "checkpoints", "metrics.jsonl", "config.json", "run.json"
 TENSORBOARD = "tensorboard"
-STATE, POSITION = "state", "position"  # the items of a checkpoint
 VERSIONS = ("specjax", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -53,64 +50,60 @@ class Run:
         """
         if self.folder is None:
             return 0, state
-        steps = sorted(self.manager.all_steps(), reverse=True)
-        reasons = []
-        for step in steps:
+        damaged, reason = [], None
+        for step in sorted(self.manager.all_steps(), reverse=True):
             try:
-                state, position = self._read(step, state)
-            except Exception as error:  # Orbax and TensorStore raise many kinds
-                reasons.append((str(error).splitlines() or [type(error).__name__])[0])
+                state, position = checkpoints.read(self.manager, step, state)
+            except SpecjaxError as error:
+                damaged, reason = [*damaged, step], reason or error
                 continue
-            if position["data"] is not None:
-                batches.set_state(position["data"])
-            for damaged in steps[: len(reasons)]:  # they would stand in the way of new ones
-                print(f"specjax: checkpoint {damaged} is damaged; left out", file=sys.stderr)
-                self.manager.delete(damaged)
+            if position is not None:
+                batches.set_state(position)
+            for each in damaged:  # they would stand in the way of new ones
+                print(f"specjax: checkpoint {each} is damaged; left out", file=sys.stderr)
+                self.manager.delete(each)
             self._forget_after(step)
             return step, state
-        if steps:
+        if damaged:
             raise SpecjaxError(
-                f"no checkpoint in {self.folder} can be read ({reasons[0]}); delete that folder "
+                f"no checkpoint in {self.folder} can be read ({reason}); delete that folder "
                 "and train again"
             )
         self._forget_after(0)
         return 0, state
 
     def best(self, state: PyTree) -> tuple[int, float, PyTree] | None:
-        """Step, score and state of the checkpoint with the highest score; None without one."""
+        """Step, score and state of the whole checkpoint with the highest score; None without."""
         if self.folder is None:
             return None
         self.manager.wait_until_finished()
-        scores = {step: self.manager.metrics(step) for step in self.manager.all_steps()}
-        known = {step: metrics["score"] for step, metrics in scores.items() if metrics}
-        if not known:
-            return None
-        step = max(known, key=lambda step: known[step])
-        return step, known[step], self._read(step, state)[0]
-
-    def _read(self, step: int, state: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        import orbax.checkpoint as ocp
-
-        items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}
-        found = self.manager.restore(step, args=ocp.args.Composite(**items))
-        if found[POSITION]["checksum"] != checksum(found[STATE]):
-            raise SpecjaxError(f"checkpoint {step} has not the checksum that it was saved with")
-        return found[STATE], found[POSITION]
+        for step, score in checkpoints.scores(self.manager).items():
+            try:
+                return step, score, checkpoints.read(self.manager, step, state)[0]
+            except SpecjaxError:
+                print(f"specjax: checkpoint {step} is damaged; left out", file=sys.stderr)
+        return None
 
     def _forget_after(self, step: int) -> None:
         """Drops the metrics of steps that will be run again, and a line cut short."""
         assert self.folder is not None
         file = self.folder / METRICS
-        with readable(file), writable(file):
-            lines = file.read_bytes().splitlines(True) if file.exists() else []
-            whole = [line for line in lines if line.endswith(b"\n")]
-            try:
-                kept = [line for line in whole if json.loads(line)["step"] <= step]
-            except (ValueError, KeyError, TypeError):
-                raise SpecjaxError(
-                    f"{file} is damaged; delete {self.folder} and train again"
-                ) from None
-            file.write_bytes(b"".join(kept))
+        lines = whole_lines(file)
+        try:
+            kept = [line for line in lines if json.loads(line)["step"] <= step]
+        except (ValueError, KeyError, TypeError):
+            raise SpecjaxError(f"{file} is damaged; delete {self.folder} and train again") from None
+        keep_lines(file, kept)
+        if lines:
+            self._hide_after(step)
+
+    def _hide_after(self, step: int) -> None:
+        """Tells TensorBoard that what earlier starts have beyond this step does not count."""
+        from tensorboardX.proto import event_pb2
+
+        event: Any = event_pb2  # made by protobuf, whose names pyright does not see
+        restart = event.SessionLog(status=event.SessionLog.START)
+        self.board.file_writer.add_event(event.Event(step=step + 1, session_log=restart))
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends one line to the metrics; a list holds one number per depth."""
@@ -128,16 +121,9 @@ class Run:
 
     def save(self, step: int, state: PyTree, batches: Any, score: float | None) -> None:
         """Starts to write a checkpoint, and returns while that goes on."""
-        if self.folder is None:
-            return
-        import orbax.checkpoint as ocp
-
-        state = jax.tree.map(jnp.copy, state)  # the next step gives these arrays away
-        position = {"data": batches.get_state(), "checksum": checksum(state)}
-        items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(position)}
-        metrics = None if score is None else {"score": score}
-        with writable(self.folder):
-            self.manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
+        if self.folder is not None:
+            with writable(self.folder):
+                checkpoints.write(self.manager, step, state, batches.get_state(), score)
 
 
 @contextmanager
@@ -153,30 +139,15 @@ def open_run(
     if folder is None:
         yield Run()
         return
-    import orbax.checkpoint as ocp
     from tensorboardX import SummaryWriter
 
-    policies = ocp.checkpoint_managers
     folder = expand_user(folder).absolute()
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
         _introduce(folder / RUN)
-    options = ocp.CheckpointManagerOptions(
-        best_fn=lambda metrics: metrics["score"],
-        preservation_policy=policies.AnyPreservationPolicy(
-            [
-                policies.LatestN(keep_last),
-                policies.BestN(
-                    get_metric_fn=lambda metrics: metrics["score"],
-                    n=1,
-                    keep_checkpoints_without_metrics=False,
-                ),
-            ]
-        ),
-    )
     with (
-        ocp.CheckpointManager(folder / CHECKPOINTS, options=options) as manager,
+        checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
         SummaryWriter(str(folder / TENSORBOARD)) as board,
     ):
         yield Run(folder, manager, board)
@@ -184,35 +155,63 @@ def open_run(
             manager.wait_until_finished()
 
 
-def checksum(state: PyTree) -> int:
-    """Of all arrays, in their order."""
-    total = 0
-    for leaf in jax.tree.leaves(state):
-        total = zlib.crc32(np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8).ravel(), total)
-    return total
-
-
 def check_vacant(folder: Path) -> None:
     """Raises SpecjaxError if `folder` holds a run: before anything that takes long."""
-    if (folder / CONFIG).exists():
-        raise SpecjaxError(
-            f"{folder} already holds a run; add --resume to go on with it, or give another folder"
-        )
+    with readable(folder):
+        is_taken = (folder / CONFIG).exists()
+    if is_taken:
+        _refuse_taken(folder)
+
+
+def _refuse_taken(folder: Path) -> None:
+    raise SpecjaxError(
+        f"{folder} already holds a run; add --resume to go on with it, or give another folder"
+    )
 
 
 def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
     """Writes the config of a new run, or compares it with that of the run to go on with."""
     if not file.exists():
-        file.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        _write_json(file, config)
         return
     if not resume:
-        check_vacant(file.parent)
-    if (found := read_json(file)) != config:
-        differing = [name for name in found | config if found.get(name) != config.get(name)]
+        _refuse_taken(file.parent)
+    if differing := list(_differing(read_json(file), config)):
         raise SpecjaxError(
             f"{file.parent} holds a run with other settings ({', '.join(differing)}); give another "
             "folder, or delete it"
         )
+
+
+def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """The names of values that differ, those of groups within as well."""
+    for name in {**found, **wanted}:
+        ours, theirs = found.get(name), wanted.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from _differing(ours, theirs)
+        elif ours != theirs:
+            yield name
+
+
+def whole_lines(file: Path) -> list[bytes]:
+    """The lines of a file that grew until its process was killed; [] if there is no file."""
+    with readable(file):
+        lines = file.read_bytes().splitlines(True) if file.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def keep_lines(file: Path, lines: Sequence[bytes]) -> None:
+    """Cuts `file` off behind its first lines, which these are; at once, so never in half."""
+    if file.exists():
+        with writable(file):
+            os.truncate(file, sum(map(len, lines)))
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Whole or not at all: a process may be killed while it writes."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(file)
 
 
 def _introduce(file: Path) -> None:
@@ -226,7 +225,7 @@ def _introduce(file: Path) -> None:
         | {name: version(name) for name in VERSIONS},
         "devices": [str(device) for device in jax.devices()],
     }
-    file.write_text(json.dumps({"starts": [*starts, start]}, indent=1) + "\n", encoding="utf-8")
+    _write_json(file, {"starts": [*starts, start]})
 
 
 def _revision() -> str | None:

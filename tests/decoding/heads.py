@@ -1,13 +1,20 @@
-"""Random EAGLE heads for the tiny targets, and what a head says without cache and tree."""
+"""Random EAGLE heads for the tiny targets, their drafters, and what they say without a tree."""
 
 from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
-from specjax.decoding.drafter import Params
+from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters.eagle import Choices, Eagle, EagleSettings
+from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
+from specjax.decoding.drafters.with_head import HeadDrafter
+from specjax.decoding.generate import start_loop
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.outputs import Taps
@@ -22,7 +29,12 @@ def head(vocab_size: int = 40, layers: int = 2, seed: int = 7):
     """A random head for `target(vocab_size, layers)`, large enough for its context to matter."""
     module = EagleHead(EagleConfig.for_target(target(vocab_size, layers)[0].config, fc_bias=True))
     params = module.initialise(jax.random.key(seed))
-    return module, jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
+
+    def larger(path, leaf):
+        is_attention = path[1].key == "self_attn" and path[2].key != "v_proj"
+        return leaf * (20 if is_attention else 8) if leaf.ndim == 2 else leaf
+
+    return module, jax.tree_util.tree_map_with_path(larger, params)
 
 
 @cache
@@ -48,6 +60,25 @@ def predicted(
     cache = KVCache.create(module.config.layers, tokens.shape[0], tokens.shape[1])
     rows = causal_rows(behind, jnp.zeros(len(tokens), jnp.int32))
     return module.run(params.drafter, params.target, rows, features, cache)
+
+
+TREE: Choices = (  # with every kind of node
+    *((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)),
+    *((0, 1, 0), (2, 0, 0), (2, 0, 1), (2, 0, 2), (2, 0, 1, 0)),
+)
+EAGLE = Eagle(head()[0], target()[0], EagleSettings(TREE))
+EAGLE2 = Eagle2(head()[0], target()[0], Eagle2Settings(top_k=3, depth=3, num_tokens=12))
+
+
+def first_trees(
+    own: HeadDrafter, sampling: Sampling, params: Params, given: Prompt, key: Key[Array, ""]
+) -> DraftTree:
+    """What is proposed at the start of a generation."""
+    settings = {"target": own.target, "drafter": own, "max_new_tokens": 8}
+    state = start_loop(params, given, key, **settings)
+    draw = Draw(state.row_keys, state.length, sampling)
+    context = Context(state.tokens, state.length)
+    return jax.device_get(jax.jit(own.propose)(params, state.drafter, context, draw)[0].tree)
 
 
 class Literal:

@@ -17,7 +17,6 @@ from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle, EagleSettings
-from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.drafters.retrieval import Retrieval
@@ -28,14 +27,13 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.models.config import Rope
 from specjax.models.llama import Llama
-from tests.decoding.heads import head
+from tests.decoding.heads import EAGLE2, head
 from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 
 NEW_TOKENS = 256
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
 SMALLER = {"pld-plus-attention": {"num_tokens": 20}, "rest": {"max_drafted": 12}}  # to compile
 SMALL_CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
-SMALL_TREE = Eagle2Settings(top_k=3, depth=3, num_tokens=12)
 DRAFTERS = {
     **{
         name: make_drafter(name, target()[0].config, SMALLER.get(name, {}))
@@ -44,8 +42,8 @@ DRAFTERS = {
     },
     "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
     "eagle": Eagle(head()[0], target()[0], EagleSettings(SMALL_CHOICES)),
-    "eagle2": Eagle2(head()[0], target()[0], SMALL_TREE),
-    "eagle2-blind": Eagle2(head()[0], target()[0], replace(SMALL_TREE, sees_noise=False)),
+    "eagle2": EAGLE2,
+    "eagle2-blind": replace(EAGLE2, settings=replace(EAGLE2.settings, sees_noise=False)),
     "pld-shorter": PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2),
     "pld-plus-strict": PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5),
     "never": Oracle(wrong_every=1),

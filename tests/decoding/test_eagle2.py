@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.eagle import CUT_SETBACK
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
-from specjax.decoding.generate import start_loop
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.llama import Llama
-from tests.decoding.heads import Literal, head, params_of
+from tests.decoding.heads import EAGLE2, Literal, first_trees, head, params_of
 from tests.decoding.test_distribution import VOCAB, p_value
-from tests.decoding.test_eagle import passes
-from tests.decoding.test_tree import assert_well_formed, path_of
+from tests.decoding.test_eagle import found_paths
+from tests.decoding.test_tree import assert_well_formed
+from tests.decoding.test_with_head import later_trees
 from tests.decoding.tiny import prompt, target
 
 SMALL = Eagle2Settings(top_k=3, depth=4, num_tokens=14)
@@ -33,14 +33,7 @@ def drafter(settings: Eagle2Settings = SMALL, vocab_size: int = 40, layers: int 
 
 @cache
 def proposed(own: Eagle2, sampling: Sampling, heads: str) -> DraftTree:
-    """The trees below the prompts, at the start of a generation."""
-    model, batch = target()[0], prompt(BATCH)
-    given = changed(heads)
-    state = start_loop(given, batch, KEY, target=model, drafter=own, max_new_tokens=8)
-    draw = Draw(state.row_keys, state.length, sampling)
-    context = Context(state.tokens, state.length)
-    propose = jax.jit(own.propose)
-    return jax.device_get(propose(given, state.drafter, context, draw)[0].tree)
+    return first_trees(own, sampling, changed(heads), prompt(BATCH), KEY)
 
 
 def changed(heads: str) -> Params:
@@ -48,7 +41,7 @@ def changed(heads: str) -> Params:
     params = params_of()
     table = params.target["lm_head"]["weight"]
     table = {
-        "random": table * 8,
+        "random": table * 4,
         "all alike": table * 0,
         "mostly alike": table.at[5:].set(0),
         "certain": table * 1e4,
@@ -120,11 +113,15 @@ def test_the_tree_is_the_best_of_the_beam_search(case):
         text = given.tokens[row, : given.length[row]].tolist()
         literal = Literal(changed(heads), head()[0], target()[0], text)
         expected = by_definition(own, sampling, literal, jax.random.fold_in(KEY, row))
-        nodes = range(1, tree.num_nodes)
-        found = [tuple(tree.tokens[row, path_of(tree, row, node)[1:]].tolist()) for node in nodes]
-        assert found == expected
+        assert found_paths(tree, row) == expected
         assert tree.tokens[row, 0] == text[-1]
         assert tree.depth.max() <= own.max_depth
+
+
+def test_trees_in_the_middle_of_a_text_are_right_too():
+    for row, literal, tree in later_trees("eagle2"):
+        expected = by_definition(EAGLE2, Sampling(), literal, KEY)
+        assert found_paths(tree, row) == expected
 
 
 def test_the_cases_are_what_their_names_say():
@@ -163,18 +160,6 @@ def test_nodes_that_cannot_be_said_come_last_and_are_void():
     # Two below the root, two below each of them, and two below three of these four.
     np.testing.assert_array_equal(tree.num_valid(), [1 + 2 + 4 + 6] * BATCH)
     assert (tree.tokens[:, 1:13] < 2).all()
-
-
-@pytest.mark.parametrize(
-    "settings, rows",
-    [
-        (SMALL, [5, 3, 3, 3]),
-        (Eagle2Settings(), [7, 10, 10, 10, 10, 10]),
-        (CASES["shallow"][0], [3, 3]),
-    ],
-)
-def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(settings, rows):
-    assert passes(drafter(settings), BATCH) == rows
 
 
 # ---- rejection ---------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ ARCHITECTURES = {  # by whose loader is to read it; vLLM puts "Eagle" in front b
     "sglang": "LlamaForCausalLMEagle",
 }
 ABOUT = "specjax"  # the key of config.json for what other loaders do not ask
+HEAD = "head"  # the folder of the head within that of its training run
 EMBEDDING, FC_BIAS = "embed_tokens.weight", "fc.bias"
 OF_THE_TARGET = (EMBEDDING, "lm_head.weight")  # ignored: the target's own are used
 

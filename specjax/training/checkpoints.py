@@ -1,0 +1,92 @@
+"""The checkpoints of a run: Orbax's, each with a checksum, the position in the data and a score.
+
+A checkpoint is written beside the training and appears under its name when it is whole. One that
+was damaged later is told by its checksum, or by what Orbax says.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from specjax.errors import SpecjaxError
+
+STATE, POSITION = "state", "position"  # the items of a checkpoint
+NO_SCORE = -math.inf  # a checkpoint that was not measured is worse than all that were
+
+
+def manager_of(folder: Path, keep_last: int) -> Any:
+    """Orbax's manager of the checkpoints in `folder`: it keeps the newest ones and the best one."""
+    import orbax.checkpoint as ocp
+
+    class Manager(ocp.CheckpointManager):
+        def metrics(self, step: int) -> PyTree | None:
+            try:
+                return super().metrics(step)
+            except Exception:  # damaged: to open the others must still be possible
+                return None
+
+    policies = ocp.checkpoint_managers
+    best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
+    newest_and_best = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
+    options = ocp.CheckpointManagerOptions(best_fn=_score, preservation_policy=newest_and_best)
+    return Manager(folder, options=options)
+
+
+def write(manager: Any, step: int, state: PyTree, data: Any, score: float | None) -> None:
+    """Starts to write a checkpoint, and returns while that goes on; `data` is JSON."""
+    import orbax.checkpoint as ocp
+
+    state = jax.tree.map(jnp.copy, state)  # the next step gives these arrays away
+    position = {"data": data, "checksum": checksum(state)}
+    items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(position)}
+    # Without metrics Orbax would warn at every checkpoint that is not measured.
+    manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
+
+
+def read(manager: Any, step: int, state: PyTree) -> tuple[PyTree, Any]:
+    """The state, like the one that is given, and the position in the data.
+
+    Raises:
+        SpecjaxError: if the checkpoint is damaged.
+    """
+    import orbax.checkpoint as ocp
+
+    items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}
+    try:
+        found = manager.restore(step, args=ocp.args.Composite(**items))
+        position = found[POSITION]
+        is_whole = position["checksum"] == checksum(found[STATE])
+    except Exception as error:  # Orbax and TensorStore raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpecjaxError(reason) from error
+    if not is_whole:
+        raise SpecjaxError(f"checkpoint {step} has not the checksum that it was saved with")
+    return found[STATE], position["data"]
+
+
+def scores(manager: Any) -> dict[int, float]:
+    """The score of every checkpoint that was measured, by its step, the highest first."""
+    found = {step: _score(manager.metrics(step)) for step in manager.all_steps()}
+    ranked = sorted(found, key=lambda step: found[step], reverse=True)
+    return {step: found[step] for step in ranked if found[step] > NO_SCORE}
+
+
+def checksum(state: PyTree) -> int:
+    """Of all arrays, in their order."""
+    total = 0
+    for leaf in jax.tree.leaves(state):
+        content = np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8)
+        total = zlib.crc32(content.ravel().data, total)
+    return total
+
+
+def _score(metrics: Mapping[str, Any] | None) -> float:
+    score = (metrics or {}).get("score")
+    return NO_SCORE if score is None else score

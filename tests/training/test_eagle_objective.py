@@ -1,0 +1,173 @@
+"""EAGLE's loss and gradient against their definition; packing, padding, noise and precision."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.training.config import EagleSettings
+from specjax.training.objectives.eagle import eagle_loss, prepare
+from tests.models.test_eagle_head import gradients_differ_by
+from tests.training.literal import (
+    ALONE,
+    EXAMPLES,
+    FROZEN,
+    HEAD,
+    KEY,
+    NOISE,
+    PACKED,
+    PARAMS,
+    TARGET,
+    assert_same,
+    batch_of,
+    clean_features,
+    counted,
+    definition,
+    each_alone,
+)
+
+# Weights that are not the defaults, so that a weight that is not read shows.
+SETTINGS = EagleSettings(feature_weight=0.7, logit_weight=0.3, noise=NOISE)
+CLEAN = EagleSettings(feature_weight=0.7, logit_weight=0.3, noise=0.0)
+
+
+@cache
+def measure(settings: EagleSettings = SETTINGS, recompute: bool = False):
+    loss = eagle_loss(HEAD, TARGET, settings, recompute)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def loss_and_gradient(batch: Any, settings: EagleSettings = SETTINGS, recompute: bool = False):
+    (loss, _), gradient = measure(settings, recompute)(PARAMS, FROZEN, batch, KEY)
+    return loss, gradient
+
+
+@cache
+def prepared(noise: float):
+    settings = EagleSettings(noise=noise)
+    prepare_it = jax.jit(lambda batch: prepare(PARAMS, TARGET, FROZEN, batch, KEY, settings)[1])
+    return prepare_it(batch_of(PACKED))
+
+
+def test_the_defaults_are_the_published_ones():
+    assert EagleSettings() == EagleSettings(feature_weight=1.0, logit_weight=0.1, noise=0.2)
+
+
+# ---- The definition ------------------------------------------------------------------------------
+
+
+def test_loss_and_gradient_are_those_of_the_definition():
+    """Of packed and padded rows, noise and all; the definition looks at one text at a time."""
+    expected = definition(SETTINGS, each_alone(prepared(NOISE).features))
+    (loss, metrics), gradient = measure()(PARAMS, FROZEN, batch_of(PACKED), KEY)
+    assert_same((loss, gradient), (expected.loss, expected.gradient))
+    for name in ("feature_loss", "logit_loss"):
+        np.testing.assert_allclose(metrics[name], getattr(expected, name)[0], rtol=1e-5)
+    np.testing.assert_allclose(metrics["accuracy"], expected.accuracy, rtol=1e-6)
+    assert sorted(metrics) == ["accuracy", "feature_loss", "logit_loss"]
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 1])
+def test_slots_counted_elsewhere_would_be_caught(shift):
+    """The released code counts the slots of answers themselves, two places later."""
+    batch = batch_of(PACKED)
+    batch["is_answer"] = np.roll(batch["is_answer"], shift, axis=1)
+    expected = definition(SETTINGS, each_alone(prepared(NOISE).features))
+    loss, gradient = loss_and_gradient(batch)
+    assert abs(loss - expected.loss) > 1e-3 * expected.loss
+    assert gradients_differ_by(gradient, expected.gradient) > 1e-2
+
+
+def test_a_batch_in_which_no_slot_counts_gives_nothing():
+    """One row is all padding, and in the other only tokens that no slot predicts are answers."""
+    batch = batch_of(((0,), ()))
+    batch["is_answer"][:] = batch["positions"] < 2
+    (loss, metrics), gradient = measure()(PARAMS, FROZEN, batch, KEY)
+    assert loss == 0
+    for leaf in jax.tree.leaves((metrics, gradient)):
+        np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+# ---- Packing and padding -------------------------------------------------------------------------
+
+
+def test_packed_texts_weigh_as_many_slots_as_they_count():
+    losses, gradients = zip(
+        *(loss_and_gradient(batch_of((row, ())), CLEAN) for row in ALONE), strict=True
+    )
+    shares = np.array([len(counted(text)) for text in range(len(EXAMPLES))], np.float32)
+    shares /= shares.sum()
+    gradient = jax.tree.map(
+        lambda *leaves: sum(share * leaf for share, leaf in zip(shares, leaves, strict=True)),
+        *gradients,
+    )
+    expected = (np.dot(shares, np.asarray(losses)), gradient)
+    assert_same(loss_and_gradient(batch_of(PACKED), CLEAN), expected)
+
+
+def test_what_stands_in_padding_changes_nothing():
+    batch = batch_of(PACKED)
+    padding = batch["segments"] == 0
+    assert padding.sum() == 5
+    filled = batch | {"tokens": np.where(padding, 7, batch["tokens"])}
+    filled["is_answer"] = batch["is_answer"] | padding
+    filled["positions"] = np.where(padding, 90, batch["positions"])
+    for settings in (SETTINGS, CLEAN):
+        assert_same(
+            loss_and_gradient(filled, settings), loss_and_gradient(batch, settings), tolerance=1e-6
+        )
+
+
+# ---- Noise ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [0.2, NOISE])
+def test_noise_is_uniform_and_narrower_in_longer_texts(width):
+    """`width` from end to end at 512 tokens, so half of it to each side."""
+    noise = each_alone(prepared(width).features) - clean_features()
+    for example, own in zip(EXAMPLES, noise, strict=True):
+        length = len(example.tokens)
+        own = own[:length] / (width * 512 / length)
+        assert np.abs(own).max() <= 0.5 + 1e-4
+        # Of 128 numbers or more: the largest, their mean and their spread, as of a uniform law.
+        assert min(own.max(), -own.min()) > 0.45
+        assert abs(own.mean()) < 4 * 12**-0.5 / own.size**0.5
+        np.testing.assert_allclose(own.std(), 12**-0.5, rtol=0.15)
+        assert len(np.unique(own)) > 0.99 * own.size
+
+
+def test_noise_of_no_width_is_none():
+    slots = prepared(0.0)
+    np.testing.assert_allclose(each_alone(slots.features), clean_features(), atol=1e-5)
+    np.testing.assert_array_equal(slots.features[:, 1:], slots.wanted[:, :-1])
+
+
+def test_what_is_learned_is_clean():
+    noisy, clean = prepared(0.2), prepared(0.0)
+    assert np.abs(noisy.features - clean.features).max() > 1
+    for name in ("embedded", "wanted", "wanted_logits", "counts"):
+        np.testing.assert_array_equal(getattr(noisy, name), getattr(clean, name))
+
+
+# ---- Recomputation and precision -----------------------------------------------------------------
+
+
+def test_recomputing_changes_nothing():
+    batch = batch_of(PACKED)
+    kept, again = (loss_and_gradient(batch, recompute=recompute) for recompute in (False, True))
+    assert_same(again, kept, tolerance=1e-6)
+
+
+def test_a_bfloat16_target_trains_float32_params():
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
+    batch = batch_of(PACKED)
+    (loss, metrics), gradient = measure()(PARAMS, narrow, batch, KEY)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
+    wide = loss_and_gradient(batch)
+    np.testing.assert_allclose(loss, wide[0], rtol=0.05)
+    for own, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(wide[1]), strict=True):
+        assert np.isfinite(own).all()
+        assert np.vdot(own, other) > 0.9 * np.linalg.norm(own) * np.linalg.norm(other)
