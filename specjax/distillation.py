@@ -121,16 +121,11 @@ def distill(
 
 def check_room(target: Target, options: DistillOptions) -> None:
     """Raises SpecjaxError if no prompt can be answered within the target's positions."""
-    if _room(target, options) < SHORTEST_PROMPT:
+    if target.config.longest_text - options.distill_tokens < SHORTEST_PROMPT:
         raise SpecjaxError(
             f"distill_tokens {options.distill_tokens} leaves no room for a prompt in the target's "
             f"{target.config.longest_text} positions; ask for fewer"
         )
-
-
-def _room(target: Target, options: DistillOptions) -> int:
-    """The tokens of the longest prompt that can be answered."""
-    return target.config.longest_text - options.distill_tokens
 
 
 def _without_unanswered(
@@ -162,7 +157,7 @@ def _answered(
         prompts = {
             number: prompt
             for number, each in enumerate(conversations)
-            if (prompt := _next_prompt(target, each, found[number], _room(target, options)))
+            if (prompt := prompt_of(target, each, options.distill_tokens, found[number]))
         }
         if not prompts:
             break
@@ -182,19 +177,39 @@ def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
     return [*said, Turn(USER, questions[0])] if questions else []
 
 
-def _next_prompt(
-    target: Target, asked: Conversation, so_far: Conversation | None, room: int
+def prompt_of(
+    target: Target,
+    asked: Conversation,
+    max_new_tokens: int,
+    so_far: Conversation | None = None,
 ) -> Ids:
-    """What the target is to continue; () if there is nothing, or nothing that it could."""
-    tokenizer = target.require_tokenizer()
+    """What the target is to continue with so many tokens.
+
+    Of a conversation all up to its next answer, of a plain text its opening.
+
+    Args:
+        target: with a tokenizer.
+        asked: of which the user's turns are read, or the text.
+        max_new_tokens: for which the target must have positions.
+        so_far: the same with answers; None before the first one.
+
+    Returns:
+        Token ids; () if there is nothing to say, no room, or if the chat template refuses it.
+    """
+    tokenizer, room = target.require_tokenizer(), target.config.longest_text - max_new_tokens
     if asked.text:
-        opening = prompt_ids(tokenizer, asked)[:room] if so_far is None else ()
-        return opening if len(opening) >= SHORTEST_PROMPT else ()
+        ids = opening_ids(tokenizer, asked.text) if so_far is None else ()
+        ids = ids[: min(room, max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE)))]
+        return ids if len(ids) >= SHORTEST_PROMPT else ()
     turns = _next_turns(asked, so_far)
-    try:
-        ids = _chat_ids(tokenizer, turns) if turns else ()
-    except SpecjaxError:  # the chat template refuses the turns
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    if not messages:
         return ()
+    try:
+        text = chat_text(tokenizer, messages, is_answer_next=True)
+    except SpecjaxError:
+        return ()
+    ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]
     return ids if len(ids) <= room else ()
 
 
@@ -232,20 +247,6 @@ def _answer(
     )
     tokens, lengths = np.asarray(out.tokens), np.asarray(out.length)
     return (tokens[row, : lengths[row]].tolist() for row in range(len(prompts)))
-
-
-def _chat_ids(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-    return encode_chat(tokenizer, chat_text(tokenizer, messages, is_answer_next=True))["input_ids"]
-
-
-def prompt_ids(tokenizer: Any, conversation: Conversation) -> Ids:
-    """What the target is asked first: all up to its first answer, or a plain text's opening."""
-    if not conversation.text:
-        first = [turn.role for turn in conversation.turns].index(USER)
-        return _chat_ids(tokenizer, conversation.turns[: first + 1])
-    ids = opening_ids(tokenizer, conversation.text)
-    return ids[: max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE))]
 
 
 # ---- Rows of the file ----------------------------------------------------------------------------

@@ -40,8 +40,8 @@ class Generate:
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """A setting of the method, such as num_tokens=20."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """What the method reads, if anything: for rest a datastore, for draft-model a draft (also a hub
-    id); by default pocket's own."""
+    """What the method reads, if anything: for rest a datastore; for draft-model a draft, for eagle,
+    eagle2 and hass a head or the run of `specjax train` (also hub ids); by default pocket's own."""
     tuned: Annotated[Path | None, arg(metavar="FILE")] = None
     """Settings that `specjax tune` found; by default those beside the target, if any."""
     max_new_tokens: int = 256

@@ -40,7 +40,8 @@ class TrainHead:
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     data: Annotated[tuple[str, ...], arg(metavar="SOURCE")] = ("pocket",)
     """JSONL or JSON files of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    plain text), hub ids of datasets, or pocket for edit tasks and code."""
+    plain text), hub ids of datasets, or pocket for edit tasks and code. Texts are cut off at
+    --longest, and at the target's positions."""
     limit: int | None = None
     """Conversations at most; pocket makes 8000 by default."""
     resume: bool = False
@@ -51,9 +52,11 @@ class TrainHead:
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to go on from: a folder or a hub id; by default a new one."""
     epochs: float | None = None
-    """Train so many times on all texts, in place of --num-steps."""
+    """Train so many times on all texts, in place of --num-steps; with --packing, on about as many
+    tokens."""
     eval_prompts: int = 24
-    """Conversations that are kept out of the training, to measure the accepted length on."""
+    """Conversations that are kept out of the training, to measure the accepted length on: a tenth
+    of all at most."""
     eval_tokens: int = 128
     """New tokens per measured prompt."""
     fc_bias: bool = False
@@ -72,26 +75,28 @@ class TrainHead:
     def train(self, objective: EagleSettings | HassSettings) -> None:
         """Reads the texts, trains, and writes the head."""
         from specjax.cli.environment import use_compilation_cache, watched
-        from specjax.distillation import distill
+        from specjax.distillation import check_room, distill
         from specjax.files import expand_user
         from specjax.hub import load
         from specjax.models.heads.eagle_files import HEAD
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all
-        from specjax.training.heads import train_head
-        from specjax.training.run_folder import check_vacant
+        from specjax.training.heads import check_out, train_head
         from specjax.tuned import fingerprint
 
-        if self.eval_prompts < 1 or self.eval_tokens < 1:
-            raise SpecjaxError("eval_prompts and eval_tokens must be at least 1")
+        self._check()
         out = expand_user(self.out)
-        if not self.resume:
-            check_vacant(out)
+        check_out(out, self.resume)
         use_compilation_cache()
         conversations = read_all(self.data, self.limit, self.loop.seed, not self.distill)
         target = load(self.target, dtype=self.dtype)
+        batches = within(self.batches, target)
+        # All that can be refused is refused before anything that takes long.
+        tokenizer, start = target.require_tokenizer(), self._start(target)
         held_out, conversations = split(conversations, self.eval_prompts)
+        measured = evaluation(target, held_out, self.eval_tokens)
         if self.distill:
+            check_room(target, self.distillation)
             conversations = distill(
                 target,
                 conversations,
@@ -101,12 +106,12 @@ class TrainHead:
                 partial(watched, doing="The target answers"),
                 self.resume,
             )
-        examples = tokenize_all(conversations, target.require_tokenizer(), self.batches.longest)
+        examples = tokenize_all(conversations, tokenizer, batches.longest)
         settings = HeadSettings(
             objective,
-            self._loop(examples),
+            self._loop(examples, batches),
             self.optimizer,
-            self.batches,
+            batches,
             fc_bias=self.fc_bias,
             remat=self.remat,
         )
@@ -116,18 +121,31 @@ class TrainHead:
             examples,
             settings,
             out,
-            start=self._start(target),
-            evaluation=evaluation(target, held_out, self.eval_tokens),
+            start=start,
+            evaluation=measured,
             resume=self.resume,
         )
         print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
 
-    def _loop(self, examples: "Sequence[Example]") -> LoopOptions:
+    def _check(self) -> None:
+        """Raises SpecjaxError for what no group of options checks for itself."""
+        for name in ("limit", "eval_prompts", "eval_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpecjaxError(f"{name} {value} must be at least 1")
+        if self.epochs is not None and not 0 < self.epochs < float("inf"):
+            raise SpecjaxError(f"epochs {self.epochs} is not a finite number above 0")
+
+    def _loop(self, examples: "Sequence[Example]", batches: DataOptions) -> LoopOptions:
         if self.epochs is None:
             return self.loop
-        rows = self.batches.batch_size * self.optimizer.accumulate
-        return replace(self.loop, num_steps=max(1, round(self.epochs * len(examples) / rows)))
+        rows = len(examples)
+        if batches.packing:
+            rows = sum(len(example.tokens) for example in examples) / batches.longest
+        rows_of_a_step = batches.batch_size * self.optimizer.accumulate
+        num_steps = round(self.epochs * rows / rows_of_a_step)
+        return replace(self.loop, num_steps=max(1, num_steps))
 
     def _start(self, target: "Target") -> Any:
         if self.start is None:
@@ -176,8 +194,6 @@ def read_all(
     from specjax.pocket.conversations import pocket_conversations
     from specjax.training.conversations import read_conversations
 
-    if limit is not None and limit < 1:
-        raise SpecjaxError(f"limit {limit} must be at least 1")
     found = []
     for source in sources:
         if source == "pocket":
@@ -187,6 +203,23 @@ def read_all(
     if len(found) < 2:
         raise SpecjaxError("there are fewer than two conversations; give more --data")
     return found
+
+
+def within(batches: DataOptions, target: "Target") -> DataOptions:
+    """The options, with texts no longer than the target can read.
+
+    Raises:
+        SpecjaxError: if buckets are given for longer ones.
+    """
+    most = target.config.longest_text
+    if batches.longest <= most:
+        return batches
+    if batches.buckets:
+        raise SpecjaxError(
+            f"longest {batches.longest} exceeds the target's {most} positions; end the buckets "
+            f"with {most} at most"
+        )
+    return replace(batches, longest=most)
 
 
 def split(
@@ -200,21 +233,25 @@ def split(
 def evaluation(
     target: "Target", held_out: "Sequence[Conversation]", max_new_tokens: int
 ) -> "Evaluation":
-    """Measures the accepted length of EAGLE-2 drafts by params of a head, at temperature 0."""
+    """Measures the accepted length of EAGLE-2 drafts by params of a head, at temperature 0.
+
+    Raises:
+        SpecjaxError: if no prompt can be continued so far.
+    """
     import jax
 
     from specjax.bench.acceptance import acceptance, advice
     from specjax.decoding.drafters.eagle2 import Eagle2Settings
-    from specjax.distillation import prompt_ids
+    from specjax.distillation import prompt_of
     from specjax.models.heads.eagle import EagleConfig, EagleHead
     from specjax.training.loop import Evaluation
 
-    tokenizer = target.require_tokenizer()
-    prompts = [prompt_ids(tokenizer, each) for each in held_out]
-    prompts = [ids for ids in prompts if len(ids) + max_new_tokens <= target.config.longest_text]
+    prompts = [prompt for each in held_out if (prompt := prompt_of(target, each, max_new_tokens))]
     if not prompts:
         raise SpecjaxError(
-            f"no prompt leaves room for {max_new_tokens} tokens to measure on; lower --eval-tokens"
+            f"none of {len(held_out)} prompts leaves room for the {max_new_tokens} tokens to "
+            f"measure on in the target's {target.config.longest_text} positions; lower "
+            "--eval-tokens, or raise --eval-prompts"
         )
     dtype = target.params["embed_tokens"]["weight"].dtype
 

@@ -1,4 +1,4 @@
-"""How pocket's heads are trained, one run after another: `python -m specjax.pocket.heads --out DIR`.
+"""How pocket's heads are trained, one after another: `python -m specjax.pocket.heads --out DIR`.
 
 Each is a `specjax train` command, so this is also how to train a head for any target. As in HASS
 (section 4.2), everything starts from one EAGLE head and goes on for the same number of steps: with
@@ -17,6 +17,8 @@ import tyro
 
 from specjax.errors import SpecjaxError, exit_code
 from specjax.files import expand_user
+from specjax.models.config import LlamaConfig
+from specjax.models.heads.eagle_files import HEAD, load_eagle, read_about, save_eagle
 
 COMMON = (
     *("--target", "pocket", "--data", "pocket", "--limit", "12000"),
@@ -53,6 +55,9 @@ RECIPES = {
 }
 
 
+SHIPPED = {"eagle": "eagle", "hass": "hass-3"}  # name in the package, run
+
+
 @dataclass(frozen=True)
 class Options:
     """Train pocket's heads, those that are not trained yet."""
@@ -61,6 +66,8 @@ class Options:
     """A folder for the run folders, one of each name."""
     only: tuple[str, ...] = tuple(RECIPES)
     """The runs to make, in this order; by default all."""
+    ship: Path | None = None
+    """Also write the heads that come with the package into this folder, in 16 bits."""
 
 
 def build(options: Options) -> None:
@@ -78,6 +85,21 @@ def build(options: Options) -> None:
         print(name, *command[3:], flush=True)
         if subprocess.run(command, check=False).returncode:
             raise SpecjaxError(f"the run {name} stopped; its own message stands above")
+    if options.ship is not None:
+        for name, run in SHIPPED.items():
+            ship(out / run / HEAD, expand_user(options.ship) / name)
+
+
+def ship(head_folder: Path, folder: Path) -> None:
+    """Writes a head as it comes with the package: half precision, without pocket's embedding.
+
+    Raises:
+        SpecjaxError: if there is no such head, or `folder` already holds something.
+    """
+    target = LlamaConfig.read(Path(__file__).parent / "weights" / "target")
+    head, params = load_eagle(head_folder, target, "float32")
+    about = read_about(head_folder)
+    save_eagle(folder, head, params, "float16", target=target, about=about)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import jax
 
 from specjax import __version__
 from specjax.errors import SpecjaxError
+from specjax.files import readable
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import HEAD, save_eagle
 from specjax.training.checkpoints import checksum
@@ -21,6 +22,7 @@ from specjax.training.loop import Evaluation, LossFn, Trained, train
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
 from specjax.training.optimizer import optimizer_of
+from specjax.training.run_folder import CONFIG, check_vacant
 
 
 def train_head(
@@ -93,6 +95,16 @@ def train_head(
             about=about,
         )
     return trained
+
+
+def check_out(out: Path, resume: bool) -> None:
+    """Raises SpecjaxError if no run can begin in `out`: before anything that takes long."""
+    with readable(out):
+        has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
+    if not has_run and has_head:
+        raise SpecjaxError(f"{out / HEAD} is there already, without a run; give another folder")
+    if not resume:
+        check_vacant(out)
 
 
 def _loss_of(settings: HeadSettings, head: EagleHead, target: FrozenModel) -> LossFn:

@@ -1,0 +1,77 @@
+"""What heads are worth: the tables say what was measured, and a useless drafter is called so."""
+
+from dataclasses import replace
+
+import pytest
+
+from specjax.bench.heads import Options, _run, heads_in, method_of, speed_table
+from specjax.bench.measure import PLAIN, Answer, Measurement, Request, Sample, summarise
+from specjax.bench.report import complaints
+from specjax.errors import SpecjaxError
+
+
+def rows(method: str, accepted: int) -> list[Measurement]:
+    """Plain decoding, and a method that accepts `accepted` tokens per round; the same text."""
+    request, tokens = Request("edit", (1, 2)), tuple(range(12))
+    answers = {PLAIN: Answer(tokens, 12), method: Answer(tokens, 12 // accepted)}
+    samples = [
+        Sample(name, "float32", request, 0, repeat, answer, 1.0 / len(name), 0)
+        for repeat in range(2)
+        for name, answer in answers.items()
+    ]
+    return [
+        *summarise("edit", samples, dict.fromkeys(answers, 0.0)),
+        *summarise("all", samples, dict.fromkeys(answers, 0.0)),
+    ]
+
+
+def cells(table) -> list[list[str]]:
+    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_the_table_has_a_row_per_head_and_a_column_per_task():
+    table = speed_table(rows("eagle2", 4), 0.0)
+    assert [column.header for column in table.columns] == [
+        "T=0: accepted length",
+        "edit",
+        "all",
+        "x plain",
+        "same",
+    ]
+    assert cells(table) == [
+        [PLAIN, "1.00", "1.00", "1.00 [1.00-1.00]", "yes"],
+        ["eagle2", "4.00", "4.00", "1.20 [1.20-1.20]", "yes"],
+    ]
+
+
+def test_a_head_of_which_nothing_is_accepted_is_called_useless():
+    assert complaints(rows("eagle2", 4)) == []
+    [line] = complaints(rows("eagle2", 1))
+    assert line.startswith("NOTHING ACCEPTED: eagle2: accepted length 1.0")
+    assert "in 12 rounds; check that the drafter was trained for this very target" in line
+    assert complaints(rows("pld", 1)) == []  # a text may just not repeat itself
+    several = rows("eagle2", 1)
+    one_task_of_two = [row if row.task == "edit" else replace(row, mean_accepted_length=1.2)
+                       for row in several]  # fmt: skip
+    assert complaints(one_task_of_two) == []
+
+
+def test_heads_are_named_on_the_command_line():
+    assert heads_in(["a=/x", "b=some/repo"], "folder") == {"a": "/x", "b": "some/repo"}
+    assert heads_in([], "pocket") == {"eagle2": None, "hass": None}
+    assert [method_of(name, None) for name in ("eagle2", "hass")] == ["eagle2", "hass"]
+    assert method_of("hass", "/x") == "eagle2"  # another folder than pocket's is a head like any
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (Options(head=("a",)), "--head 'a' is not NAME=FOLDER"),
+        (Options(target="folder"), "no heads are given; add --head NAME=FOLDER"),
+        (Options(runs=0), "runs and max_new_tokens must be at least 1"),
+        (Options(temperature=()), "and a temperature"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(SpecjaxError, match=message):
+        _run(options)
