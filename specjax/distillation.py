@@ -199,8 +199,8 @@ def prompt_of(
     tokenizer, room = target.require_tokenizer(), target.config.longest_text - max_new_tokens
     if asked.text:
         ids = opening_ids(tokenizer, asked.text) if so_far is None else ()
-        ids = ids[: min(room, max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE)))]
-        return ids if len(ids) >= SHORTEST_PROMPT else ()
+        length = min(room, max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE)))
+        return ids[:length] if min(length, len(ids)) >= SHORTEST_PROMPT else ()
     turns = _next_turns(asked, so_far)
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     if not messages:

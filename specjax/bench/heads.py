@@ -46,6 +46,12 @@ class Options:
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
     """Stop after so many new tokens, if the text has not ended before."""
+    top_k: int = 10
+    """Of EAGLE-2's tree, as are the next two."""
+    depth: int = 6
+    """Tokens of its longest path."""
+    num_tokens: int = 60
+    """Its nodes, root included; every node is a row of the target's pass."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     """One table for each."""
     runs: int = 3
@@ -63,9 +69,10 @@ def contestants_of(
     first = next(iter(heads))
     asked: list[tuple[str, str, str | None, dict[str, Any]]] = [(PLAIN, PLAIN, None, {})]
     asked.append((STATIC.format(first), "eagle", heads[first], {}))
-    asked += [(name, method_of(name, folder), folder, {}) for name, folder in heads.items()]
+    tree = {name: getattr(options, name) for name in ("top_k", "depth", "num_tokens")}
+    asked += [(name, method_of(name, folder), folder, tree) for name, folder in heads.items()]
     if temperature > 0:
-        blind = {"sees_noise": False}
+        blind = {**tree, "noise_share": 0.0}
         asked.append((BLIND.format(first), method_of(first, heads[first]), heads[first], blind))
     made = []
     for name, method, folder, settings in asked:

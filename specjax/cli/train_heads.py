@@ -42,7 +42,7 @@ class TrainHead:
     """JSONL or JSON files of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     plain text), hub ids of datasets, or pocket for edit tasks and code. Texts are cut off at
     --longest, and at the target's positions."""
-    limit: int | None = None
+    limit: Annotated[int | None, arg(metavar="INT")] = None
     """Conversations at most; pocket makes 8000 by default."""
     resume: bool = False
     """Go on with the run in the folder, if there is one."""
@@ -51,7 +51,7 @@ class TrainHead:
     distillation: Annotated[DistillOptions, FLAT] = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to go on from: a folder or a hub id; by default a new one."""
-    epochs: float | None = None
+    epochs: Annotated[float | None, arg(metavar="FLOAT")] = None
     """Train so many times on all texts, in place of --num-steps; with --packing, on about as many
     tokens."""
     eval_prompts: int = 24
@@ -209,8 +209,15 @@ def within(batches: DataOptions, target: "Target") -> DataOptions:
     """The options, with texts no longer than the target can read.
 
     Raises:
-        SpecjaxError: if buckets are given for longer ones.
+        SpecjaxError: if buckets are given for longer ones, or rows do not spread over the devices.
     """
+    import jax
+
+    if batches.batch_size % jax.device_count():
+        raise SpecjaxError(
+            f"batch_size {batches.batch_size} does not spread evenly over {jax.device_count()} "
+            "devices; take a multiple of that"
+        )
     most = target.config.longest_text
     if batches.longest <= most:
         return batches

@@ -85,7 +85,7 @@ class OptimizerOptions:
                 )
         for name in ("learning_rate", "clip_at"):
             if not 0 < getattr(self, name) < math.inf:
-                raise SpecjaxError(f"{name} {getattr(self, name)} is not above 0")
+                raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number above 0")
         for name in ("warmup", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1)")

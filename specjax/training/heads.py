@@ -1,8 +1,10 @@
 """Training a drafter head for a target, from texts to a folder that can be loaded and shared."""
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from errno import EACCES, ENOTDIR
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax
 
 from specjax import __version__
 from specjax.errors import SpecjaxError
-from specjax.files import readable
+from specjax.files import writable
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import HEAD, save_eagle
 from specjax.training.checkpoints import checksum
@@ -99,9 +101,14 @@ def train_head(
 
 def check_out(out: Path, resume: bool) -> None:
     """Raises SpecjaxError if no run can begin in `out`: before anything that takes long."""
-    with readable(out):
+    with writable(out):
         has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
-    if not has_run and has_head:
+        base = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        if not base.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        if not os.access(base, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    if has_head and not has_run:
         raise SpecjaxError(f"{out / HEAD} is there already, without a run; give another folder")
     if not resume:
         check_vacant(out)

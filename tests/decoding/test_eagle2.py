@@ -54,17 +54,21 @@ def by_definition(
 ) -> list[tuple[int, ...]]:
     """The paths of the nodes that are kept, in the order in which they were drafted."""
     settings, length = own.settings, jnp.array([len(literal.text)])
-    sees_noise = settings.sees_noise and sampling.verification == "coupled"
+    sees_noise = sampling.verification == "coupled" and sampling.temperature > 0
 
     def log_probs(path: tuple[int, ...]) -> np.ndarray:
         logits = literal.logits(path)
-        if sees_noise and sampling.temperature > 0:
+        if sees_noise:
+            blind = np.exp(jax.nn.log_softmax(logits), dtype=np.float64)
             position = length[:, None] + len(path)
             draw = Draw(key[None], length, sampling)
             is_cut = np.isneginf(draw.filtered(logits))
             noise = draw.noise(position, len(logits))[0, 0]
-            logits = logits + sampling.temperature * (noise - CUT_SETBACK * is_cut)
-        return np.asarray(jax.nn.log_softmax(logits / settings.softness))
+            bent = logits + sampling.temperature * (noise - CUT_SETBACK * is_cut)
+            seeing = np.exp(jax.nn.log_softmax(bent), dtype=np.float64)
+            share = settings.noise_share
+            return np.log(share * seeing + (1 - share) * blind).astype(np.float32)
+        return np.asarray(jax.nn.log_softmax(logits))
 
     def best(scored: dict, count: int) -> list:
         return sorted(scored, key=lambda path: -scored[path])[:count]  # stable: earlier wins ties
@@ -88,9 +92,9 @@ CASES = {
     "sampled": (SMALL, SAMPLED, "random"),
     "without filters": (SMALL, Sampling(temperature=1.3), "random"),
     "top-k": (SMALL, Sampling(temperature=1.0, top_k=2), "random"),
-    "blind": (Eagle2Settings(3, 4, 14, sees_noise=False), SAMPLED, "random"),
+    "blind": (Eagle2Settings(3, 4, 14, noise_share=0.0), SAMPLED, "random"),
+    "only noise": (Eagle2Settings(3, 4, 14, noise_share=1.0), SAMPLED, "random"),
     "rejection": (SMALL, Sampling(temperature=0.8, verification="rejection"), "random"),
-    "soft": (Eagle2Settings(3, 4, 14, softness=3.0), Sampling(), "random"),
     "all alike": (SMALL, Sampling(), "all alike"),
     "mostly alike": (SMALL, Sampling(), "mostly alike"),
     "certain": (Eagle2Settings(2, 4, 6), Sampling(), "certain"),
@@ -132,7 +136,8 @@ def test_the_cases_are_what_their_names_say():
     np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("rejection").tokens)
     np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("greedy").tokens)
     assert (tree_of("sampled").tokens != tree_of("greedy").tokens).any()
-    assert (tree_of("soft").tokens != tree_of("greedy").tokens).any()
+    for case in ("blind", "only noise"):
+        assert (tree_of(case).tokens != tree_of("sampled").tokens).any()
     alike = tree_of("all alike")
     assert set(alike.tokens[:, 1:].ravel().tolist()) == {0, 1, 2}, "the first of equal tokens"
     assert set(alike.depth[:, 1:].ravel().tolist()) == {1, 2, 3}
@@ -180,7 +185,7 @@ def test_trees_that_see_the_noise_keep_the_law_too():
 
 def test_the_published_settings_are_the_default():
     own = drafter(Eagle2Settings())
-    assert own == Eagle2(own.head, own.target, Eagle2Settings(10, 6, 60, True, 1.0))
+    assert own == Eagle2(own.head, own.target, Eagle2Settings(10, 6, 60, 0.8))
     assert own == Eagle2Settings().build(own.head, own.target)
     assert (own.num_nodes, own.max_depth, own.num_fed) == (60, 6, 50)
     assert len(own.pool_depth) == 10 + 5 * 100
@@ -193,9 +198,9 @@ def test_the_published_settings_are_the_default():
         ({"top_k": 0}, "top_k 0 must be at least 1: nothing would be drafted"),
         ({"depth": 0}, "depth 0 must be at least 1: nothing would be drafted"),
         ({"num_tokens": 1}, "num_tokens 1 must be at least 2: it counts the root"),
-        ({"softness": 0.0}, "softness 0.0 is not a finite number above 0"),
-        ({"softness": float("nan")}, "softness nan is not a finite number above 0"),
-        ({"softness": float("inf")}, "softness inf is not a finite number above 0"),
+        ({"noise_share": -0.1}, r"noise_share -0.1 is outside \[0, 1\]; try 0.8"),
+        ({"noise_share": 1.5}, r"noise_share 1.5 is outside \[0, 1\]"),
+        ({"noise_share": float("nan")}, r"noise_share nan is outside \[0, 1\]"),
         ({"top_k": 41}, "top_k 41 exceeds the target's vocabulary of 40 tokens; lower it"),
     ],
 )

@@ -236,7 +236,7 @@ def save(folder: Path, about: dict | None = None) -> Path:
 @pytest.mark.parametrize("method", ["eagle", "eagle2", "hass"])
 def test_a_head_in_a_folder_becomes_a_drafter(method, tmp_path):
     owner = fingerprint(tiny().config, tiny().params)
-    given: dict[str, Any] = {"num_tokens": 12, "sees_noise": False}
+    given: dict[str, Any] = {"num_tokens": 12, "noise_share": 0.0}
     given = {"choices": TREE} if method == "eagle" else given
     folder = save(tmp_path / "head", {"target": owner})
     own, params = load_drafter(method, tiny(), folder, **given)

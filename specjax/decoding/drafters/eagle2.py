@@ -26,18 +26,17 @@ class Eagle2Settings:
 
     `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
     tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
-    published ones. `sees_noise` and `softness`: see `Eagle2`.
+    published ones. `noise_share`, from 0 to 1, counts above temperature 0: see `Eagle2`; 0 is the
+    published tree.
 
     Raises:
-        SpecjaxError: for settings by which nothing would be drafted, or a softness that is not a
-            finite number above 0.
+        SpecjaxError: for settings by which nothing would be drafted, or a share that is none.
     """
 
     top_k: int = 10
     depth: int = 6
     num_tokens: int = 60
-    sees_noise: bool = True
-    softness: float = 1.0
+    noise_share: float = 0.8
 
     def __post_init__(self):
         for name, least in (("top_k", 1), ("depth", 1), ("num_tokens", 2)):
@@ -45,8 +44,8 @@ class Eagle2Settings:
             if value < least:
                 why = "it counts the root" if least == 2 else "nothing would be drafted"
                 raise SpecjaxError(f"{name} {value} must be at least {least}: {why}")
-        if not (math.isfinite(self.softness) and self.softness > 0):
-            raise SpecjaxError(f"softness {self.softness} is not a finite number above 0; try 1")
+        if not 0 <= self.noise_share <= 1:
+            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
 
     def build(self, head: EagleHead, target: Llama) -> "Eagle2":
         """The drafter."""
@@ -72,10 +71,11 @@ class Eagle2(HeadDrafter):
     equal ones the earlier, so parents come with their children.
 
     What differs from the published code: scores are float32, and above temperature 0, under
-    `coupled`, the head's logits are taken as `foreseen`, so that a tree grows along what the target
-    will draw, and not along what it might; `sees_noise=False` is the published tree. `softness`
-    divides what the softmax of a score reads: above 1 trees are broader, below 1 deeper. Nodes are
-    chosen, not drawn: under `rejection` each counts as drawn with certainty.
+    `coupled`, a tree grows along what the target will draw, and not only along what it might. The
+    probability that the target says a token is taken for a mixture: with weight `noise_share` the
+    softmax of the head's logits as `foreseen`, for where the target is as unsure as the head and
+    the noise decides; for the rest the head's own softmax, for where the target is sure. Nodes
+    are chosen, not drawn: under `rejection` each counts as drawn with certainty.
 
     Raises:
         SpecjaxError: if `top_k` exceeds the target's vocabulary.
@@ -144,13 +144,22 @@ class Eagle2(HeadDrafter):
     ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
         """Scores and tokens of the best children of each node of the beam, in its order."""
         logits = self.target.logits(params.target, beam.features)
-        if self.settings.sees_noise:
-            logits = foreseen(logits, position, draw)
-        ranked = lax.top_k(logits, self.settings.top_k)[1]
-        log_probs = jax.nn.log_softmax(logits / self.settings.softness, axis=-1)
-        own = jnp.take_along_axis(log_probs, ranked, axis=2)
+        log_probs = self._log_probs(logits, position, draw)
+        own, ranked = lax.top_k(log_probs, self.settings.top_k)
         scores = beam.scores[..., None] + own
         return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)
+
+    def _log_probs(
+        self, logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw
+    ) -> Float[Array, "B F V"]:
+        """How likely the target is to say each token at `position`."""
+        blind, share = jax.nn.log_softmax(logits, axis=-1), self.settings.noise_share
+        if share == 0 or draw.sampling.is_greedy or draw.sampling.verification == "rejection":
+            return blind
+        seeing = jax.nn.log_softmax(foreseen(logits, position, draw), axis=-1)
+        if share == 1:
+            return seeing
+        return jnp.logaddexp(seeing + math.log(share), blind + math.log(1 - share))
 
     def _tree(
         self,

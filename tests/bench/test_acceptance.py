@@ -1,0 +1,115 @@
+"""What a target accepts, against a literal count over the rounds of one prompt at a time."""
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.bench.acceptance import BATCH, Acceptance, acceptance, advice
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import stream
+from specjax.decoding.prompt import BUCKET, from_ids
+from specjax.decoding.sampling import Sampling
+from specjax.hub import Target
+from tests.decoding.tiny import target
+
+DRAFTER = PromptLookup(num_tokens=4)
+NEW = 30
+VOCABULARY = 8  # so few that lookup is right now and then
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Target:
+    model, params = target(vocab_size=VOCABULARY)
+    return Target(model, params, None, model.config, "tiny")
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Ragged, the longest first, and so repetitive that lookup finds something."""
+    rng = np.random.default_rng(3)
+    pieces = [rng.integers(0, VOCABULARY, 5).tolist() * 3 for _ in range(count)]
+    return [piece[: 15 - number] for number, piece in enumerate(pieces)]
+
+
+def committed(tiny: Target, prompt: list[int], sampling: Sampling, row: int, seed: int = 0):
+    """How many tokens each round adds to this prompt, as row `row` of its batch."""
+    rows = from_ids([prompt] * BATCH, BUCKET)  # of one shape with what is tested
+    lengths = [0]
+    for generation in stream(
+        Params(tiny.params),
+        rows,
+        jax.random.key(seed),
+        target=tiny.model,
+        drafter=DRAFTER,
+        sampling=sampling,
+        max_new_tokens=NEW,
+        eos=tiny.eos,
+        rounds_per_call=1,
+    ):
+        lengths.append(int(generation.length[row]))
+    return [added for added in np.diff(lengths).tolist() if added]  # a finished row keeps still
+
+
+def literal_rates(rounds: list[int]) -> list[float]:
+    """At each depth: of the rounds that came so far, the share that came further."""
+    rates = []
+    for depth in range(1, DRAFTER.max_depth + 1):
+        tried = [added for added in rounds if added >= depth]
+        if tried:
+            rates.append(sum(added >= depth + 1 for added in tried) / len(tried))
+    return rates
+
+
+def test_counts_are_those_of_all_rounds(tiny):
+    """Of fewer prompts than a batch holds: the rows that fill it up do not count."""
+    asked = prompts(3)
+    rounds = [n for prompt in asked for n in committed(tiny, prompt, Sampling(), row=0)]
+    found = acceptance(tiny, DRAFTER, None, asked, max_new_tokens=NEW)
+    assert found.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
+    assert sum(number * count for number, count in enumerate(found.counts)) == 3 * NEW
+    assert found.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
+    assert found.accepted_length > 1.2  # something was accepted, so that depths are told apart
+    assert found.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
+
+
+def test_prompts_beyond_one_batch_count_as_well(tiny):
+    asked = prompts(BATCH + 2)
+    parts = sorted(asked, key=len)
+    whole = acceptance(tiny, DRAFTER, None, asked, max_new_tokens=NEW)
+    first, second = (
+        acceptance(tiny, DRAFTER, None, part, max_new_tokens=NEW)
+        for part in (parts[:BATCH], parts[BATCH:])
+    )
+    assert whole.counts == tuple(np.add(first.counts, second.counts).tolist())
+
+
+def test_above_temperature_0_rows_are_drawn_like_those_of_any_batch(tiny):
+    sampling = Sampling(temperature=0.7)
+    asked = sorted(prompts(2), key=len)
+    rounds = [
+        n for row, prompt in enumerate(asked) for n in committed(tiny, prompt, sampling, row, 5)
+    ]
+    found = acceptance(tiny, DRAFTER, None, asked, sampling, max_new_tokens=NEW, seed=5)
+    assert found.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
+    assert found.accepted_length > 1
+
+
+@pytest.mark.parametrize(
+    "counts, length, rates",
+    [
+        ((0, 10, 0, 0), 1.0, [0.0]),  # nothing accepted: no deeper depth was tried
+        ((0, 0, 0, 4), 3.0, [1.0, 1.0]),
+        ((0, 2, 1, 1), 1.75, [0.5, 0.5]),
+        ((0, 0, 0, 0), 0.0, []),
+    ],
+)
+def test_rates_of_known_counts(counts, length, rates):
+    assert Acceptance(counts).accepted_length == length
+    assert Acceptance(counts).rates == rates
+
+
+def test_the_advice_says_what_to_check():
+    told = advice(17)
+    assert "\n" not in told
+    for word in ("1.0", "17 rounds", "target", "tokenizer", "chat template", "weights"):
+        assert word in told
