@@ -30,7 +30,7 @@ ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
 TOP = (
     *("hub", "drafting", "bench", "tuning", "tuned"),
-    *("datastore", "documents", "attribution", "pocket", "chat"),
+    *("datastore", "documents", "attribution", "pocket", "chat", "distillation"),
 )
 
 # File -> what it may import, without the leading "specjax."; a package stands for all it holds,
@@ -49,6 +49,7 @@ RULES = {
     "chat": FLOOR,
     "tuned": MODELS,
     "attribution": ("decoding.state", *FLOOR),
+    "distillation": ("hub", "tuned", "chat", *UPPER),
     "tuning.*": ("tuning", "hub", "bench", *UPPER),
     "bench.*": ("", "hub", "drafting", "bench", "pocket", "attribution", *UPPER),
     "pocket.*": ("", "pocket", "datastore", *UPPER),

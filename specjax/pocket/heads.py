@@ -21,12 +21,14 @@ from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle_files import HEAD, load_eagle, read_about, save_eagle
 
 COMMON = (
-    *("--target", "pocket", "--data", "pocket", "--limit", "12000"),
+    *("--target", "pocket", "--data", "pocket"),
     *("--packing", "--longest", "512", "--batch-size", "8"),
     *("--decay", "cosine", "--clip", "norm", "--clip-at", "1.0", "--resume"),
 )
-FIRST = ("--num-steps", "1500", "--learning-rate", "6e-3", "--warmup", "0.04")
+TEXTS = ("--limit", "12000")
+FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3", "--warmup", "0.04")
 MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--warmup", "0.04", "--seed", "1")
+DISTILLED = ("--distill", "--limit", "4000")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,12 @@ class Recipe:
 
 RECIPES = {
     "eagle": Recipe("eagle", None, FIRST),
-    "eagle-longer": Recipe("eagle", "eagle", MORE),
-    "eagle-top-k": Recipe("hass", "eagle", (*MORE, "--align-steps", "1")),
-    "hass-2": Recipe("hass", "eagle", (*MORE, "--align-steps", "2")),
-    "hass-3": Recipe("hass", "eagle", (*MORE, "--align-steps", "3")),
-    "hass-4": Recipe("hass", "eagle", (*MORE, "--align-steps", "4")),
-    "hass-3-distilled": Recipe("hass", "eagle", (*MORE, "--align-steps", "3", "--distill")),
+    "eagle-longer": Recipe("eagle", "eagle", (*MORE, *TEXTS)),
+    "eagle-top-k": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "1")),
+    "hass-2": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "2")),
+    "hass-3": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "3")),
+    "hass-4": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "4")),
+    "hass-3-distilled": Recipe("hass", "eagle", (*MORE, *DISTILLED, "--align-steps", "3")),
 }
 
 

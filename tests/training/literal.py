@@ -11,6 +11,7 @@ import numpy as np
 from specjax.decoding.drafter import Params
 from specjax.training.config import EagleSettings, HassSettings
 from specjax.training.examples import Example
+from specjax.training.objectives.eagle import Slots, prepare
 from tests.decoding import heads, tiny
 from tests.models.test_eagle_head import Texts, drafts, gradients_differ_by
 
@@ -72,6 +73,14 @@ def each_alone(values: Any) -> np.ndarray:
     return found
 
 
+@cache
+def slots_of(noise: float) -> Slots:
+    """What a head sees of a batch of `PACKED`, its noise drawn with `KEY`."""
+    settings = EagleSettings(noise=noise)
+    see = jax.jit(lambda batch: prepare(PARAMS, TARGET, FROZEN, batch, KEY, settings)[1])
+    return see(batch_of(PACKED))
+
+
 class Definition(NamedTuple):
     """What a loss is, and what it is made of by step of the draft."""
 
@@ -114,7 +123,8 @@ def _loss(settings: EagleSettings, predict: Any, params: Any, features: Any, cle
     distillation_weight = hass.distillation_weight if hass is settings else 0.0
     alone = batch_of(ALONE)
     behind = np.pad(alone["tokens"][:, 1:], ((0, 0), (0, 1)))
-    texts = Texts(jnp.asarray(behind), features, alone["positions"], alone["segments"])
+    places = (jnp.asarray(alone[name]) for name in ("positions", "segments"))
+    texts = Texts(jnp.asarray(behind), features, *places)
     predictions = predict(HEAD, params, FROZEN, texts, hass.align_steps)
     texts_of, slots = np.array([(t, s) for t in range(len(EXAMPLES)) for s in counted(t)]).T
     wanted = clean[texts_of, slots + 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.training.config import EagleSettings
-from specjax.training.objectives.eagle import eagle_loss, prepare
+from specjax.training.objectives.eagle import eagle_loss
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
     ALONE,
@@ -27,6 +27,7 @@ from tests.training.literal import (
     counted,
     definition,
     each_alone,
+    slots_of,
 )
 
 # Weights that are not the defaults, so that a weight that is not read shows.
@@ -45,13 +46,6 @@ def loss_and_gradient(batch: Any, settings: EagleSettings = SETTINGS, recompute:
     return loss, gradient
 
 
-@cache
-def prepared(noise: float):
-    settings = EagleSettings(noise=noise)
-    prepare_it = jax.jit(lambda batch: prepare(PARAMS, TARGET, FROZEN, batch, KEY, settings)[1])
-    return prepare_it(batch_of(PACKED))
-
-
 def test_the_defaults_are_the_published_ones():
     assert EagleSettings() == EagleSettings(feature_weight=1.0, logit_weight=0.1, noise=0.2)
 
@@ -61,7 +55,7 @@ def test_the_defaults_are_the_published_ones():
 
 def test_loss_and_gradient_are_those_of_the_definition():
     """Of packed and padded rows, noise and all; the definition looks at one text at a time."""
-    expected = definition(SETTINGS, each_alone(prepared(NOISE).features))
+    expected = definition(SETTINGS, each_alone(slots_of(NOISE).features))
     (loss, metrics), gradient = measure()(PARAMS, FROZEN, batch_of(PACKED), KEY)
     assert_same((loss, gradient), (expected.loss, expected.gradient))
     for name in ("feature_loss", "logit_loss"):
@@ -75,7 +69,7 @@ def test_slots_counted_elsewhere_would_be_caught(shift):
     """The released code counts the slots of answers themselves, two places later."""
     batch = batch_of(PACKED)
     batch["is_answer"] = np.roll(batch["is_answer"], shift, axis=1)
-    expected = definition(SETTINGS, each_alone(prepared(NOISE).features))
+    expected = definition(SETTINGS, each_alone(slots_of(NOISE).features))
     loss, gradient = loss_and_gradient(batch)
     assert abs(loss - expected.loss) > 1e-3 * expected.loss
     assert gradients_differ_by(gradient, expected.gradient) > 1e-2
@@ -127,7 +121,7 @@ def test_what_stands_in_padding_changes_nothing():
 @pytest.mark.parametrize("width", [0.2, NOISE])
 def test_noise_is_uniform_and_narrower_in_longer_texts(width):
     """`width` from end to end at 512 tokens, so half of it to each side."""
-    noise = each_alone(prepared(width).features) - clean_features()
+    noise = each_alone(slots_of(width).features) - clean_features()
     for example, own in zip(EXAMPLES, noise, strict=True):
         length = len(example.tokens)
         own = own[:length] / (width * 512 / length)
@@ -140,13 +134,13 @@ def test_noise_is_uniform_and_narrower_in_longer_texts(width):
 
 
 def test_noise_of_no_width_is_none():
-    slots = prepared(0.0)
+    slots = slots_of(0.0)
     np.testing.assert_allclose(each_alone(slots.features), clean_features(), atol=1e-5)
     np.testing.assert_array_equal(slots.features[:, 1:], slots.wanted[:, :-1])
 
 
 def test_what_is_learned_is_clean():
-    noisy, clean = prepared(0.2), prepared(0.0)
+    noisy, clean = slots_of(0.2), slots_of(0.0)
     assert np.abs(noisy.features - clean.features).max() > 1
     for name in ("embedded", "wanted", "wanted_logits", "counts"):
         np.testing.assert_array_equal(getattr(noisy, name), getattr(clean, name))
