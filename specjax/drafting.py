@@ -125,8 +125,8 @@ def load_head(
         source = expand_user(source) / HEAD
     folder = head_folder(source, read_eagle_config)
     check_owner(folder, fingerprint(target.config, target.params))
-    dtype = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
-    return load_eagle(folder, target.config, dtype, progress=True)
+    kind = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
+    return load_eagle(folder, target.config, kind, progress=True)
 
 
 # ---- What methods read -------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
     """The metrics as Python numbers and lists; waits for the step."""
     with _memory_advice():
-        row = {name: np.asarray(value).tolist() for name, value in metrics.items()}
+        row = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
     if not math.isfinite(row["loss"]):
         raise SpecjaxError(
             f"the loss is {row['loss']} at step {step}; lower the learning rate, or check the data "

@@ -35,5 +35,4 @@ def optimizer_of(options: OptimizerOptions, num_steps: int) -> optax.GradientTra
     together = optax.chain(clipping, adamw)
     if options.accumulate == 1:
         return together
-    many = optax.MultiSteps(together, options.accumulate)
-    return optax.GradientTransformation(many.init, many.update)
+    return optax.MultiSteps(together, options.accumulate).gradient_transformation()

@@ -68,4 +68,6 @@ def _as_text(row: Mapping[str, Any]) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(map(_number, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)

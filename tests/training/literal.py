@@ -16,8 +16,11 @@ from tests.decoding import heads, tiny
 from tests.models.test_eagle_head import Texts, drafts, gradients_differ_by
 
 LENGTH, VOCAB, WIDTH = 12, 40, 32
-TARGET, FROZEN = tiny.target(VOCAB, layers=1)
+TARGET, RANDOM = tiny.target(VOCAB, layers=1)
 HEAD, PARAMS = heads.head(VOCAB, layers=1)
+# Mostly one of two tokens is the likeliest, so that a random head is right now and then.
+TABLE = RANDOM["lm_head"]["weight"]
+FROZEN = RANDOM | {"lm_head": {"weight": TABLE.at[0].multiply(5).at[1].set(-5 * TABLE[0])}}
 KEY = jax.random.key(11)
 NOISE = 0.005  # a quarter to each side in a text of 10 tokens: about as wide as features differ
 

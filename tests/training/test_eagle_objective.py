@@ -60,6 +60,7 @@ def test_loss_and_gradient_are_those_of_the_definition():
     assert_same((loss, gradient), (expected.loss, expected.gradient))
     for name in ("feature_loss", "logit_loss"):
         np.testing.assert_allclose(metrics[name], getattr(expected, name)[0], rtol=1e-5)
+    assert expected.accuracy > 0
     np.testing.assert_allclose(metrics["accuracy"], expected.accuracy, rtol=1e-6)
     assert sorted(metrics) == ["accuracy", "feature_loss", "logit_loss"]
 

@@ -210,8 +210,7 @@ def test_accumulated_batches_make_the_step_of_one_large_batch():
 
     start = {"weight": jnp.zeros(3)}
     optimizer = optax.sgd(0.1)
-    many = optax.MultiSteps(optimizer, 2)
-    many = optax.GradientTransformation(many.init, many.update)
+    many = optax.MultiSteps(optimizer, 2).gradient_transformation()
     whole = train(quiet, start, from_function(batch_at), optimizer, OPTIONS)
     parts = train(quiet, start, from_function(halves), many, OPTIONS, accumulate=2)
     np.testing.assert_allclose(parts.params["weight"], whole.params["weight"], atol=1e-6)

@@ -114,5 +114,7 @@ def _with_distillation(loss, metrics, logits, slots: Slots, settings: HassSettin
 def _joined(of_steps: list[dict[str, Array]]) -> dict[str, Array]:
     """Means over the steps; the accuracy is told step by step."""
     accuracy = jnp.concatenate([metrics.pop("accuracy") for metrics in of_steps])
-    means = {name: sum(each[name] for each in of_steps) / len(of_steps) for name in of_steps[0]}
+    means = {
+        name: jnp.mean(jnp.stack([metrics[name] for metrics in of_steps])) for name in of_steps[0]
+    }
     return means | {"accuracy": accuracy}

@@ -1,0 +1,311 @@
+"""`specjax train eagle` and `hass` on a tiny random target: what a run leaves, and how it goes on.
+
+The texts are random words, so nothing is learned; what a head learns is tested with its loss.
+"""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import __version__
+from specjax.bench.acceptance import advice
+from specjax.cli.train_heads import TrainEagle, evaluation, split
+from specjax.errors import SpecjaxError
+from specjax.hub import load
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle_files import load_eagle, read_about
+from specjax.training import loop
+from specjax.training.conversations import USER, Conversation, Turn
+from tests.cli import training
+from tests.cli.target import CONFIG
+from tests.cli.training import SHORT, SMALL, contents, write_chats
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl")
+
+
+@pytest.fixture(scope="module")
+def train(tiny, data):
+    """Runs `specjax train METHOD --out OUT` with arguments of one's own; returns the exit code."""
+    return lambda method, out, *arguments: training.train(method, out, tiny, data, *arguments)
+
+
+@pytest.fixture(scope="module")
+def eagle_run(tmp_path_factory, train) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "eagle"
+    assert train("eagle", out, *SHORT) == 0
+    return out
+
+
+def metrics_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_speed(rows: list[dict]) -> list[dict]:
+    return [{name: row[name] for name in row if name != "tokens_per_second"} for row in rows]
+
+
+def events_of(run: Path) -> list:
+    """What TensorBoard is told: records of a length, its check, the event and its check."""
+    from tensorboardX.proto import event_pb2
+
+    proto: Any = event_pb2  # whose names pyright does not see
+    events = []
+    for file in sorted((run / "tensorboard").iterdir()):
+        content = file.read_bytes()
+        while len(content) >= 16 + (size := int.from_bytes(content[:8], "little")):
+            events.append(proto.Event.FromString(content[12 : 12 + size]))
+            content = content[16 + size :]
+    return events
+
+
+# ---- What a run leaves --------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_all_that_tells_what_it_was(eagle_run):
+    config = json.loads((eagle_run / "config.json").read_text())
+    assert config["method"] == "eagle"
+    assert config["data"]["longest"] == 96
+    assert config["loop"]["num_steps"] == 6
+    [start] = json.loads((eagle_run / "run.json").read_text())["starts"]
+    assert {"command", "revision", "versions", "devices", "time"} <= set(start)
+    assert start["versions"]["specjax"] == __version__
+    assert any((eagle_run / "tensorboard").iterdir())
+    kept = {int(path.name) for path in (eagle_run / "checkpoints").iterdir()}
+    assert {4, 6} <= kept <= {3, 4, 6}  # the two newest, and the best of 3 and 6
+    assert {path.name for path in eagle_run.iterdir()} == {
+        *("config.json", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "head"),
+    }
+
+
+def test_metrics_tell_loss_accuracy_speed_and_what_decoding_measures(eagle_run):
+    rows = metrics_of(eagle_run)
+    logged = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in logged] == [1, 2, 3, 4, 5, 6]
+    for row in logged:
+        assert np.isfinite(row["loss"])
+        assert [0 <= share <= 1 for share in row["accuracy"]] == [True]
+        assert row["tokens_per_second"] > 0
+    measured = [row for row in rows if "accepted_length" in row]
+    assert [row["step"] for row in measured] == [3, 6]
+    for row in measured:
+        assert 1 <= row["accepted_length"] <= 7  # EAGLE-2's depth and the bonus
+        assert all(0 <= rate <= 1 for rate in row["acceptance_rates"])
+
+
+def test_the_head_has_the_published_layout(eagle_run, tiny):
+    head, params = load_eagle(eagle_run / "head", CONFIG, "float32")
+    assert head.config == EagleConfig.for_target(CONFIG)
+    new = head.initialise(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, new)
+    assert not np.array_equal(params["fc"]["weight"], new["fc"]["weight"])
+    about = read_about(eagle_run / "head")
+    measured = {row["step"]: row.get("accepted_length") for row in metrics_of(eagle_run)}
+    assert about["score"] == measured[about["step"]] == max(filter(None, measured.values()))
+    assert about["recipe"]["method"] == about["method"] == "eagle"
+
+
+@pytest.mark.parametrize("folder", ["", "head"])
+def test_a_run_can_be_drafted_with(eagle_run, generate, folder):
+    drafter = ("--method", "eagle2", "--drafter", str(eagle_run / folder))
+    assert generate("best value", *drafter, "--compare")["identical"] is True
+
+
+def test_hass_tells_the_accuracy_of_every_step_and_starts_from_a_head(
+    eagle_run, train, tmp_path, capsys
+):
+    out = tmp_path / "hass"
+    start = ("--start", str(eagle_run), "--align-steps", "3")
+    assert train("hass", out, *SHORT, *start, "--num-steps", "2", "--limit", "20") == 0
+    assert f"written to {out / 'head'}" in capsys.readouterr().out
+    assert len(metrics_of(out)[0]["accuracy"]) == 3
+    config = json.loads((out / "config.json").read_text())
+    assert config["method"] == "hass"
+    assert isinstance(config["start"], int)
+    _, before = load_eagle(eagle_run / "head", CONFIG, "float32")
+    _, after = load_eagle(out / "head", CONFIG, "float32")
+    moved = np.max(np.abs(before["fc"]["weight"] - after["fc"]["weight"]))
+    assert 0 < moved < 1e-3  # two steps at this rate from there, not a new head
+
+
+def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path):
+    """22 texts in rows of 2 are 11 steps; the target has 320 positions."""
+    out = tmp_path / "run"
+    assert train("eagle", out, *SMALL, "--epochs", "0.5", "--longest", "9999") == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["loop"]["num_steps"] == round(0.5 * 22 / 2)
+    assert config["data"]["longest"] == CONFIG.max_position_embeddings
+
+
+def test_packed_epochs_count_tokens():
+    from specjax.training.config import DataOptions, EagleSettings
+    from specjax.training.examples import Example
+
+    examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
+    command = TrainEagle(out=Path("x"), epochs=3.0, objective=EagleSettings())
+    packed = DataOptions(batch_size=2, longest=100, packing=True)
+    assert command._loop(examples, packed).num_steps == 3 * 200 / 100 / 2
+    assert command._loop(examples, DataOptions(batch_size=2, longest=100)).num_steps == round(4.5)
+
+
+# ---- Going on -----------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
+    before = contents(eagle_run)
+    assert train("eagle", eagle_run, *SHORT) == 2
+    assert "already holds a run; add --resume to go on with it" in error_line()
+    changed = ("--learning-rate", "1e-3", "--batch-size", "4")
+    assert train("eagle", eagle_run, *SHORT, *changed, "--resume") == 2
+    assert "with other settings (learning_rate, batch_size); give another" in error_line()
+    assert train("hass", eagle_run, *SHORT, "--resume") == 2
+    assert "align_steps" in error_line()
+    assert train("eagle", eagle_run, *SHORT, "--limit", "20", "--resume") == 2
+    assert "with other settings (texts)" in error_line()
+    assert contents(eagle_run) == before
+
+
+def test_a_finished_run_is_not_trained_again(eagle_run, train, monkeypatch, capsys):
+    def no_step(loss_fn, optimizer):
+        return lambda *_: pytest.fail("a step was taken")
+
+    monkeypatch.setattr(loop, "_train_step", no_step)
+    before = contents(eagle_run)
+    assert train("eagle", eagle_run, *SHORT, "--resume") == 0
+    printed = capsys.readouterr()
+    assert "best at step" in printed.out
+    assert printed.err == ""
+    after = contents(eagle_run)
+    run = before.pop("run.json")
+    again = json.loads(after.pop("run.json"))["starts"]
+    assert again[:-1] == json.loads(run)["starts"]
+    same = [name for name in before if not name.startswith("tensorboard")]
+    assert [after[name] for name in same] == [before[name] for name in same]
+
+
+def test_a_head_that_was_not_written_any_more_is_written(eagle_run, train, tmp_path):
+    out = shutil.copytree(eagle_run, tmp_path / "run")
+    shutil.rmtree(out / "head")
+    assert train("eagle", out, *SHORT, "--resume") == 0
+    assert contents(out / "head") == contents(eagle_run / "head")
+
+
+@pytest.mark.parametrize("how", [(), ("--packing",)])
+def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
+    """Killed at a random moment in the middle of the training, and resumed."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    settings = (*SMALL, *how, "--num-steps", "80", "--save-every", "3", "--eval-every", "100")
+    command = ["train", "eagle", "--data", str(data), "--target", str(tiny), *settings]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specjax", *command, "--out", str(cut)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
+    file = cut / "metrics.jsonl"
+    wanted = random.randrange(4, 60)  # lines
+    while process.poll() is None and not (
+        file.exists() and file.read_bytes().count(b"\n") >= wanted
+    ):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (cut / "head").exists()
+    assert wanted <= file.read_bytes().count(b"\n") < 80
+    assert train("eagle", whole, *settings) == 0
+    assert train("eagle", cut, *settings, "--resume") == 0
+    assert contents(cut / "head") == contents(whole / "head")
+    assert without_speed(metrics_of(cut)) == without_speed(metrics_of(whole))
+    first, second = json.loads((cut / "run.json").read_text())["starts"]
+    assert first["command"][1:] == [*command, "--out", str(cut)]
+    assert second["time"] > first["time"]
+    resumed_at = [event.step for event in events_of(cut) if event.HasField("session_log")]
+    assert len(resumed_at) == 1
+    assert resumed_at[0] % 3 == 1  # TensorBoard hides what the first start has from here on
+    assert resumed_at[0] <= wanted + 20
+
+
+def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, error_line):
+    head = shutil.copytree(eagle_run / "head", tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 99}))
+    assert train("eagle", tmp_path / "run", *SHORT, "--start", str(head)) == 2
+    assert "EAGLE-3" in error_line()
+    with_bias = ("--start", str(eagle_run), "--fc-bias")
+    assert train("eagle", tmp_path / "run", *SHORT, *with_bias) == 2
+    assert "the head to start from has no bias in fc; leave out --fc-bias" in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+# ---- The target's own words ---------------------------------------------------------------------
+
+
+def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
+    out, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
+    words = ("best", "value", "total", "count", "max", "while")
+    rows = [{"prompt": f"{one} {other}"} for one in words for other in words[:2]]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = ("--data", str(prompts), *SMALL, "--num-steps", "2")
+    own = (*short, "--distill", "--distill-tokens", "12")
+    assert train("eagle", out, *own) == 0
+    written = [json.loads(line) for line in (out / "distilled.jsonl").read_text().splitlines()]
+    assert len(written) == len(rows) - 1  # one is held out
+    assert "█" not in capsys.readouterr().err  # no bar where there is no terminal
+    before = contents(out)
+    assert train("eagle", out, *short, "--distill", "--distill-tokens", "13", "--resume") == 2
+    assert "with other settings (distill_tokens)" in capsys.readouterr().err
+    assert contents(out) == before
+
+
+def test_an_interrupted_distillation_is_not_taken_for_a_new_one(train, tmp_path, capsys):
+    """Its run has no config yet."""
+    (tmp_path / "distilled.jsonl.json").write_text("{}")
+    before = contents(tmp_path)
+    assert train("eagle", tmp_path, *SHORT, "--distill") == 2
+    assert "already holds a run; add --resume" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+# ---- Measuring ----------------------------------------------------------------------------------
+
+
+def test_a_head_of_which_nothing_is_accepted_is_told(tiny, capsys):
+    """Zero weights draft the first tokens of the vocabulary, which this target does not say."""
+    target = load(tiny)
+    asked = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
+    measure = evaluation(target, asked, 8).measure
+    head = EagleHead(EagleConfig.for_target(CONFIG))
+    zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
+    capsys.readouterr()
+    assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
+    assert capsys.readouterr().err == f"specjax: {advice(16)}\n"
+
+
+def test_prompts_that_cannot_be_measured_on_are_left_out(tiny):
+    target = load(tiny)
+    long, short = (Conversation((Turn(USER, "best " * count),)) for count in (400, 1))
+    evaluation(target, [long, short], 8)
+    with pytest.raises(SpecjaxError, match="none of 1 prompts leaves room for the 8 tokens"):
+        evaluation(target, [long], 8)
+
+
+@pytest.mark.parametrize("count, asked, kept_out", [(2, 24, 1), (40, 24, 4), (400, 24, 24)])
+def test_some_conversations_are_kept_out(count, asked, kept_out):
+    whole = [Conversation(text=str(number)) for number in range(count)]
+    held_out, others = split(whole, asked)
+    assert len(held_out) == kept_out
+    assert held_out + others == whole

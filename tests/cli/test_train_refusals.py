@@ -1,0 +1,249 @@
+"""What `specjax train eagle` and `hass` refuse, before anything is written; and their help."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax.cli import main
+from specjax.cli.train_heads import TrainEagle, TrainHass, TrainHead, read_all
+from specjax.models.config import LlamaConfig
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle_files import save_eagle
+from specjax.pocket.heads import RECIPES
+from tests.cli import training
+from tests.cli.target import CONFIG
+from tests.cli.training import SHORT, SMALL, write_chats
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS_LATER = '{"messages": [{"role": "user", "content": "value"}]}\n'
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl", with_texts=False)
+
+
+@pytest.fixture(scope="module")
+def train(tiny, data):
+    """Runs `specjax train METHOD --out OUT` with arguments of one's own; returns the exit code."""
+    return lambda method, out, *arguments: training.train(method, out, tiny, data, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--num-steps", "0"], "num_steps 0 must be at least 1"),
+        (["--eval-every", "-1"], "eval_every -1 must be at least 1"),
+        (["--seed", "-1"], "seed -1 is not between"),
+        (["--learning-rate", "nan"], "learning_rate nan is not a finite number above 0"),
+        (["--clip-at", "0"], "clip_at 0.0 is not a finite number above 0"),
+        (["--warmup", "1"], "warmup 1.0 is outside [0, 1)"),
+        (["--beta2", "1.5"], "beta2 1.5 is outside [0, 1)"),
+        (["--weight-decay", "-1"], "weight_decay -1.0 is negative"),
+        (["--accumulate", "0"], "accumulate 0 must be at least 1"),
+        (["--batch-size", "0"], "batches of 0 texts"),
+        (["--longest", "2"], "take at least 1 and 3"),
+        (["--buckets", "64", "32"], "buckets (64, 32) must grow"),
+        (["--packing", "--buckets", "2048"], "give no buckets"),
+        (["--buckets", "64", "2048"], "longest 2048 exceeds the target's 320 positions"),
+        (["--noise", "-1"], "noise -1.0 is not a finite number >= 0"),
+        (["--align-steps", "0"], "align_steps 0 must be at least 1"),
+        (["--step-decay", "inf"], "step_decay inf is not a finite number"),
+        (["--distillation-k", "0"], "distillation_k 0 must be at least 1"),
+        (["--distillation-p", "0"], "distillation_p 0 keeps no token"),
+        (["--token-alignment", "2"], "token_alignment 2.0 is outside [0, 1]"),
+        (["--distill-tokens", "0"], "distill_tokens 0 must be at least 1"),
+        (["--distill", "--distill-tokens", "320"], "distill_tokens 320 leaves no room"),
+        (["--distill-temperature", "-1"], "distill_temperature -1.0 is not a finite number >= 0"),
+        (["--limit", "0"], "limit 0 must be at least 1"),
+        (["--epochs", "nan"], "epochs nan is not a finite number above 0"),
+        (["--epochs", "-1"], "epochs -1.0 is not a finite number above 0"),
+        (["--eval-prompts", "0"], "eval_prompts 0 must be at least 1"),
+        (["--eval-tokens", "0"], "eval_tokens 0 must be at least 1"),
+        (["--eval-tokens", "318"], "leaves room for the 318 tokens to measure on in the target's"),
+        (["--data", "missing.jsonl"], "missing.jsonl does not exist and is no hub id"),
+        (["--data", "."], "cannot be read (Is a directory)"),
+        (["--target", "nope"], "'nope' is no target"),
+        (["--start", "nope"], "'nope' is no head"),
+        (["--limit", "1"], "fewer than two conversations; give more --data"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_leaves_nothing(train, tmp_path, error_line, arguments, told):
+    assert train("hass", tmp_path / "run", *arguments) == 2
+    assert told in error_line()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--decay", "--clip", "--distillation", "--dtype"])
+def test_an_unknown_choice_is_refused_by_the_parser(train, tmp_path, capsys, option):
+    with pytest.raises(SystemExit) as stop:
+        train("hass", tmp_path / "run", option, "wild")
+    assert stop.value.code == 2
+    assert "wild" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        ("", "holds no conversation to learn from (it is empty)"),
+        (ANSWERS_LATER * 3, "(3 without assistant turns)"),
+        ("{broken\n" * 5, "(5 not JSON)"),
+    ],
+)
+def test_data_without_anything_to_learn_is_refused(train, tmp_path, capsys, content, told):
+    file = tmp_path / "data.jsonl"
+    file.write_text(content)
+    assert train("eagle", tmp_path / "run", "--data", str(file)) == 2
+    printed = capsys.readouterr()
+    *skipped, last = printed.err.splitlines()
+    assert told in last
+    assert len(skipped) == min(3, content.count("\n"))
+    assert all(line.endswith("this line is left out") for line in skipped)
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_without_an_answer_in_what_is_kept_are_refused(train, tmp_path, error_line):
+    file = tmp_path / "data.jsonl"
+    row = {"prompt": "best value in total " * 4, "response": "max"}
+    file.write_text((json.dumps(row) + "\n") * 4)
+    assert train("eagle", tmp_path / "run", *SMALL, "--longest", "20", "--data", str(file)) == 2
+    assert "none of 3 examples has an answer within 20 tokens" in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+def test_broken_lines_are_left_out_and_counted(data, tmp_path, capsys):
+    """And what is left is what the file holds without them."""
+    file = tmp_path / "data.jsonl"
+    lines = data.read_text().splitlines(True)
+    file.write_text("".join(["{broken\n", *lines[:5], '{"x": 1}\n', "\n", *lines[5:]]))
+    assert read_all([str(file)], None, 0, True) == read_all([str(data)], None, 0, True)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3
+    assert told[0].startswith(f"specjax: {file}:1 is not JSON")
+    assert "2 of 26 lines are left out: 1 not JSON, 1 of no known form" in told[2]
+
+
+@pytest.mark.parametrize(
+    "out, told",
+    [
+        (f"{__file__}/run", "(Not a directory); free some space or choose another path"),
+        (__file__, "(Not a directory); free some space or choose another path"),
+        (f"/tmp/{'n' * 300}", "(File name too long); free some space or choose another path"),
+        ("~nosuch/x", "there is no home folder ~nosuch; write the path in full"),
+    ],
+)
+def test_an_output_folder_that_cannot_be_is_refused_before_anything(out, told, error_line):
+    assert main(["train", "eagle", "--out", out, "--data", "missing.jsonl"]) == 2
+    assert error_line().endswith(told)
+
+
+def test_a_head_without_its_run_is_not_written_over(train, tmp_path, error_line):
+    (tmp_path / "head").mkdir()
+    assert train("eagle", tmp_path, *SHORT, "--resume") == 2
+    assert "is there already, without a run" in error_line()
+
+
+def test_rows_that_do_not_spread_over_the_devices_are_refused(
+    train, tmp_path, error_line, monkeypatch
+):
+    monkeypatch.setattr(jax, "device_count", lambda: 3)
+    assert train("eagle", tmp_path / "run", *SHORT) == 2
+    assert "batch_size 2 does not spread evenly over 3 devices" in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_line):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny / name, bare / name)
+    for arguments in (SHORT, (*SHORT, "--distill")):
+        assert train("eagle", tmp_path / "run", "--target", str(bare), *arguments) == 2
+        assert "has no tokenizer; take a target that has one" in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"hidden_size": 64}, "target of hidden size 64, but this one has 32"),
+        ({"vocab_size": 99}, "target of vocabulary 99, but this one has 320"),
+        ({}, "was trained for target another"),
+    ],
+)
+def test_a_head_of_another_target_is_no_start(train, tmp_path, error_line, change, told):
+    config = LlamaConfig(**{**vars(CONFIG), **change})
+    head = EagleHead(EagleConfig.for_target(config))
+    params = head.initialise(jax.random.key(0))
+    about = None if change else {"target": "another"}
+    save_eagle(tmp_path / "head", head, params, jnp.float32, target=config, about=about)
+    assert train("eagle", tmp_path / "run", *SHORT, "--start", str(tmp_path / "head")) == 2
+    assert told in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+# ---- The command line ---------------------------------------------------------------------------
+
+
+def test_help_answers_without_jax():
+    code = """
+import sys
+from specjax.cli import main
+for words in (["train"], ["train", "eagle"], ["train", "hass"], ["train", "disco"]):
+    try:
+        main([*words, "--help"])
+    except SystemExit as stop:
+        assert stop.code == 0
+print(sorted({"jax", "flax", "numpy", "transformers", "orbax"} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    text, _, loaded = ran.stdout.rstrip().rpartition("\n")
+    assert loaded == "[]"
+    for word in ("--out FOLDER", "--resume", "--distill", "--align-steps", "--learning-rate"):
+        assert word in text
+    assert "{None}" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments, told", [([], "{eagle, hass, disco}"), (["medusa"], "medusa"), (["eagle"], "--out")]
+)
+def test_what_is_missing_is_named(capsys, arguments, told):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *arguments])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert captured.err.count("\n") < 15
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_of_pockets_heads_parse(name, monkeypatch):
+    seen = []
+    monkeypatch.setattr(TrainHead, "train", lambda self, objective: seen.append((self, objective)))
+    python, dash, module, *command = RECIPES[name].command(name, Path("/runs"))
+    assert (python, dash, module) == (sys.executable, "-m", "specjax")
+    assert main(command) == 0
+    [(parsed, objective)] = seen
+    assert isinstance(parsed, TrainEagle if RECIPES[name].method == "eagle" else TrainHass)
+    assert parsed.out == Path("/runs") / name
+    assert parsed.resume
+    assert parsed.start == (None if name == "eagle" else "/runs/eagle/head")
+    assert parsed.distill == name.endswith("distilled")
+    if name[-1].isdigit():
+        assert objective.align_steps == int(name[-1])

@@ -1,0 +1,41 @@
+"""What the tests of `specjax train eagle` and `hass` share: small runs on few texts."""
+
+import json
+import random
+from pathlib import Path
+
+from specjax.cli import main
+
+MEASURED = ("--eval-prompts", "2", "--eval-tokens", "8")
+SMALL = ("--batch-size", "2", "--longest", "96", "--log-every", "1", *MEASURED)
+SHORT = (*SMALL, "--num-steps", "6", "--eval-every", "3", "--save-every", "2")
+WORDS = "total value best for in return count max if while".split()
+
+
+def write_chats(file: Path, with_texts: bool = True) -> Path:
+    """24 conversations of random words, with one or two answers; every fifth is a plain text."""
+    rng = random.Random(0)
+    rows = []
+    for number in range(24):
+        said = [" ".join(rng.choices(WORDS, k=count)) for count in (3, 8)]
+        turns = [{"from": "human", "value": said[0]}, {"from": "gpt", "value": said[1]}]
+        is_text = with_texts and number % 5 == 4
+        rows.append({"text": said[1]} if is_text else {"conversations": turns * (1 + number % 2)})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def train(method: str, out: Path, target: Path, data: Path, *arguments: str) -> int:
+    """Runs `specjax train` in this process, and returns the exit code."""
+    given = () if "--data" in arguments else ("--data", str(data))
+    given += () if "--target" in arguments else ("--target", str(target))
+    return main(["train", method, "--out", str(out), *given, *arguments])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files within, by their paths."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,273 @@
+"""What the target writes itself: its plain answers, turn after turn, in a file that can be cut."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import distillation
+from specjax.chat import chat_ids, chat_text, encode_chat, opening_ids
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Sampling
+from specjax.distillation import BATCH, check_room, distill, prompt_of
+from specjax.errors import SpecjaxError
+from specjax.hub import load
+from specjax.training.config import DistillOptions
+from specjax.training.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Conversation,
+    Turn,
+    read_conversations,
+)
+from specjax.training.examples import tokenize_all
+from tests.cli.target import write_target
+
+SHORT = DistillOptions(distill_tokens=12)
+WORDS = "total value best for in return count max if while".split()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
+    write_target(folder)
+    return load(folder)
+
+
+def asked(*questions: str, system: str = "", answers: tuple[str, ...] = ()) -> Conversation:
+    turns = [Turn(SYSTEM, system)] if system else []
+    for number, question in enumerate(questions):
+        turns.append(Turn(USER, question))
+        turns += [Turn(ASSISTANT, answer) for answer in answers[number : number + 1]]
+    return Conversation(tuple(turns))
+
+
+def many(count: int) -> list[Conversation]:
+    """Of one to three questions each, and now and then a plain text."""
+    rng = np.random.default_rng(0)
+
+    def text(length: int) -> str:
+        return " ".join(rng.choice(WORDS, length))
+
+    return [
+        Conversation(text=text(20))
+        if number % 5 == 4
+        else asked(*(text(3) for _ in range(1 + number % 3)), answers=("other",) * 3)
+        for number in range(count)
+    ]
+
+
+def plain(target, ids, temperature: float = 0.0, row: int = 0, seed: int = 0) -> list[int]:
+    """Plain decoding of one prompt, as row `row` of a batch, without the end token."""
+    tokens, length = reference_generate(
+        target.params,
+        from_ids([ids] * BATCH),
+        jax.random.key(seed),
+        target=target.model,
+        sampling=Sampling(temperature),
+        max_new_tokens=SHORT.distill_tokens,
+        eos=target.eos,
+    )
+    said = np.asarray(tokens[row, : int(length[row])]).tolist()
+    return said[:-1] if said[-1] in target.eos else said
+
+
+def decoded(target, ids) -> str:
+    return target.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+# ---- What the target says -----------------------------------------------------------------------
+
+
+def test_answers_are_those_of_plain_decoding_turn_after_turn(target, tmp_path):
+    given = asked("best value", "and in total?", system="Be short.", answers=("no", "no"))
+    [found] = distill(target, [given], tmp_path / "answers.jsonl", SHORT)
+    assert [turn.role for turn in found.turns] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
+    assert [turn.text for turn in found.turns if turn.role != ASSISTANT] == [
+        "Be short.",
+        "best value",
+        "and in total?",
+    ]
+    for number in (2, 4):
+        messages = [{"role": turn.role, "content": turn.text} for turn in found.turns[:number]]
+        text = chat_text(target.tokenizer, messages, is_answer_next=True)
+        ids = encode_chat(target.tokenizer, text)["input_ids"]
+        assert found.turns[number].text == decoded(target, plain(target, ids))
+
+
+def test_above_temperature_0_answers_are_drawn(target, tmp_path):
+    """Those of plain decoding with the same key, row by row, and others with another seed."""
+    given = [asked(" ".join(WORDS[:count])) for count in (1, 2, 3)]  # the shortest comes first
+    options = replace(SHORT, distill_temperature=1.0)
+    found = distill(target, given, tmp_path / "one.jsonl", options, seed=7)
+    for row, (before, after) in enumerate(zip(given, found, strict=True)):
+        ids = chat_ids(target.tokenizer, before.turns[0].text)
+        said = plain(target, ids, temperature=1.0, row=row, seed=7)
+        assert after.turns[1].text == decoded(target, said)
+    assert distill(target, given, tmp_path / "other.jsonl", options, seed=8) != found
+
+
+def test_a_plain_text_keeps_its_opening(target, tmp_path):
+    text = " ".join(WORDS * 3)
+    [found] = distill(target, [Conversation(text=text)], tmp_path / "texts.jsonl", SHORT)
+    ids = opening_ids(target.tokenizer, text)
+    opening = ids[: round(len(ids) / 4)]
+    assert found.text == decoded(target, [*opening, *plain(target, opening)])
+    assert text.startswith(decoded(target, opening))
+
+
+def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
+    """Every answer of this target is cut at its third token, which is taken for an end token."""
+    ids = chat_ids(target.tokenizer, "best value")
+    said = plain(target, ids)
+    end = said[2]
+    ending = replace(target, config=replace(target.config, eos_token_id=(end,)))
+    [found] = distill(ending, [asked("best value")], tmp_path / "answers.jsonl", SHORT)
+    assert found.turns[1].text == decoded(target, said[: said.index(end)])
+
+
+# ---- The file -----------------------------------------------------------------------------------
+
+
+def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
+    file, given, complaints = tmp_path / "answers.jsonl", many(11), []
+    found = distill(target, given, file, SHORT)
+    read = list(read_conversations([file], complain=complaints.append))
+    assert complaints == []
+    numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
+    assert sorted(numbers) == list(range(11))
+    assert [
+        text for _, text in sorted(zip(numbers, read, strict=True), key=lambda x: x[0])
+    ] == found
+    assert all(
+        before.text[:8] == after.text[:8] for before, after in zip(given, found, strict=True)
+    )
+    examples = tokenize_all(found, target.tokenizer, 320, complain=complaints.append)
+    assert all(example.is_answer.any() for example in examples)
+    assert complaints == []
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
+    """Whatever the kill left: half a line, or lines of half a batch."""
+    whole, cut, given = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
+    options = replace(SHORT, distill_temperature=0.8)
+    found = distill(target, given, whole, options, seed=3)
+    batches = []
+
+    def stop_after_two(starts):
+        for start in starts:
+            if len(batches) == 2:
+                raise Killed
+            batches.append(start)
+            yield start
+
+    with pytest.raises(Killed):
+        distill(target, given, cut, options, 3, stop_after_two)
+    lines = cut.read_bytes().splitlines(True)
+    assert (len(lines), batches) == (2 * BATCH, [0, BATCH])
+    for left in (lines, [*lines, lines[0][:40]], [*lines[:11], b'{"number']):
+        cut.write_bytes(b"".join(left))
+        assert distill(target, given, cut, options, 3, resume=True) == found
+        assert cut.read_bytes() == whole.read_bytes()
+    nothing_left = lambda starts: [pytest.fail("asked again") for _ in starts]  # noqa: E731
+    assert distill(target, given, cut, options, 3, nothing_left, resume=True) == found
+
+
+def test_another_request_is_refused_by_name(target, tmp_path):
+    file, given = tmp_path / "answers.jsonl", many(2)
+    distill(target, given, file, SHORT)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
+        distill(target, given, file, SHORT)
+    for conversations, options, seed, told in [
+        (given, replace(SHORT, distill_tokens=13), 0, r"\(distill_tokens\)"),
+        (given, replace(SHORT, distill_temperature=0.5), 1, r"\(distill_temperature, seed\)"),
+        (given[:1], SHORT, 0, r"\(prompts\)"),
+    ]:
+        with pytest.raises(SpecjaxError, match=f"with other settings {told}"):
+            distill(target, conversations, file, options, seed, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_file_is_one_line(target, tmp_path):
+    file, given = tmp_path / "answers.jsonl", many(2)
+    distill(target, given, file, SHORT)
+    file.write_bytes(b"no JSON\n" * 2)
+    with pytest.raises(SpecjaxError, match=r"answers.jsonl is damaged .*; delete it"):
+        distill(target, given, file, SHORT, resume=True)
+
+
+# ---- What cannot be answered --------------------------------------------------------------------
+
+
+def test_what_is_too_long_is_cut_or_left_out(target, tmp_path):
+    """The second question of one does not fit, the first of another neither; a text is cut."""
+    long = " ".join(WORDS * 60)
+    given = [asked("best", long, "count"), asked(long), asked("max"), Conversation(text=long)]
+    file, complaints = tmp_path / "answers.jsonl", []
+    found = distill(target, given, file, SHORT, complain=complaints.append)
+    assert [each.turns[:1] for each in found] == [given[0].turns[:1], given[2].turns[:1], ()]
+    assert [len(each.turns) for each in found] == [2, 2, 0]
+    opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
+    assert found[2].text.startswith(decoded(target, opening[:-1]))  # the last may be half a letter
+    [complaint] = complaints
+    assert complaint.startswith("1 of 4 conversations are left out: too long for the target")
+    assert len(file.read_text().splitlines()) == 4
+    assert distill(target, given, file, SHORT, resume=True, complain=complaints.append) == found
+
+
+def test_what_the_chat_template_refuses_is_left_out(target, tmp_path):
+    picky = load(target.name)
+    picky.tokenizer.chat_template = (
+        "{% for message in messages %}{% if message.role == 'system' %}"
+        "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
+    )
+    given, complaints = [asked("best", system="Be short."), asked("max")], []
+    found = distill(picky, given, tmp_path / "a.jsonl", SHORT, complain=complaints.append)
+    assert [each.turns[0].text for each in found] == ["max"]
+    assert complaints[0].endswith("or refused by its chat template")
+    with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
+        distill(picky, given[:1], tmp_path / "b.jsonl", SHORT)
+
+
+def test_what_can_never_be_answered_writes_nothing(target, tmp_path):
+    folder = tmp_path / "new"
+    with pytest.raises(SpecjaxError, match="has no tokenizer"):
+        distill(replace(target, tokenizer=None), many(1), folder / "answers.jsonl", SHORT)
+    options = DistillOptions(distill_tokens=319)
+    with pytest.raises(SpecjaxError, match=r"distill_tokens 319 leaves no room .* 320 positions"):
+        distill(target, many(1), folder / "answers.jsonl", options)
+    assert not folder.exists()
+    check_room(target, DistillOptions(distill_tokens=318))
+
+
+def test_a_file_that_cannot_be_written_is_one_line(target, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecjaxError, match=r"cannot write .*file/answers.jsonl"):
+        distill(target, many(1), tmp_path / "file" / "answers.jsonl", SHORT)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 318, 319, 320, 999])
+def test_prompts_leave_room_for_what_is_asked(target, max_new_tokens):
+    """Of a text as many tokens as fit, but at least two; of a conversation all or nothing."""
+    room = target.config.longest_text - max_new_tokens
+    text = prompt_of(target, Conversation(text=" ".join(WORDS * 400)), max_new_tokens)
+    assert len(text) == (room if room >= 2 else 0)
+    question = asked("best value")
+    whole = chat_ids(target.tokenizer, "best value")
+    assert tuple(prompt_of(target, question, max_new_tokens)) == (
+        whole if len(whole) <= room else ()
+    )
+
+
+def test_a_text_of_one_token_is_no_prompt(target, monkeypatch):
+    monkeypatch.setattr(distillation, "opening_ids", lambda tokenizer, text: (5,))
+    assert prompt_of(target, Conversation(text="x"), 8) == ()

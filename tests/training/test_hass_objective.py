@@ -1,0 +1,297 @@
+"""HASS's loss and gradient against drafting itself; what flows between steps; its memory."""
+
+import math
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from specjax.models.cache import KVCache
+from specjax.models.config import LlamaConfig
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.llama import Llama
+from specjax.models.rows import causal_rows
+from specjax.training.config import Distillation, EagleSettings, HassSettings
+from specjax.training.losses import DISTILLATION, distillation_loss
+from specjax.training.objectives import hass
+from specjax.training.objectives.eagle import Slots, eagle_loss
+from specjax.training.objectives.hass import hass_loss, next_stream
+from tests.models import test_eagle_head as simulation
+from tests.training.literal import (
+    EXAMPLES,
+    FROZEN,
+    HEAD,
+    KEY,
+    NOISE,
+    PACKED,
+    PARAMS,
+    TARGET,
+    WIDTH,
+    assert_same,
+    batch_of,
+    counted,
+    definition,
+    each_alone,
+    slots_of,
+)
+
+# Nothing is a default, so that a setting that is not read shows.
+SETTINGS = HassSettings(
+    feature_weight=0.7,
+    logit_weight=0.3,
+    noise=NOISE,
+    align_steps=3,
+    step_decay=0.6,
+    distillation_weight=0.8,
+    distillation_k=4,
+)
+BATCH = batch_of(PACKED)
+
+
+@cache
+def measured(settings: HassSettings, recompute: bool = False):
+    """Loss, gradient and metrics of the packed texts."""
+    loss = hass_loss(HEAD, TARGET, settings, recompute)
+    measure = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
+    return loss, gradient, metrics
+
+
+def expected(settings: HassSettings, **other: Any):
+    return definition(settings, each_alone(slots_of(NOISE).features), **other)
+
+
+def test_the_defaults_are_the_published_ones():
+    assert HassSettings() == HassSettings(
+        *(1.0, 0.1, 0.2),  # EAGLE's
+        align_steps=3,
+        step_decay=1.0,
+        distillation="top-k",
+        distillation_weight=1.0,
+        distillation_k=10,
+        token_alignment=0.0,
+    )
+
+
+# ---- The definition ------------------------------------------------------------------------------
+
+
+def test_loss_and_gradient_are_those_of_drafting():
+    """Each text alone, each slot as the first, second and third token of a draft."""
+    loss, gradient, metrics = measured(SETTINGS)
+    wanted = expected(SETTINGS)
+    assert_same((loss, gradient), (wanted.loss, wanted.gradient))
+    for name in ("feature_loss", "logit_loss", "distillation_loss"):
+        parts = getattr(wanted, name)
+        assert np.abs(np.diff(parts)).min() > 1e-3  # each step's is its own
+        np.testing.assert_allclose(metrics[name], np.mean(parts), rtol=1e-5)
+
+
+def test_accuracy_is_told_step_by_step():
+    metrics, wanted = measured(SETTINGS)[2], expected(SETTINGS)
+    assert metrics["accuracy"].shape == (3,)
+    assert len({0.0, *wanted.accuracy.tolist()}) == 4
+    np.testing.assert_allclose(metrics["accuracy"], wanted.accuracy, rtol=1e-6)
+
+
+def test_a_gradient_between_steps_would_be_caught():
+    attached = partial(simulation.steps, detach=False)
+    wanted = expected(SETTINGS, predict=attached)
+    loss, gradient, _ = measured(SETTINGS)
+    np.testing.assert_allclose(loss, wanted.loss, rtol=1e-5)
+    assert simulation.gradients_differ_by(gradient, wanted.gradient) > 1e-2
+
+
+def test_one_step_without_distillation_is_eagle():
+    one = replace(SETTINGS, align_steps=1, distillation_weight=0.0)
+    settings = EagleSettings(one.feature_weight, one.logit_weight, one.noise)
+    loss_of_eagle = eagle_loss(HEAD, TARGET, settings)
+    measure = jax.jit(jax.value_and_grad(loss_of_eagle, has_aux=True))
+    (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
+    found = measured(one)
+    jax.tree.map(np.testing.assert_array_equal, found, (loss, gradient, metrics))
+
+
+def test_recomputing_changes_nothing():
+    assert_same(measured(SETTINGS, recompute=True), measured(SETTINGS), tolerance=1e-6)
+
+
+def test_a_bfloat16_target_trains_float32_params():
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
+    measure = jax.jit(jax.value_and_grad(hass_loss(HEAD, TARGET, SETTINGS), has_aux=True))
+    (loss, metrics), gradient = measure(PARAMS, narrow, BATCH, KEY)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
+    wide = measured(SETTINGS)
+    np.testing.assert_allclose(loss, wide[0], rtol=0.1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+# ---- From step to step ---------------------------------------------------------------------------
+
+
+def test_features_move_one_slot_on_and_no_text_takes_another_ones():
+    features = jnp.arange(12.0).reshape(1, 6, 2)
+    predicted = 100 + features
+    segments = jnp.array([[1, 1, 1, 2, 2, 0]])
+    first = np.asarray(next_stream(features, predicted, segments))[0, :, 0]
+    np.testing.assert_array_equal(first, [0, 100, 102, 6, 106, 10])
+
+
+def own_draft_from(head, params, target_params, text, first_drafted):
+    """As `simulation.draft_from`, but each token drafted is the head's own, not the text's."""
+    batch, length = text.tokens.shape
+
+    def feed(carry, slot):
+        cache, drafted = carry
+        is_true = slot < first_drafted
+        true = lax.dynamic_index_in_dim(text.features, slot, axis=1, keepdims=False)
+        token = lax.dynamic_slice_in_dim(text.tokens, slot, 1, axis=1)
+        own = jnp.argmax(TARGET.logits(target_params, drafted), axis=-1)[:, None]
+        feature = jnp.where(is_true, true, lax.stop_gradient(drafted))
+        rows = causal_rows(jnp.where(is_true, token, own), jnp.full((batch,), slot))
+        predicted, cache = head.run(params, target_params, rows, feature[:, None], cache)
+        return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
+
+    empty = KVCache.create(head.config.layers, batch, length)
+    return lax.scan(feed, (empty, jnp.zeros_like(text.features[:, 0])), jnp.arange(length))[1]
+
+
+def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
+    monkeypatch.setattr(simulation, "draft_from", own_draft_from)
+    settings = replace(SETTINGS, token_alignment=1.0)
+    wanted = expected(settings)
+    found = measured(settings)
+    assert_same(found, (wanted.loss, wanted.gradient))
+    np.testing.assert_allclose(found[2]["accuracy"], wanted.accuracy, rtol=1e-6)
+    assert abs(wanted.loss - measured(SETTINGS)[0]) > 1e-1  # other tokens than the text's
+
+
+def test_token_alignment_of_no_slot_changes_nothing():
+    """A probability that is never drawn, so that the code for tokens runs."""
+    assert_same(measured(replace(SETTINGS, token_alignment=1e-30)), measured(SETTINGS), 1e-6)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
+    settings = replace(SETTINGS, token_alignment=probability)
+    drafted = jnp.arange(2 * 4000.0).reshape(2, 4000, 1)
+    text = -1 - drafted
+    segments = jnp.asarray(np.repeat(np.arange(8), 500)[None].repeat(2, axis=0))
+    slots = Slots(text, text, segments, segments, text, text, segments >= 0)
+    found = np.asarray(hass._with_drafted(slots, drafted, KEY, settings))
+    is_drafted = found >= 0
+    np.testing.assert_array_equal(found, np.where(is_drafted, drafted - 1, text))
+    assert not is_drafted[:, ::500].any()  # the first slot of a text has nothing before it
+    assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
+
+
+# ---- Distillation --------------------------------------------------------------------------------
+
+
+def test_every_distillation_loss_can_be_set():
+    assert set(get_args(Distillation)) == set(DISTILLATION)
+
+
+@cache
+def first_logits() -> tuple[Any, Any]:
+    """What the LM head says to predicted and wanted features at the slots that count."""
+    slots = slots_of(NOISE)
+    predicted, _ = HEAD.step(
+        PARAMS, slots.embedded, slots.features, (), slots.positions, slots.segments
+    )
+    both = [each_alone(TARGET.logits(FROZEN, each)) for each in (predicted, slots.wanted)]
+    own, wanted = (
+        np.concatenate([each[text, counted(text)] for text in range(len(EXAMPLES))])
+        for each in both
+    )
+    return jnp.asarray(own), jnp.asarray(wanted)
+
+
+@pytest.mark.parametrize("kind", sorted(DISTILLATION))
+def test_every_distillation_loss_trains(kind):
+    settings = replace(
+        SETTINGS,
+        feature_weight=0.0,
+        logit_weight=0.0,
+        align_steps=1,
+        distillation=kind,
+        distillation_k=5,
+        distillation_p=0.7,
+    )
+    loss, gradient, metrics = measured(settings)
+    wanted = np.mean(distillation_loss(kind, *first_logits(), k=5, p=0.7))
+    np.testing.assert_allclose(metrics["distillation_loss"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(loss, 0.8 * wanted, rtol=1e-5)
+    leaves = jax.tree.leaves(gradient)
+    assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)
+
+
+# ---- Memory --------------------------------------------------------------------------------------
+
+
+class Program:
+    """A training step over two texts of T tokens, of which nothing is run."""
+
+    length, vocabulary = 128, 1024
+
+    def __init__(self, align_steps: int, recompute: bool):
+        config = LlamaConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
+        target, head = Llama(config), EagleHead(EagleConfig.for_target(config))
+        self.loss = hass_loss(head, target, HassSettings(align_steps=align_steps), recompute)
+        ints, bools = (jax.ShapeDtypeStruct((2, self.length), kind) for kind in (jnp.int32, bool))
+        batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
+        self.arguments = (
+            jax.eval_shape(lambda: head.initialise(jax.random.key(0))),
+            jax.eval_shape(lambda: target.initialise(jax.random.key(0))),
+            batch,
+            jax.eval_shape(lambda: jax.random.key(0)),
+        )
+
+    def kept(self) -> int:
+        """Bytes kept for the gradients once the loss is known."""
+
+        def backward(params, *others):
+            return jax.vjp(lambda params: self.loss(params, *others)[0], params)[1]
+
+        arrays = jax.tree.leaves(jax.eval_shape(backward, *self.arguments))
+        return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+
+    def compiled(self) -> int:
+        """Bytes that the whole program needs beside its arguments and results."""
+        measure = jax.jit(jax.value_and_grad(self.loss, has_aux=True))
+        analysis = measure.lower(*self.arguments).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_gradients_need_grows_by_the_step(recompute):
+    """Not by its square: steps see each other's keys and values, none has a copy for each other.
+
+    But for diagonals: step n keeps n - 1 of keys and values moved by some slots, which is 1% here.
+    """
+    growth = np.diff([Program(steps, recompute).kept() for steps in (1, 2, 3, 4, 5)])
+    assert growth[0] > 0
+    assert np.abs(np.diff(growth)).max() < 0.02 * growth[0]
+
+
+def test_recomputing_keeps_features_keys_and_values_of_each_step():
+    """No `[T, T]` of attention and no `[T, V]` of logits, which are the most by far."""
+    again, kept = (
+        np.diff([Program(steps, recompute).kept() for steps in (2, 3)])[0]
+        for recompute in (True, False)
+    )
+    slots = 2 * Program.length
+    keys_and_values = 2 * 2 * 8
+    assert again <= 4 * slots * (WIDTH + keys_and_values) + 100  # and a few scalars
+    assert kept > 4 * slots * (4 * Program.length + Program.vocabulary)
+
+
+def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
+    one, four = (Program(steps, recompute=True).compiled() for steps in (1, 4))
+    assert one < four < 2 * one
