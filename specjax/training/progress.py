@@ -2,15 +2,32 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
+from rich.table import Column
+from rich.text import Text
 
 from specjax.training.data import num_tokens
+
+
+class _Metrics(ProgressColumn):
+    """The last line of the log; on a narrow terminal it is cut off before anything else is."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["row"], no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
@@ -18,12 +35,13 @@ class Progress:
 
     def __init__(self, title: str, first: int, num_steps: int):
         self.console = Console(stderr=True)
+        whole = partial(Column, no_wrap=True)
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[row]}"),
+            TextColumn("{task.description}", table_column=whole()),
+            BarColumn(bar_width=20, table_column=whole()),
+            MofNCompleteColumn(table_column=whole()),
+            TimeRemainingColumn(table_column=whole()),
+            _Metrics(),
         )
         hidden = not self.console.is_terminal
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)

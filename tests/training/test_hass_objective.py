@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
@@ -195,6 +196,12 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
 
 def test_every_distillation_loss_can_be_set():
     assert set(get_args(Distillation)) == set(DISTILLATION)
+
+
+def test_a_distillation_loss_that_cannot_be_is_refused_before_training():
+    settings = HassSettings(distillation="bild", distillation_k=1)
+    with pytest.raises(SpecjaxError, match="bild compares tokens in pairs, k = 1 has none"):
+        hass_loss(HEAD, TARGET, settings)
 
 
 @cache

@@ -1,0 +1,83 @@
+"""Checkpoints: the newest and the best are kept, and a damaged one is known."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.training import checkpoints
+from specjax.training.run_folder import Run
+
+SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
+
+
+def state(step: int) -> dict:
+    return {"params": {"weight": jnp.full(3, float(step))}}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Six checkpoints, three of them measured; the two newest and the best are left."""
+    with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as manager:
+        for step, score in SCORES.items():
+            checkpoints.write(manager, step, state(step), {"next": step}, score)
+        manager.wait_until_finished()
+        yield Run(tmp_path, manager)
+
+
+def damage(checkpoint: Path) -> None:
+    """Every file is cut in half, as after a full disk."""
+    for file in checkpoint.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 2])
+
+
+def test_the_newest_and_the_best_are_kept(run):
+    assert sorted(run.manager.all_steps()) == [2, 5, 6]
+    assert checkpoints.scores(run.manager) == {2: 3.0}
+    step, score, best = run.best(state(0))
+    assert (step, score) == (2, 3.0)
+    assert np.array_equal(best["params"]["weight"], np.full(3, 2.0))
+
+
+def test_what_was_written_comes_back(run):
+    read, position = checkpoints.read(run.manager, 6, state(0))
+    assert np.array_equal(read["params"]["weight"], np.full(3, 6.0))
+    assert position == {"next": 6}
+
+
+def test_a_damaged_one_does_not_hide_the_others(run, tmp_path):
+    damage(tmp_path / "checkpoints" / "2")
+    with pytest.raises(SpecjaxError):
+        checkpoints.read(run.manager, 2, state(0))
+    with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as again:
+        assert sorted(again.all_steps()) == [2, 5, 6]
+        assert checkpoints.scores(again) == {}
+        assert Run(tmp_path, again).best(state(0)) is None
+
+
+def test_the_next_best_stands_in_for_a_damaged_one(tmp_path, capsys):
+    with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=3) as manager:
+        run = Run(tmp_path, manager)
+        for step, score in ((1, 1.0), (2, 3.0), (3, 2.0)):
+            checkpoints.write(manager, step, state(step), None, score)
+        manager.wait_until_finished()
+        for file in (tmp_path / "checkpoints" / "2" / "state").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        found = run.best(state(0))
+    assert found is not None
+    step, score, best = found
+    assert (step, score) == (3, 2.0)
+    assert np.array_equal(best["params"]["weight"], np.full(3, 3.0))
+    assert capsys.readouterr().err == "specjax: checkpoint 2 is damaged; left out\n"
+
+
+def test_nothing_is_warned_of_where_nothing_is_measured(tmp_path, caplog):
+    with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as manager:
+        checkpoints.write(manager, 1, state(1), None, None)
+        manager.wait_until_finished()
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
