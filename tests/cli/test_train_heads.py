@@ -209,7 +209,7 @@ def test_a_head_that_was_not_written_any_more_is_written(eagle_run, train, tmp_p
 def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
     """Killed at a random moment in the middle of the training, and resumed."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = (*SMALL, *how, "--num-steps", "80", "--save-every", "3", "--eval-every", "100")
+    settings = (*SMALL, *how, "--num-steps", "120", "--save-every", "5", "--eval-every", "100")
     command = ["train", "eagle", "--data", str(data), "--target", str(tiny), *settings]
     process = subprocess.Popen(
         [sys.executable, "-m", "specjax", *command, "--out", str(cut)],
@@ -225,7 +225,7 @@ def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (cut / "head").exists()
-    assert wanted <= file.read_bytes().count(b"\n") < 80
+    assert wanted <= file.read_bytes().count(b"\n") < 120
     assert train("eagle", whole, *settings) == 0
     assert train("eagle", cut, *settings, "--resume") == 0
     assert contents(cut / "head") == contents(whole / "head")
@@ -235,7 +235,7 @@ def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
     assert second["time"] > first["time"]
     resumed_at = [event.step for event in events_of(cut) if event.HasField("session_log")]
     assert len(resumed_at) == 1
-    assert resumed_at[0] % 3 == 1  # TensorBoard hides what the first start has from here on
+    assert resumed_at[0] % 5 == 1  # TensorBoard hides what the first start has from here on
     assert resumed_at[0] <= wanted + 20
 
 
