@@ -209,7 +209,7 @@ def test_a_head_that_was_not_written_any_more_is_written(eagle_run, train, tmp_p
 def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
     """Killed at a random moment in the middle of the training, and resumed."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = (*SMALL, *how, "--num-steps", "120", "--save-every", "5", "--eval-every", "100")
+    settings = (*SMALL, *how, "--num-steps", "120", "--save-every", "5", "--eval-every", "200")
     command = ["train", "eagle", "--data", str(data), "--target", str(tiny), *settings]
     process = subprocess.Popen(
         [sys.executable, "-m", "specjax", *command, "--out", str(cut)],
