@@ -79,8 +79,8 @@ def read_conversations(
     Args:
         sources: files with a JSON object per line or with a JSON list of objects, or hub ids of
             datasets (their "train" split; needs the package `datasets`).
-        needs_answers: leave out what the assistant says nothing in; otherwise leave out what the
-            user says nothing in, for self-distillation.
+        needs_answers: leave out where the assistant says nothing; otherwise, for self-distillation,
+            where the user says nothing. Plain texts always stay.
         complain: told of the first lines of a source that are left out, and how many there were.
 
     Raises:
@@ -228,7 +228,7 @@ def _of_turns(turns: Sequence[Turn]) -> Conversation:
 
 
 def _checked(conversation: Conversation, needs_answers: bool) -> Conversation:
-    if conversation.text and needs_answers:
+    if conversation.text:
         return conversation
     role = ASSISTANT if needs_answers else USER
     if not any(turn.text.strip() for turn in conversation.turns if turn.role == role):

@@ -161,10 +161,12 @@ def test_a_list_that_is_no_json_is_refused(read):
 def test_for_self_distillation_questions_are_enough(read):
     system = [{"role": "system", "content": "x"}, {"role": "user", "content": "One"}]
     more = [{"role": "assistant", "content": "y"}, {"role": "user", "content": "Two"}]
-    lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}]
+    silent = {"messages": [system[0], more[0]]}
+    lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}, silent]
     conversations, complaints = read("\n".join(map(json.dumps, lines)), needs_answers=False)
-    assert [prompts_of(each) for each in conversations] == [("Hi",), ("One", "Two")]
-    assert complaints[0].startswith("data.jsonl:3 is without user turns")
+    assert [prompts_of(each) for each in conversations] == [("Hi",), ("One", "Two"), ()]
+    assert conversations[2].text == "plain"
+    assert complaints[0].startswith("data.jsonl:4 is without user turns")
 
 
 def test_sources_follow_each_other(tmp_path):
