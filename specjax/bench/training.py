@@ -26,7 +26,7 @@ from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
-from specjax.training.config import HassSettings
+from specjax.training.config import HassObjective
 from specjax.training.features import target_features
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
@@ -100,7 +100,7 @@ def steps_of(target: Llama, params: Any, options: Options) -> dict[str, Callable
     made = {TARGET: lambda: target_pass(params)}
     made[EAGLE] = training_step(eagle_loss(head, target, recompute=options.remat))
     for num_steps in range(1, MOST_STEPS + 1):
-        loss_fn = hass_loss(head, target, HassSettings(align_steps=num_steps), options.remat)
+        loss_fn = hass_loss(head, target, HassObjective(align_steps=num_steps), options.remat)
         made[HASS.format(num_steps)] = training_step(loss_fn)
     return made
 

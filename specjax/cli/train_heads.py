@@ -13,8 +13,8 @@ from specjax.errors import SpecjaxError
 from specjax.training.config import (
     DataOptions,
     DistillOptions,
-    EagleSettings,
-    HassSettings,
+    EagleObjective,
+    HassObjective,
     HeadSettings,
     LoopOptions,
     OptimizerOptions,
@@ -72,7 +72,7 @@ class TrainHead:
     """Of the target's weights and all arithmetic; by default float32 on CPU and bfloat16 elsewhere.
     The head's own weights are float32."""
 
-    def train(self, objective: EagleSettings | HassSettings) -> None:
+    def train(self, objective: EagleObjective | HassObjective) -> None:
         """Reads the texts, trains, and writes the head."""
         from specjax.cli.environment import use_compilation_cache, watched
         from specjax.distillation import check_room, distill
@@ -163,7 +163,7 @@ class TrainEagle(TrainHead):
     predict its next feature and distribution.
     """
 
-    objective: Annotated[EagleSettings, FLAT] = field(default_factory=EagleSettings)
+    objective: Annotated[EagleObjective, FLAT] = field(default_factory=EagleObjective)
 
     def run(self) -> None:
         """See the class."""
@@ -174,7 +174,7 @@ class TrainEagle(TrainHead):
 class TrainHass(TrainHead):
     """Train a head with HASS: in the contexts of drafting, and on the tokens that matter."""
 
-    objective: Annotated[HassSettings, FLAT] = field(default_factory=HassSettings)
+    objective: Annotated[HassObjective, FLAT] = field(default_factory=HassObjective)
 
     def run(self) -> None:
         """See the class."""

@@ -9,7 +9,7 @@ from specjax.errors import SpecjaxError
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 SHORTEST_BUCKET = 64
 
-Distillation = Literal[
+TopLoss = Literal[
     "top-k",
     "top-p",
     "normed-top-k-linear",
@@ -96,7 +96,7 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
-class EagleSettings:
+class EagleObjective:
     """What the loss is made of.
 
     Raises:
@@ -117,7 +117,7 @@ class EagleSettings:
 
 
 @dataclass(frozen=True)
-class HassSettings(EagleSettings):
+class HassObjective(EagleObjective):
     """What the loss is made of; with one step and weight 0 it is EAGLE's.
 
     Raises:
@@ -128,13 +128,13 @@ class HassSettings(EagleSettings):
     """Steps of harmonized context alignment (n); 1 aligns nothing."""
     step_decay: float = 1.0
     """Weight of each step's loss against the step before (beta, Table 5)."""
-    distillation: Distillation = "top-k"
-    """The distillation loss: top-k, or one of Table 3."""
-    distillation_weight: float = 1.0
+    top_loss: TopLoss = "top-k"
+    """The loss on the most likely tokens: top-k, or one of Table 3."""
+    top_weight: float = 1.0
     """Its weight (w)."""
-    distillation_k: int = 10
+    top_k: int = 10
     """Tokens that it looks at (K)."""
-    distillation_p: float = 0.9
+    top_p: float = 0.9
     """Probability that the tokens of top-p make up."""
     token_alignment: float = 0.0
     """Probability that a slot takes the token drafted a step before for the text's (appendix B)."""
@@ -143,19 +143,19 @@ class HassSettings(EagleSettings):
         super().__post_init__()
         if self.align_steps < 1:
             raise SpecjaxError(f"align_steps {self.align_steps} must be at least 1")
-        if self.distillation not in get_args(Distillation):
-            known = ", ".join(get_args(Distillation))
-            raise SpecjaxError(f"distillation {self.distillation!r} is unknown; use {known}")
-        if self.distillation_k < 1:
-            raise SpecjaxError(f"distillation_k {self.distillation_k} must be at least 1")
-        for name in ("step_decay", "distillation_weight"):
+        if self.top_loss not in get_args(TopLoss):
+            known = ", ".join(get_args(TopLoss))
+            raise SpecjaxError(f"top_loss {self.top_loss!r} is unknown; use {known}")
+        if self.top_k < 1:
+            raise SpecjaxError(f"top_k {self.top_k} must be at least 1")
+        for name in ("step_decay", "top_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number >= 0")
-        for name in ("token_alignment", "distillation_p"):
+        for name in ("token_alignment", "top_p"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1]")
-        if self.distillation_p == 0:
-            raise SpecjaxError("distillation_p 0 keeps no token; take one above 0")
+        if self.top_p == 0:
+            raise SpecjaxError("top_p 0 keeps no token; take one above 0")
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class DataOptions:
 class HeadSettings:
     """Everything that decides a head, apart from the target, the texts and what it starts from."""
 
-    objective: EagleSettings | HassSettings
+    objective: EagleObjective | HassObjective
     loop: LoopOptions = field(default_factory=LoopOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     data: DataOptions = field(default_factory=DataOptions)
@@ -235,4 +235,4 @@ class HeadSettings:
     @property
     def method(self) -> Literal["eagle", "hass"]:
         """The method whose objective this is."""
-        return "hass" if isinstance(self.objective, HassSettings) else "eagle"
+        return "hass" if isinstance(self.objective, HassObjective) else "eagle"

@@ -16,7 +16,7 @@ from specjax.files import writable
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import HEAD, save_eagle
 from specjax.training.checkpoints import checksum
-from specjax.training.config import HassSettings, HeadSettings
+from specjax.training.config import HassObjective, HeadSettings
 from specjax.training.data import batches
 from specjax.training.draft_reading import FrozenModel
 from specjax.training.examples import Example
@@ -115,7 +115,7 @@ def check_out(out: Path, resume: bool) -> None:
 
 
 def _loss_of(settings: HeadSettings, head: EagleHead, target: FrozenModel) -> LossFn:
-    if isinstance(settings.objective, HassSettings):
+    if isinstance(settings.objective, HassObjective):
         return hass_loss(head, target.model, settings.objective, settings.remat)
     return eagle_loss(head, target.model, settings.objective, settings.remat)
 

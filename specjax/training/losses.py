@@ -1,7 +1,7 @@
 """Losses of one slot: how far a predicted feature, or what the LM head says to it, is off.
 
 All are pure, take the dtype of their inputs to float32, let no gradient into what is wanted, and
-leave the mean over slots to the objective. The distillation losses are those of HASS (Zhang et al.
+leave the mean over slots to the objective. The top losses are those of HASS (Zhang et al.
 2025, "Learning Harmonized Representations for Speculative Sampling"): section 3.1 and the ablations
 of table 3. In their formulas p is the distribution that is wanted and q the predicted one. The
 paper has words only for the ablations; where they leave a choice, the function says what is ours.
@@ -38,44 +38,44 @@ def soft_cross_entropy(
     return -jnp.sum(wanted * _log_softmax(logits), axis=-1)
 
 
-def distillation_loss(
+def top_loss(
     kind: str,
     logits: Float[Array, "... V"],
     wanted_logits: Float[Array, "... V"],
     k: int = 10,
     p: float = 0.9,
 ) -> Float[Array, "..."]:
-    """The loss `kind` of `DISTILLATION`, on the tokens that matter most to the target.
+    """The loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
 
     Args:
-        kind: a name in `DISTILLATION`.
+        kind: a name in `TOP_LOSSES`.
         logits: what the LM head says to the predicted feature.
         wanted_logits: what it says to the target's own.
         k: size of the set of tokens, at most V; `top-p` does not read it.
         p: probability that the set of `top-p` reaches; the others do not read it.
 
     Raises:
-        SpecjaxError: as `check_distillation`.
+        SpecjaxError: as `check_top_loss`.
     """
-    check_distillation(kind, k, p)
+    check_top_loss(kind, k, p)
     k = min(k, logits.shape[-1])
-    return DISTILLATION[kind](logits.astype(jnp.float32), _wanted(wanted_logits), k, p)
+    return TOP_LOSSES[kind](logits.astype(jnp.float32), _wanted(wanted_logits), k, p)
 
 
-def check_distillation(kind: str, k: int, p: float) -> None:
-    """What `distillation_loss` would refuse, before any logits are there.
+def check_top_loss(kind: str, k: int, p: float) -> None:
+    """What `top_loss` would refuse, before any logits are there.
 
     Raises:
         SpecjaxError: for an unknown kind, `k < 1` (`bild`: 2), or `p` outside (0, 1].
     """
-    if kind not in DISTILLATION:
-        raise SpecjaxError(f"distillation {kind!r} is unknown; use {', '.join(DISTILLATION)}")
+    if kind not in TOP_LOSSES:
+        raise SpecjaxError(f"top_loss {kind!r} is unknown; use {', '.join(TOP_LOSSES)}")
     if k < 1:
-        raise SpecjaxError(f"distillation over k = {k} tokens; k must be at least 1, try 10")
+        raise SpecjaxError(f"the top loss over k = {k} tokens; k must be at least 1, try 10")
     if kind == "bild" and k < 2:
         raise SpecjaxError("bild compares tokens in pairs, k = 1 has none; try 8")
     if not 0 < p <= 1:
-        raise SpecjaxError(f"distillation over tokens of probability p = {p}; use one in (0, 1]")
+        raise SpecjaxError(f"the top loss over tokens of probability p = {p}; use one in (0, 1]")
 
 
 # ---- The kinds: logits, wanted logits, k, p -> loss ----------------------------------------------
@@ -167,7 +167,7 @@ def _bild(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
     return divergence(_most_likely(wanted_logits, k)) + divergence(_most_likely(logits, k))
 
 
-DISTILLATION: dict[str, Callable[[Array, Array, int, float], Array]] = {
+TOP_LOSSES: dict[str, Callable[[Array, Array, int, float], Array]] = {
     "top-k": _top_k,
     "top-p": _top_p,
     "normed-top-k-linear": _normed_top_k_linear,

@@ -153,11 +153,11 @@ def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path
 
 
 def test_packed_epochs_count_tokens():
-    from specjax.training.config import DataOptions, EagleSettings
+    from specjax.training.config import DataOptions, EagleObjective
     from specjax.training.examples import Example
 
     examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
-    command = TrainEagle(out=Path("x"), epochs=3.0, objective=EagleSettings())
+    command = TrainEagle(out=Path("x"), epochs=3.0, objective=EagleObjective())
     packed = DataOptions(batch_size=2, longest=100, packing=True)
     assert command._loop(examples, packed).num_steps == 3 * 200 / 100 / 2
     assert command._loop(examples, DataOptions(batch_size=2, longest=100)).num_steps == round(4.5)

@@ -56,8 +56,8 @@ def train(tiny, data):
         (["--noise", "-1"], "noise -1.0 is not a finite number >= 0"),
         (["--align-steps", "0"], "align_steps 0 must be at least 1"),
         (["--step-decay", "inf"], "step_decay inf is not a finite number"),
-        (["--distillation-k", "0"], "distillation_k 0 must be at least 1"),
-        (["--distillation-p", "0"], "distillation_p 0 keeps no token"),
+        (["--top-k", "0"], "top_k 0 must be at least 1"),
+        (["--top-p", "0"], "top_p 0 keeps no token"),
         (["--token-alignment", "2"], "token_alignment 2.0 is outside [0, 1]"),
         (["--distill-tokens", "0"], "distill_tokens 0 must be at least 1"),
         (["--distill", "--distill-tokens", "320"], "distill_tokens 320 leaves no room"),
@@ -81,7 +81,7 @@ def test_a_bad_request_is_one_line_and_leaves_nothing(train, tmp_path, error_lin
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", ["--decay", "--clip", "--distillation", "--dtype"])
+@pytest.mark.parametrize("option", ["--decay", "--clip", "--top-loss", "--dtype"])
 def test_an_unknown_choice_is_refused_by_the_parser(train, tmp_path, capsys, option):
     with pytest.raises(SystemExit) as stop:
         train("hass", tmp_path / "run", option, "wild")

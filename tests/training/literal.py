@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.drafter import Params
-from specjax.training.config import EagleSettings, HassSettings
+from specjax.training.config import EagleObjective, HassObjective
 from specjax.training.examples import Example
 from specjax.training.objectives.eagle import Slots, prepare
 from tests.decoding import heads, tiny
@@ -79,7 +79,7 @@ def each_alone(values: Any) -> np.ndarray:
 @cache
 def slots_of(noise: float) -> Slots:
     """What a head sees of a batch of `PACKED`, its noise drawn with `KEY`."""
-    settings = EagleSettings(noise=noise)
+    settings = EagleObjective(noise=noise)
     see = jax.jit(lambda batch: prepare(PARAMS, TARGET, FROZEN, batch, KEY, settings)[1])
     return see(batch_of(PACKED))
 
@@ -91,7 +91,7 @@ class Definition(NamedTuple):
     gradient: Any
     feature_loss: Any  # [N]
     logit_loss: Any  # [N]
-    distillation_loss: Any  # [N]
+    top_loss: Any  # [N]
     accuracy: Any  # [N]
 
 
@@ -103,7 +103,7 @@ def clean_features() -> np.ndarray:
     return np.where(batch["segments"][..., None] > 0, features, 0)
 
 
-def definition(settings: EagleSettings, features: Any, predict: Any = drafts) -> Definition:
+def definition(settings: EagleObjective, features: Any, predict: Any = drafts) -> Definition:
     """The loss over `EXAMPLES`, each alone, and its gradient.
 
     Args:
@@ -117,13 +117,13 @@ def definition(settings: EagleSettings, features: Any, predict: Any = drafts) ->
 
 
 @cache
-def _measure(settings: EagleSettings, predict: Any):
+def _measure(settings: EagleObjective, predict: Any):
     return jax.jit(jax.value_and_grad(partial(_loss, settings, predict), has_aux=True))
 
 
-def _loss(settings: EagleSettings, predict: Any, params: Any, features: Any, clean: Any):
-    hass = settings if isinstance(settings, HassSettings) else HassSettings(align_steps=1)
-    distillation_weight = hass.distillation_weight if hass is settings else 0.0
+def _loss(settings: EagleObjective, predict: Any, params: Any, features: Any, clean: Any):
+    hass = settings if isinstance(settings, HassObjective) else HassObjective(align_steps=1)
+    top_weight = hass.top_weight if hass is settings else 0.0
     alone = batch_of(ALONE)
     behind = np.pad(alone["tokens"][:, 1:], ((0, 0), (0, 1)))
     places = (jnp.asarray(alone[name]) for name in ("positions", "segments"))
@@ -139,7 +139,7 @@ def _loss(settings: EagleSettings, predict: Any, params: Any, features: Any, cle
         feature = jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5))
         log_own = jax.nn.log_softmax(predicted @ table.T)
         logit = jnp.mean(jnp.sum(-law * log_own, axis=-1))
-        likeliest = jnp.argsort(-law, axis=-1)[:, : hass.distillation_k]
+        likeliest = jnp.argsort(-law, axis=-1)[:, : hass.top_k]
         of_likeliest = (jnp.take_along_axis(each, likeliest, 1) for each in (law, log_own))
         distilled = jnp.mean(-jnp.sum(jnp.multiply(*of_likeliest), axis=-1))
         is_right = jnp.argmax(log_own, axis=-1) == jnp.argmax(law, axis=-1)
@@ -147,7 +147,7 @@ def _loss(settings: EagleSettings, predict: Any, params: Any, features: Any, cle
         total = total + hass.step_decay**step * (
             settings.feature_weight * feature
             + settings.logit_weight * logit
-            + distillation_weight * distilled
+            + top_weight * distilled
         )
     return total, tuple(jnp.stack(part) for part in zip(*parts, strict=True))
 

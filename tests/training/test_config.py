@@ -10,15 +10,15 @@ from specjax.errors import SpecjaxError
 from specjax.training.config import (
     DataOptions,
     DistillOptions,
-    EagleSettings,
-    HassSettings,
+    EagleObjective,
+    HassObjective,
     HeadSettings,
     LoopOptions,
     OptimizerOptions,
 )
-from specjax.training.losses import DISTILLATION
+from specjax.training.losses import TOP_LOSSES
 
-SETTINGS = (EagleSettings, HassSettings)
+SETTINGS = (EagleObjective, HassObjective)
 WEIGHTS = ("feature_weight", "logit_weight", "noise")
 
 
@@ -61,19 +61,19 @@ REFUSED = [
     *each([OptimizerOptions], ["accumulate"], (0, -1), "must be at least 1"),
     *each(SETTINGS, WEIGHTS, (-0.1, math.inf, math.nan), "is not a finite number >= 0"),
     *each(
-        [HassSettings],
-        ("step_decay", "distillation_weight"),
+        [HassObjective],
+        ("step_decay", "top_weight"),
         (-0.1, math.inf, math.nan),
         "is not a finite number >= 0",
     ),
-    *each([HassSettings], ("align_steps", "distillation_k"), (0, -1), "must be at least 1"),
+    *each([HassObjective], ("align_steps", "top_k"), (0, -1), "must be at least 1"),
     *each(
-        [HassSettings],
-        ("token_alignment", "distillation_p"),
+        [HassObjective],
+        ("token_alignment", "top_p"),
         (-0.1, 1.1, math.nan),
         "is outside [0, 1]",
     ),
-    (HassSettings, {"distillation_p": 0.0}, "distillation_p 0 keeps no token; take one above 0"),
+    (HassObjective, {"top_p": 0.0}, "top_p 0 keeps no token; take one above 0"),
     *each(
         [DistillOptions],
         ["distill_temperature"],
@@ -105,7 +105,7 @@ def test_a_value_out_of_its_range_is_refused(kind, values, complaint):
     [
         (OptimizerOptions(), "decay", "linear, cosine, none"),
         (OptimizerOptions(), "clip", "value, norm, none"),
-        (HassSettings(), "distillation", ", ".join(DISTILLATION)),
+        (HassObjective(), "top_loss", ", ".join(TOP_LOSSES)),
     ],
 )
 def test_an_unknown_word_is_refused(options, name, known):
@@ -121,8 +121,8 @@ def test_an_unknown_word_is_refused(options, name, known):
         (LoopOptions, {"seed": 2**32 - 1, "num_steps": 1, "keep_last": 1}),
         (OptimizerOptions, {"warmup": 0.0, "beta1": 0.0, "weight_decay": 0.0, "clip": "none"}),
         *((kind, dict.fromkeys(WEIGHTS, 0.0)) for kind in SETTINGS),
-        (HassSettings, {"align_steps": 1, "step_decay": 0.0, "distillation_weight": 0.0}),
-        (HassSettings, {"distillation_k": 1, "distillation_p": 1.0, "token_alignment": 1.0}),
+        (HassObjective, {"align_steps": 1, "step_decay": 0.0, "top_weight": 0.0}),
+        (HassObjective, {"top_k": 1, "top_p": 1.0, "token_alignment": 1.0}),
         (DistillOptions, {"distill_temperature": 0.0, "distill_tokens": 1}),
         (DataOptions, {"batch_size": 1, "longest": 3}),
     ],
@@ -153,5 +153,5 @@ def test_rows_are_padded_to_powers_of_two_or_as_told(options, lengths):
 
 
 def test_the_method_is_that_of_the_objective():
-    assert HeadSettings(EagleSettings()).method == "eagle"
-    assert HeadSettings(HassSettings()).method == "hass"
+    assert HeadSettings(EagleObjective()).method == "eagle"
+    assert HeadSettings(HassObjective()).method == "hass"

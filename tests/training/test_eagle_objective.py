@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.config import EagleSettings
+from specjax.training.config import EagleObjective
 from specjax.training.objectives.eagle import eagle_loss
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
@@ -31,23 +31,23 @@ from tests.training.literal import (
 )
 
 # Weights that are not the defaults, so that a weight that is not read shows.
-SETTINGS = EagleSettings(feature_weight=0.7, logit_weight=0.3, noise=NOISE)
-CLEAN = EagleSettings(feature_weight=0.7, logit_weight=0.3, noise=0.0)
+SETTINGS = EagleObjective(feature_weight=0.7, logit_weight=0.3, noise=NOISE)
+CLEAN = EagleObjective(feature_weight=0.7, logit_weight=0.3, noise=0.0)
 
 
 @cache
-def measure(settings: EagleSettings = SETTINGS, recompute: bool = False):
+def measure(settings: EagleObjective = SETTINGS, recompute: bool = False):
     loss = eagle_loss(HEAD, TARGET, settings, recompute)
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def loss_and_gradient(batch: Any, settings: EagleSettings = SETTINGS, recompute: bool = False):
+def loss_and_gradient(batch: Any, settings: EagleObjective = SETTINGS, recompute: bool = False):
     (loss, _), gradient = measure(settings, recompute)(PARAMS, FROZEN, batch, KEY)
     return loss, gradient
 
 
 def test_the_defaults_are_the_published_ones():
-    assert EagleSettings() == EagleSettings(feature_weight=1.0, logit_weight=0.1, noise=0.2)
+    assert EagleObjective() == EagleObjective(feature_weight=1.0, logit_weight=0.1, noise=0.2)
 
 
 # ---- The definition ------------------------------------------------------------------------------

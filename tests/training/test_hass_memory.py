@@ -10,7 +10,7 @@ import pytest
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
-from specjax.training.config import HassSettings
+from specjax.training.config import HassObjective
 from specjax.training.objectives.hass import hass_loss
 
 WIDTH = 32
@@ -24,7 +24,7 @@ class Program:
     def __init__(self, align_steps: int, recompute: bool):
         config = LlamaConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
         target, head = Llama(config), EagleHead(EagleConfig.for_target(config))
-        self.loss = hass_loss(head, target, HassSettings(align_steps=align_steps), recompute)
+        self.loss = hass_loss(head, target, HassObjective(align_steps=align_steps), recompute)
         ints, bools = (jax.ShapeDtypeStruct((2, self.length), kind) for kind in (jnp.int32, bool))
         batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
         self.arguments = (

@@ -13,8 +13,8 @@ from jax import lax
 from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.rows import causal_rows
-from specjax.training.config import Distillation, EagleSettings, HassSettings
-from specjax.training.losses import DISTILLATION, distillation_loss
+from specjax.training.config import EagleObjective, HassObjective, TopLoss
+from specjax.training.losses import TOP_LOSSES, top_loss
 from specjax.training.objectives import hass
 from specjax.training.objectives.eagle import Slots, eagle_loss
 from specjax.training.objectives.hass import hass_loss, next_stream
@@ -37,20 +37,20 @@ from tests.training.literal import (
 )
 
 # Nothing is a default, so that a setting that is not read shows.
-SETTINGS = HassSettings(
+SETTINGS = HassObjective(
     feature_weight=0.7,
     logit_weight=0.3,
     noise=NOISE,
     align_steps=3,
     step_decay=0.6,
-    distillation_weight=0.8,
-    distillation_k=4,
+    top_weight=0.8,
+    top_k=4,
 )
 BATCH = batch_of(PACKED)
 
 
 @cache
-def measured(settings: HassSettings, recompute: bool = False):
+def measured(settings: HassObjective, recompute: bool = False):
     """Loss, gradient and metrics of the packed texts."""
     loss = hass_loss(HEAD, TARGET, settings, recompute)
     measure = jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -58,18 +58,18 @@ def measured(settings: HassSettings, recompute: bool = False):
     return loss, gradient, metrics
 
 
-def expected(settings: HassSettings, **other: Any):
+def expected(settings: HassObjective, **other: Any):
     return definition(settings, each_alone(slots_of(NOISE).features), **other)
 
 
 def test_the_defaults_are_the_published_ones():
-    assert HassSettings() == HassSettings(
+    assert HassObjective() == HassObjective(
         *(1.0, 0.1, 0.2),  # EAGLE's
         align_steps=3,
         step_decay=1.0,
-        distillation="top-k",
-        distillation_weight=1.0,
-        distillation_k=10,
+        top_loss="top-k",
+        top_weight=1.0,
+        top_k=10,
         token_alignment=0.0,
     )
 
@@ -82,7 +82,7 @@ def test_loss_and_gradient_are_those_of_drafting():
     loss, gradient, metrics = measured(SETTINGS)
     wanted = expected(SETTINGS)
     assert_same((loss, gradient), (wanted.loss, wanted.gradient))
-    for name in ("feature_loss", "logit_loss", "distillation_loss"):
+    for name in ("feature_loss", "logit_loss", "top_loss"):
         parts = getattr(wanted, name)
         assert np.abs(np.diff(parts)).min() > 1e-3  # each step's is its own
         np.testing.assert_allclose(metrics[name], np.mean(parts), rtol=1e-5)
@@ -103,9 +103,9 @@ def test_a_gradient_between_steps_would_be_caught():
     assert simulation.gradients_differ_by(gradient, wanted.gradient) > 1e-2
 
 
-def test_one_step_without_distillation_is_eagle():
-    one = replace(SETTINGS, align_steps=1, distillation_weight=0.0)
-    settings = EagleSettings(one.feature_weight, one.logit_weight, one.noise)
+def test_one_step_without_top_loss_is_eagle():
+    one = replace(SETTINGS, align_steps=1, top_weight=0.0)
+    settings = EagleObjective(one.feature_weight, one.logit_weight, one.noise)
     loss_of_eagle = eagle_loss(HEAD, TARGET, settings)
     measure = jax.jit(jax.value_and_grad(loss_of_eagle, has_aux=True))
     (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
@@ -186,15 +186,15 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
 
 
-# ---- Distillation --------------------------------------------------------------------------------
+# ---- The top losses -----------------------------------------------------------------------------
 
 
-def test_every_distillation_loss_can_be_set():
-    assert set(get_args(Distillation)) == set(DISTILLATION)
+def test_every_top_loss_can_be_set():
+    assert set(get_args(TopLoss)) == set(TOP_LOSSES)
 
 
-def test_a_distillation_loss_that_cannot_be_is_refused_before_training():
-    settings = HassSettings(distillation="bild", distillation_k=1)
+def test_a_top_loss_that_cannot_be_is_refused_before_training():
+    settings = HassObjective(top_loss="bild", top_k=1)
     with pytest.raises(SpecjaxError, match="bild compares tokens in pairs, k = 1 has none"):
         hass_loss(HEAD, TARGET, settings)
 
@@ -214,20 +214,20 @@ def first_logits() -> tuple[Any, Any]:
     return jnp.asarray(own), jnp.asarray(wanted)
 
 
-@pytest.mark.parametrize("kind", sorted(DISTILLATION))
-def test_every_distillation_loss_trains(kind):
+@pytest.mark.parametrize("kind", sorted(TOP_LOSSES))
+def test_every_top_loss_trains(kind):
     settings = replace(
         SETTINGS,
         feature_weight=0.0,
         logit_weight=0.0,
         align_steps=1,
-        distillation=kind,
-        distillation_k=5,
-        distillation_p=0.7,
+        top_loss=kind,
+        top_k=5,
+        top_p=0.7,
     )
     loss, gradient, metrics = measured(settings)
-    wanted = np.mean(distillation_loss(kind, *first_logits(), k=5, p=0.7))
-    np.testing.assert_allclose(metrics["distillation_loss"], wanted, rtol=1e-5)
+    wanted = np.mean(top_loss(kind, *first_logits(), k=5, p=0.7))
+    np.testing.assert_allclose(metrics["top_loss"], wanted, rtol=1e-5)
     np.testing.assert_allclose(loss, 0.8 * wanted, rtol=1e-5)
     leaves = jax.tree.leaves(gradient)
     assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)

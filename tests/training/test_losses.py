@@ -9,11 +9,11 @@ import pytest
 
 from specjax.errors import SpecjaxError
 from specjax.training.losses import (
-    DISTILLATION,
-    check_distillation,
-    distillation_loss,
+    TOP_LOSSES,
+    check_top_loss,
     smooth_l1,
     soft_cross_entropy,
+    top_loss,
 )
 
 VOCAB, K, P = 13, 4, 0.8
@@ -28,13 +28,13 @@ def pairs(seed: int = 0, shape: tuple[int, ...] = (3, 5), vocab: int = VOCAB):
     return jnp.asarray(own, jnp.float32), jnp.asarray(wanted, jnp.float32)
 
 
-loss_of = partial(jax.jit, static_argnames=("kind", "k", "p"))(distillation_loss)
+loss_of = partial(jax.jit, static_argnames=("kind", "k", "p"))(top_loss)
 
 
 @partial(jax.jit, static_argnames=("kind", "k", "p"))
 def gradient_of(kind, logits, wanted, k=K, p=P):
     def total(logits, wanted):
-        return jnp.sum(distillation_loss(kind, logits, wanted, k, p))
+        return jnp.sum(top_loss(kind, logits, wanted, k, p))
 
     return jax.grad(total, argnums=(0, 1))(logits, wanted)
 
@@ -136,7 +136,7 @@ def slow(definition, own, wanted, k=K, p=P) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind, k, p", [(kind, K, P) for kind in SLOW] + [("top-p", 2, 0.3)])
-def test_a_distillation_loss_is_its_definition_at_every_slot(kind, k, p):
+def test_a_top_loss_is_its_definition_at_every_slot(kind, k, p):
     own, wanted = pairs()
     expected = slow(SLOW[kind], own, wanted, k, p)
     assert expected.std() > 1e-2
@@ -144,9 +144,9 @@ def test_a_distillation_loss_is_its_definition_at_every_slot(kind, k, p):
 
 
 def test_every_kind_is_tested_and_unlike_every_other():
-    assert SLOW.keys() == DISTILLATION.keys()
+    assert SLOW.keys() == TOP_LOSSES.keys()
     own, wanted = pairs()
-    found = {kind: np.asarray(loss_of(kind, own, wanted, k=K, p=P)) for kind in DISTILLATION}
+    found = {kind: np.asarray(loss_of(kind, own, wanted, k=K, p=P)) for kind in TOP_LOSSES}
     assert len(found) == 7
     for first in found:
         for second in found:
@@ -178,7 +178,7 @@ def test_over_all_tokens_it_is_the_soft_cross_entropy(kind):
     np.testing.assert_allclose(loss_of(kind, own, wanted, k=VOCAB, p=1.0), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", DISTILLATION)
+@pytest.mark.parametrize("kind", TOP_LOSSES)
 def test_more_tokens_than_there_are_means_all(kind):
     own, wanted = pairs(seed=3)
     found = loss_of(kind, own, wanted, k=VOCAB + 5, p=P)
@@ -204,7 +204,7 @@ def test_recall_tells_found_tokens_from_missed_ones():
 def test_what_comes_in_16_bits_is_reckoned_in_32():
     own, wanted = (each.astype(jnp.bfloat16) for each in pairs(seed=5))
     wide = [each.astype(jnp.float32) for each in (own, wanted)]
-    for loss in (smooth_l1, soft_cross_entropy, *(partial(loss_of, kind) for kind in DISTILLATION)):
+    for loss in (smooth_l1, soft_cross_entropy, *(partial(loss_of, kind) for kind in TOP_LOSSES)):
         found = loss(own, wanted)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, loss(*wide), rtol=1e-6)
@@ -213,7 +213,7 @@ def test_what_comes_in_16_bits_is_reckoned_in_32():
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DISTILLATION)
+@pytest.mark.parametrize("kind", TOP_LOSSES)
 def test_the_gradient_is_that_of_the_definition_and_spares_what_is_wanted(kind):
     own, wanted = pairs(seed=6, shape=(2,))
     found, of_wanted = gradient_of(kind, own, wanted)
@@ -242,7 +242,7 @@ def test_the_minimum_lies_where_both_say_the_same_if_both_are_normalised():
     _, wanted = pairs(seed=8)
     plain = jax.grad(lambda logits: jnp.sum(soft_cross_entropy(logits, wanted)))(wanted)
     assert np.abs(plain).max() < 1e-6
-    for kind in DISTILLATION:
+    for kind in TOP_LOSSES:
         at_wanted = np.abs(gradient_of(kind, wanted, wanted)[0]).max()
         assert (at_wanted < 1e-6) == (kind in MINIMAL_AT_WANTED), kind
     for kind in MINIMAL_AT_WANTED:
@@ -252,7 +252,7 @@ def test_the_minimum_lies_where_both_say_the_same_if_both_are_normalised():
             assert (np.asarray(loss_of(kind, other, wanted, k=K, p=P)) > least).all(), kind
 
 
-@pytest.mark.parametrize("kind", ["soft-cross-entropy", *DISTILLATION])
+@pytest.mark.parametrize("kind", ["soft-cross-entropy", *TOP_LOSSES])
 def test_extreme_logits_give_finite_values_and_gradients(kind):
     numbers = np.random.default_rng(9)
     own, wanted = (
@@ -263,7 +263,7 @@ def test_extreme_logits_give_finite_values_and_gradients(kind):
     def total(logits):
         if kind == "soft-cross-entropy":
             return jnp.sum(soft_cross_entropy(logits, wanted))
-        return jnp.sum(distillation_loss(kind, logits, wanted, K, P))
+        return jnp.sum(top_loss(kind, logits, wanted, K, P))
 
     value, gradient = jax.jit(jax.value_and_grad(total))(own)
     assert np.isfinite(value)
@@ -274,7 +274,7 @@ def test_extreme_logits_give_finite_values_and_gradients(kind):
 # ---- Memory and requests ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DISTILLATION)
+@pytest.mark.parametrize("kind", TOP_LOSSES)
 def test_the_gradient_needs_no_copy_of_the_vocabulary_per_token_of_the_set(kind):
     k, shape = 64, (8, 4096)
     logits = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -288,8 +288,8 @@ def test_the_gradient_needs_no_copy_of_the_vocabulary_per_token_of_the_set(kind)
 def test_an_unknown_kind_is_told_the_names():
     own, wanted = pairs()
     with pytest.raises(SpecjaxError) as caught:
-        distillation_loss("top-q", own, wanted)
-    assert all(name in str(caught.value) for name in ("top-q", *DISTILLATION))
+        top_loss("top-q", own, wanted)
+    assert all(name in str(caught.value) for name in ("top-q", *TOP_LOSSES))
 
 
 @pytest.mark.parametrize(
@@ -305,12 +305,12 @@ def test_an_unknown_kind_is_told_the_names():
 def test_sets_that_cannot_be_are_refused(kind, k, p, message):
     own, wanted = pairs()
     with pytest.raises(SpecjaxError, match=message):
-        distillation_loss(kind, own, wanted, k, p)
+        top_loss(kind, own, wanted, k, p)
     with pytest.raises(SpecjaxError, match=message):
-        check_distillation(kind, k, p)
+        check_top_loss(kind, k, p)
 
 
 def test_what_can_be_is_let_through():
-    for kind in DISTILLATION:
-        check_distillation(kind, 2, 1.0)
-    check_distillation("top-k", 1, 1e-3)
+    for kind in TOP_LOSSES:
+        check_top_loss(kind, 2, 1.0)
+    check_top_loss("top-k", 1, 1e-3)

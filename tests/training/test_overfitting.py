@@ -13,7 +13,7 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.state import Generation
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.training.config import DataOptions, HassSettings, LoopOptions, OptimizerOptions
+from specjax.training.config import DataOptions, HassObjective, LoopOptions, OptimizerOptions
 from specjax.training.data import batches
 from specjax.training.examples import Example
 from specjax.training.loop import train
@@ -51,7 +51,7 @@ def trained(start: Any) -> Any:
     quiet = LoopOptions(NUM_STEPS, log_every=NUM_STEPS, save_every=NUM_STEPS, eval_every=NUM_STEPS)
     optimizer = OptimizerOptions(learning_rate=1e-2, warmup=0.05, decay="cosine")
     return train(
-        hass_loss(HEAD, TARGET, HassSettings(noise=0.0)),
+        hass_loss(HEAD, TARGET, HassObjective(noise=0.0)),
         start,
         batches(examples, DataOptions(batch_size=len(texts), longest=64)),
         optimizer_of(optimizer, NUM_STEPS),

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.models.heads.eagle import EagleHead, embed
 from specjax.models.llama import Llama
 from specjax.pytree import pytree
-from specjax.training.config import EagleSettings
+from specjax.training.config import EagleObjective
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -45,7 +45,7 @@ class Slots:
 def eagle_loss(
     head: EagleHead,
     target: Llama,
-    settings: EagleSettings = EagleSettings(),
+    settings: EagleObjective = EagleObjective(),
     recompute: bool = False,
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.
@@ -74,7 +74,7 @@ def prepare(
     frozen: Any,
     batch: dict[str, Array],
     key: Key[Array, ""],
-    settings: EagleSettings,
+    settings: EagleObjective,
 ) -> tuple[Any, Slots]:
     """The head's params in the target's dtype, and what it learns from."""
     tokens, segments = batch["tokens"], batch["segments"]
@@ -96,7 +96,7 @@ def step_loss(
     predicted: Float[Array, "B T D"],
     logits: Float[Array, "B T V"],
     slots: Slots,
-    settings: EagleSettings,
+    settings: EagleObjective,
 ) -> tuple[Float[Array, ""], Metrics]:
     """The loss of one step's predictions, and its parts."""
     feature_loss = slots.mean(smooth_l1(predicted, slots.wanted))

@@ -19,16 +19,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.heads.eagle import EagleHead, Stream, embed
 from specjax.models.llama import Llama
-from specjax.training.config import HassSettings
+from specjax.training.config import HassObjective
 from specjax.training.loop import LossFn
-from specjax.training.losses import check_distillation, distillation_loss
+from specjax.training.losses import check_top_loss, top_loss
 from specjax.training.objectives.eagle import Slots, prepare, step_loss
 
 
 def hass_loss(
     head: EagleHead,
     target: Llama,
-    settings: HassSettings = HassSettings(),
+    settings: HassObjective = HassObjective(),
     recompute: bool = False,
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.
@@ -37,7 +37,7 @@ def hass_loss(
     `recompute` the activations of one step at a time are kept, and computed again for gradients.
     """
 
-    check_distillation(settings.distillation, settings.distillation_k, settings.distillation_p)
+    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         params, slots = prepare(params, target, frozen, batch, key, settings)
@@ -48,7 +48,7 @@ def hass_loss(
             )
             logits = target.logits(frozen, predicted)
             loss, metrics = step_loss(predicted, logits, slots, settings)
-            loss, metrics = _with_distillation(loss, metrics, logits, slots, settings)
+            loss, metrics = _with_top_loss(loss, metrics, logits, slots, settings)
             drafted = jnp.argmax(logits, axis=-1)
             return loss, metrics, jax.lax.stop_gradient(predicted), drafted, own
 
@@ -88,7 +88,7 @@ def _is_first(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
 
 
 def _with_drafted(
-    slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""], settings: HassSettings
+    slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""], settings: HassObjective
 ) -> Float[Array, "B T D"]:
     """Some slots take the token that the step before drafted one slot earlier (appendix B)."""
     is_drafted = jax.random.bernoulli(key, settings.token_alignment, slots.counts.shape)
@@ -96,19 +96,19 @@ def _with_drafted(
     return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
 
 
-def _with_distillation(loss, metrics, logits, slots: Slots, settings: HassSettings):
-    if settings.distillation_weight == 0:
+def _with_top_loss(loss, metrics, logits, slots: Slots, settings: HassObjective):
+    if settings.top_weight == 0:
         return loss, metrics
-    losses = distillation_loss(
-        settings.distillation,
+    losses = top_loss(
+        settings.top_loss,
         logits,
         slots.wanted_logits,
-        settings.distillation_k,
-        settings.distillation_p,
+        settings.top_k,
+        settings.top_p,
     )
     distilled = slots.mean(losses)
-    loss = loss + settings.distillation_weight * distilled
-    return loss, metrics | {"distillation_loss": distilled}
+    loss = loss + settings.top_weight * distilled
+    return loss, metrics | {"top_loss": distilled}
 
 
 def _joined(of_steps: list[dict[str, Array]]) -> dict[str, Array]:
