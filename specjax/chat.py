@@ -1,6 +1,7 @@
 """Chats as text and as tokens, in the tokenizer's own template or in Vicuna's."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from specjax.errors import SpecjaxError
@@ -10,6 +11,8 @@ SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
+
+TRAINING_DAY = datetime(2025, 1, 1)  # so that a text has the same tokens whenever a run goes on
 
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
@@ -26,13 +29,19 @@ def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:
     return tuple(encode_chat(tokenizer, text)["input_ids"])
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Message], is_answer_next: bool = False) -> str:
+def chat_text(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    is_answer_next: bool = False,
+    today: datetime | None = None,
+) -> str:
     """The messages in the tokenizer's chat template, or Vicuna's.
 
     Args:
         tokenizer: of `transformers`.
         messages: at least one; only the first may be the system's.
         is_answer_next: up to where the assistant's next answer begins.
+        today: the date that some templates write; by default the real one.
 
     Raises:
         SpecjaxError: if the template refuses the messages.
@@ -41,9 +50,10 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], is_answer_next: bool 
         return _vicuna(messages, tokenizer.eos_token or "", is_answer_next)
     from jinja2 import TemplateError
 
+    dated = {} if today is None else {"strftime_now": today.strftime}
     try:
         return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=is_answer_next
+            list(messages), tokenize=False, add_generation_prompt=is_answer_next, **dated
         )
     except TemplateError as error:
         reason = " ".join(str(error).split()) or type(error).__name__

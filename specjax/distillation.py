@@ -5,7 +5,7 @@ batch, and the same request goes on with it where it stopped.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, Key
 
-from specjax.chat import chat_text, encode_chat, opening_ids
+from specjax.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
@@ -55,8 +56,10 @@ def answers_of(
         found: dict[int, list[int]] = {}
         for start in watch(range(0, len(order), BATCH)):
             numbers = order[start : start + BATCH]
-            texts = _answer(target, [prompts[number] for number in numbers], max_new_tokens)
-            found |= dict(zip(numbers, texts, strict=True))
+            asked = [prompts[number] for number in numbers]
+            asked += [asked[-1]] * (BATCH - len(asked))  # one shape
+            texts = _answer(target, asked, max_new_tokens, Sampling(), jax.random.key(0))
+            found |= dict(zip(numbers, texts, strict=False))
         return [found[number] for number in range(len(prompts))]
 
     return answers
@@ -66,6 +69,7 @@ def distill(
     target: Target,
     conversations: Sequence[Conversation],
     file: Path,
+    longest: int,
     options: DistillOptions = DistillOptions(),
     seed: int = 0,
     watch: Watch = iter,
@@ -83,6 +87,7 @@ def distill(
         target: with a tokenizer.
         conversations: of which the user's turns are read.
         file: grows by a batch of lines at a time.
+        longest: tokens of a text, its last answer included.
         options: how the target answers.
         seed: of what is drawn above temperature 0.
         watch: sees the batches go by.
@@ -94,21 +99,24 @@ def distill(
             written, is damaged or holds the answers to another request, or if nothing is answered.
     """
     target.require_tokenizer()
-    check_room(target, options)
+    check_room(target, longest, options)
     request = asdict(options) | {
         "target": fingerprint(target.config, target.params),
+        "longest": longest,
         "seed": seed,
         "prompts": _checksum(conversations),
     }
     with writable(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         claim(file.with_suffix(file.suffix + ".json"), request, resume)
-    rows = _rows_of(file, len(conversations))
+    rows, size = _rows_of(file, len(conversations), options.distill_batch), options.distill_batch
+    key = jax.random.key(seed)
     # Conversations of like length together; the order, and so every batch, is the same each time.
     order = sorted(range(len(conversations)), key=lambda number: _size(conversations[number]))
-    for start in watch(range(len(rows), len(order), BATCH)):
-        numbers = order[start : start + BATCH]
-        texts = _answered(target, [conversations[each] for each in numbers], options, seed + start)
+    for start in watch(range(len(rows), len(order), size)):
+        numbers = order[start : start + size]
+        asked = [conversations[each] for each in numbers]
+        texts = _answered(target, asked, longest, options, jax.random.fold_in(key, start))
         new = [
             {"number": number} | _as_row(text) for number, text in zip(numbers, texts, strict=True)
         ]
@@ -119,12 +127,13 @@ def distill(
     return _without_unanswered(texts, complain)
 
 
-def check_room(target: Target, options: DistillOptions) -> None:
-    """Raises SpecjaxError if no prompt can be answered within the target's positions."""
-    if target.config.longest_text - options.distill_tokens < SHORTEST_PROMPT:
+def check_room(target: Target, longest: int, options: DistillOptions) -> None:
+    """Raises SpecjaxError if no prompt can be answered within so many tokens."""
+    most = min(longest, target.config.longest_text)
+    if most - options.distill_tokens < SHORTEST_PROMPT:
         raise SpecjaxError(
-            f"distill_tokens {options.distill_tokens} leaves no room for a prompt in the target's "
-            f"{target.config.longest_text} positions; ask for fewer"
+            f"distill_tokens {options.distill_tokens} leaves no room for a prompt in texts of "
+            f"{most} tokens; ask for fewer, or allow longer texts"
         )
 
 
@@ -132,7 +141,7 @@ def _without_unanswered(
     texts: Sequence[Conversation | None], complain: Complain
 ) -> list[Conversation]:
     kept = [text for text in texts if text is not None]
-    why = "too long for the target to answer, or refused by its chat template"
+    why = "too long to be answered, or refused by its chat template"
     if not kept:
         raise SpecjaxError(
             f"none of {len(texts)} conversations is answered: {why}; lower --distill-tokens, or "
@@ -147,22 +156,28 @@ def _without_unanswered(
 
 
 def _answered(
-    target: Target, conversations: Sequence[Conversation], options: DistillOptions, seed: int
+    target: Target,
+    conversations: Sequence[Conversation],
+    longest: int,
+    options: DistillOptions,
+    key: Key[Array, ""],
 ) -> list[Conversation | None]:
     """Every text continued, every question answered, the first ones first; None without answer."""
-    sampling = Sampling(options.distill_temperature)
+    sampling, new_tokens = Sampling(options.distill_temperature), options.distill_tokens
     found: list[Conversation | None] = [None] * len(conversations)
     num_turns = max(len(prompts_of(each)) for each in conversations)
     for turn in range(max(1, num_turns)):  # a plain text has none, and is continued once
         prompts = {
             number: prompt
             for number, each in enumerate(conversations)
-            if (prompt := prompt_of(target, each, options.distill_tokens, found[number]))
+            if (prompt := prompt_of(target, each, longest, new_tokens, found[number]))
         }
         if not prompts:
             break
         asked = list(prompts.values())
-        written = _answer(target, asked, options.distill_tokens, sampling, seed + turn)
+        asked += [asked[-1]] * (options.distill_batch - len(asked))  # one shape
+        turn_key = jax.random.fold_in(key, turn)
+        written = _answer(target, asked, new_tokens, sampling, turn_key)[: len(prompts)]
         for (number, prompt), ids in zip(prompts.items(), written, strict=True):
             found[number] = _with_answer(target, conversations[number], found[number], prompt, ids)
     return found
@@ -180,6 +195,7 @@ def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
 def prompt_of(
     target: Target,
     asked: Conversation,
+    longest: int,
     max_new_tokens: int,
     so_far: Conversation | None = None,
 ) -> Ids:
@@ -190,13 +206,15 @@ def prompt_of(
     Args:
         target: with a tokenizer.
         asked: of which the user's turns are read, or the text.
-        max_new_tokens: for which the target must have positions.
+        longest: tokens of prompt and continuation together, within the target's positions.
+        max_new_tokens: of the continuation.
         so_far: the same with answers; None before the first one.
 
     Returns:
         Token ids; () if there is nothing to say, no room, or if the chat template refuses it.
     """
-    tokenizer, room = target.require_tokenizer(), target.config.longest_text - max_new_tokens
+    tokenizer = target.require_tokenizer()
+    room = min(longest, target.config.longest_text) - max_new_tokens
     if asked.text:
         ids = opening_ids(tokenizer, asked.text) if so_far is None else ()
         length = min(room, max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE)))
@@ -206,7 +224,7 @@ def prompt_of(
     if not messages:
         return ()
     try:
-        text = chat_text(tokenizer, messages, is_answer_next=True)
+        text = chat_text(tokenizer, messages, is_answer_next=True, today=TRAINING_DAY)
     except SpecjaxError:
         return ()
     ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]
@@ -230,15 +248,14 @@ def _answer(
     target: Target,
     prompts: Sequence[Ids],
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-) -> Iterator[list[int]]:
-    """The continuations of up to `BATCH` prompts, end tokens included; drafted by prompt lookup."""
-    rows = [*prompts, *[prompts[-1]] * (BATCH - len(prompts))]  # one shape
+    sampling: Sampling,
+    key: Key[Array, ""],
+) -> list[list[int]]:
+    """The continuations of all prompts at once, end tokens included; drafted by prompt lookup."""
     out = speculative_generate(
         Params(target.params),
-        from_ids(rows),
-        jax.random.key(seed),
+        from_ids(prompts),
+        key,
         target=target.model,
         drafter=PromptLookup(),
         sampling=sampling,
@@ -246,7 +263,7 @@ def _answer(
         eos=target.eos,
     )
     tokens, lengths = np.asarray(out.tokens), np.asarray(out.length)
-    return (tokens[row, : lengths[row]].tolist() for row in range(len(prompts)))
+    return [tokens[row, : lengths[row]].tolist() for row in range(len(prompts))]
 
 
 # ---- Rows of the file ----------------------------------------------------------------------------
@@ -278,13 +295,17 @@ def _from_row(row: dict[str, Any]) -> Conversation | None:
     return Conversation(turns) if turns else None
 
 
-def _rows_of(file: Path, num_wanted: int) -> list[dict[str, Any]]:
+def _rows_of(file: Path, num_wanted: int, size: int) -> list[dict[str, Any]]:
     """The whole batches that `file` holds; cuts off what a stopped run left unfinished."""
     lines = whole_lines(file)
     if len(lines) < num_wanted:
-        lines = lines[: len(lines) // BATCH * BATCH]
+        lines = lines[: len(lines) // size * size]
     keep_lines(file, lines)
     try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
+        rows = [json.loads(line) for line in lines]
+        for row in rows:  # each is a conversation, and tells which
+            _from_row(row)
+            int(row["number"])
+        return rows
+    except (ValueError, KeyError, TypeError) as error:
         raise SpecjaxError(f"{file} is damaged ({error}); delete it and distill again") from None

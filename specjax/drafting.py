@@ -16,8 +16,14 @@ from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
 from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
+from specjax.models.checkpoint import CHECKPOINTS
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.eagle_files import HEAD, check_owner, load_eagle, read_eagle_config
+from specjax.models.heads.eagle_files import (
+    HEAD,
+    check_owner,
+    load_eagle,
+    read_eagle_config,
+)
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, read_tuned
 
@@ -107,6 +113,23 @@ def load_draft(target: Target, source: str | Path | None = None) -> Target:
     return draft
 
 
+def find_head(source: str | Path) -> Path:
+    """The folder of a head: this one, that within a finished run, or the copy of a hub id.
+
+    Raises:
+        SpecjaxError: if there is no such head, or the run has not finished.
+    """
+    folder = expand_user(source)
+    if (folder / HEAD).is_dir():
+        source = folder / HEAD
+    elif (folder / CHECKPOINTS).is_dir():
+        raise SpecjaxError(
+            f"{folder} is a run that has not finished and has no head yet; repeat its command with "
+            "--resume"
+        )
+    return head_folder(source, read_eagle_config)
+
+
 def load_head(
     source: str | Path, target: Target, dtype: DTypeLike | None = None
 ) -> tuple[EagleHead, dict[str, Any]]:
@@ -121,12 +144,11 @@ def load_head(
         SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
             another target.
     """
-    if (expand_user(source) / HEAD).is_dir():
-        source = expand_user(source) / HEAD
-    folder = head_folder(source, read_eagle_config)
-    check_owner(folder, fingerprint(target.config, target.params))
+    folder = find_head(source)
     kind = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
-    return load_eagle(folder, target.config, kind, progress=True)
+    loaded = load_eagle(folder, target.config, kind, progress=True)
+    check_owner(folder, fingerprint(target.config, target.params))
+    return loaded
 
 
 # ---- What methods read -------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from specjax.training.conversations import (
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 
+LONGEST = 320  # the target's positions
 SHORT = DistillOptions(distill_tokens=12)
 WORDS = "total value best for in return count max if while".split()
 
@@ -62,11 +63,12 @@ def many(count: int) -> list[Conversation]:
 
 
 def plain(target, ids, temperature: float = 0.0, row: int = 0, seed: int = 0) -> list[int]:
-    """Plain decoding of one prompt, as row `row` of a batch, without the end token."""
+    """Plain decoding of a prompt, row `row` of the first batch, in its first turn; no end token."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), 0)
     tokens, length = reference_generate(
         target.params,
         from_ids([ids] * BATCH),
-        jax.random.key(seed),
+        key,
         target=target.model,
         sampling=Sampling(temperature),
         max_new_tokens=SHORT.distill_tokens,
@@ -85,7 +87,7 @@ def decoded(target, ids) -> str:
 
 def test_answers_are_those_of_plain_decoding_turn_after_turn(target, tmp_path):
     given = asked("best value", "and in total?", system="Be short.", answers=("no", "no"))
-    [found] = distill(target, [given], tmp_path / "answers.jsonl", SHORT)
+    [found] = distill(target, [given], tmp_path / "answers.jsonl", LONGEST, SHORT)
     assert [turn.role for turn in found.turns] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
     assert [turn.text for turn in found.turns if turn.role != ASSISTANT] == [
         "Be short.",
@@ -103,17 +105,17 @@ def test_above_temperature_0_answers_are_drawn(target, tmp_path):
     """Those of plain decoding with the same key, row by row, and others with another seed."""
     given = [asked(" ".join(WORDS[:count])) for count in (1, 2, 3)]  # the shortest comes first
     options = replace(SHORT, distill_temperature=1.0)
-    found = distill(target, given, tmp_path / "one.jsonl", options, seed=7)
+    found = distill(target, given, tmp_path / "one.jsonl", LONGEST, options, seed=7)
     for row, (before, after) in enumerate(zip(given, found, strict=True)):
         ids = chat_ids(target.tokenizer, before.turns[0].text)
         said = plain(target, ids, temperature=1.0, row=row, seed=7)
         assert after.turns[1].text == decoded(target, said)
-    assert distill(target, given, tmp_path / "other.jsonl", options, seed=8) != found
+    assert distill(target, given, tmp_path / "other.jsonl", LONGEST, options, seed=8) != found
 
 
 def test_a_plain_text_keeps_its_opening(target, tmp_path):
     text = " ".join(WORDS * 3)
-    [found] = distill(target, [Conversation(text=text)], tmp_path / "texts.jsonl", SHORT)
+    [found] = distill(target, [Conversation(text=text)], tmp_path / "texts.jsonl", LONGEST, SHORT)
     ids = opening_ids(target.tokenizer, text)
     opening = ids[: round(len(ids) / 4)]
     assert found.text == decoded(target, [*opening, *plain(target, opening)])
@@ -126,7 +128,7 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
     said = plain(target, ids)
     end = said[2]
     ending = replace(target, config=replace(target.config, eos_token_id=(end,)))
-    [found] = distill(ending, [asked("best value")], tmp_path / "answers.jsonl", SHORT)
+    [found] = distill(ending, [asked("best value")], tmp_path / "answers.jsonl", LONGEST, SHORT)
     assert found.turns[1].text == decoded(target, said[: said.index(end)])
 
 
@@ -135,7 +137,7 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
 
 def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
     file, given, complaints = tmp_path / "answers.jsonl", many(11), []
-    found = distill(target, given, file, SHORT)
+    found = distill(target, given, file, LONGEST, SHORT)
     read = list(read_conversations([file], complain=complaints.append))
     assert complaints == []
     numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
@@ -159,7 +161,7 @@ def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
     """Whatever the kill left: half a line, or lines of half a batch."""
     whole, cut, given = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
     options = replace(SHORT, distill_temperature=0.8)
-    found = distill(target, given, whole, options, seed=3)
+    found = distill(target, given, whole, LONGEST, options, seed=3)
     batches = []
 
     def stop_after_two(starts):
@@ -170,39 +172,39 @@ def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
             yield start
 
     with pytest.raises(Killed):
-        distill(target, given, cut, options, 3, stop_after_two)
+        distill(target, given, cut, LONGEST, options, 3, stop_after_two)
     lines = cut.read_bytes().splitlines(True)
     assert (len(lines), batches) == (2 * BATCH, [0, BATCH])
     for left in (lines, [*lines, lines[0][:40]], [*lines[:11], b'{"number']):
         cut.write_bytes(b"".join(left))
-        assert distill(target, given, cut, options, 3, resume=True) == found
+        assert distill(target, given, cut, LONGEST, options, 3, resume=True) == found
         assert cut.read_bytes() == whole.read_bytes()
     nothing_left = lambda starts: [pytest.fail("asked again") for _ in starts]  # noqa: E731
-    assert distill(target, given, cut, options, 3, nothing_left, resume=True) == found
+    assert distill(target, given, cut, LONGEST, options, 3, nothing_left, resume=True) == found
 
 
 def test_another_request_is_refused_by_name(target, tmp_path):
     file, given = tmp_path / "answers.jsonl", many(2)
-    distill(target, given, file, SHORT)
+    distill(target, given, file, LONGEST, SHORT)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
-        distill(target, given, file, SHORT)
+        distill(target, given, file, LONGEST, SHORT)
     for conversations, options, seed, told in [
         (given, replace(SHORT, distill_tokens=13), 0, r"\(distill_tokens\)"),
         (given, replace(SHORT, distill_temperature=0.5), 1, r"\(distill_temperature, seed\)"),
         (given[:1], SHORT, 0, r"\(prompts\)"),
     ]:
         with pytest.raises(SpecjaxError, match=f"with other settings {told}"):
-            distill(target, conversations, file, options, seed, resume=True)
+            distill(target, conversations, file, LONGEST, options, seed, resume=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_damaged_file_is_one_line(target, tmp_path):
     file, given = tmp_path / "answers.jsonl", many(2)
-    distill(target, given, file, SHORT)
+    distill(target, given, file, LONGEST, SHORT)
     file.write_bytes(b"no JSON\n" * 2)
     with pytest.raises(SpecjaxError, match=r"answers.jsonl is damaged .*; delete it"):
-        distill(target, given, file, SHORT, resume=True)
+        distill(target, given, file, LONGEST, SHORT, resume=True)
 
 
 # ---- What cannot be answered --------------------------------------------------------------------
@@ -213,15 +215,18 @@ def test_what_is_too_long_is_cut_or_left_out(target, tmp_path):
     long = " ".join(WORDS * 60)
     given = [asked("best", long, "count"), asked(long), asked("max"), Conversation(text=long)]
     file, complaints = tmp_path / "answers.jsonl", []
-    found = distill(target, given, file, SHORT, complain=complaints.append)
+    found = distill(target, given, file, LONGEST, SHORT, complain=complaints.append)
     assert [each.turns[:1] for each in found] == [given[0].turns[:1], given[2].turns[:1], ()]
     assert [len(each.turns) for each in found] == [2, 2, 0]
     opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
     assert found[2].text.startswith(decoded(target, opening[:-1]))  # the last may be half a letter
     [complaint] = complaints
-    assert complaint.startswith("1 of 4 conversations are left out: too long for the target")
+    assert complaint.startswith("1 of 4 conversations are left out: too long to be answered")
     assert len(file.read_text().splitlines()) == 4
-    assert distill(target, given, file, SHORT, resume=True, complain=complaints.append) == found
+    assert (
+        distill(target, given, file, LONGEST, SHORT, resume=True, complain=complaints.append)
+        == found
+    )
 
 
 def test_what_the_chat_template_refuses_is_left_out(target, tmp_path):
@@ -231,43 +236,45 @@ def test_what_the_chat_template_refuses_is_left_out(target, tmp_path):
         "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
     )
     given, complaints = [asked("best", system="Be short."), asked("max")], []
-    found = distill(picky, given, tmp_path / "a.jsonl", SHORT, complain=complaints.append)
+    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT, complain=complaints.append)
     assert [each.turns[0].text for each in found] == ["max"]
     assert complaints[0].endswith("or refused by its chat template")
     with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
-        distill(picky, given[:1], tmp_path / "b.jsonl", SHORT)
+        distill(picky, given[:1], tmp_path / "b.jsonl", LONGEST, SHORT)
 
 
 def test_what_can_never_be_answered_writes_nothing(target, tmp_path):
     folder = tmp_path / "new"
     with pytest.raises(SpecjaxError, match="has no tokenizer"):
-        distill(replace(target, tokenizer=None), many(1), folder / "answers.jsonl", SHORT)
+        distill(replace(target, tokenizer=None), many(1), folder / "answers.jsonl", LONGEST, SHORT)
     options = DistillOptions(distill_tokens=319)
-    with pytest.raises(SpecjaxError, match=r"distill_tokens 319 leaves no room .* 320 positions"):
-        distill(target, many(1), folder / "answers.jsonl", options)
+    with pytest.raises(
+        SpecjaxError, match=r"distill_tokens 319 leaves no room .* texts of 320 tokens"
+    ):
+        distill(target, many(1), folder / "answers.jsonl", LONGEST, options)
     assert not folder.exists()
-    check_room(target, DistillOptions(distill_tokens=318))
+    check_room(target, LONGEST, DistillOptions(distill_tokens=318))
 
 
 def test_a_file_that_cannot_be_written_is_one_line(target, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SpecjaxError, match=r"cannot write .*file/answers.jsonl"):
-        distill(target, many(1), tmp_path / "file" / "answers.jsonl", SHORT)
+        distill(target, many(1), tmp_path / "file" / "answers.jsonl", LONGEST, SHORT)
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 318, 319, 320, 999])
 def test_prompts_leave_room_for_what_is_asked(target, max_new_tokens):
     """Of a text as many tokens as fit, but at least two; of a conversation all or nothing."""
     room = target.config.longest_text - max_new_tokens
-    text = prompt_of(target, Conversation(text=" ".join(WORDS * 400)), max_new_tokens)
+    text = prompt_of(target, Conversation(text=" ".join(WORDS * 400)), LONGEST, max_new_tokens)
     assert len(text) == (room if room >= 2 else 0)
     question = asked("best value")
     whole = chat_ids(target.tokenizer, "best value")
-    assert tuple(prompt_of(target, question, max_new_tokens)) == (
+    assert tuple(prompt_of(target, question, LONGEST, max_new_tokens)) == (
         whole if len(whole) <= room else ()
     )
 
 
 def test_a_text_of_one_token_is_no_prompt(target, monkeypatch):
     monkeypatch.setattr(distillation, "opening_ids", lambda tokenizer, text: (5,))
-    assert prompt_of(target, Conversation(text="x"), 8) == ()
+    assert prompt_of(target, Conversation(text="x"), LONGEST, 8) == ()

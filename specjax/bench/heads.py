@@ -16,8 +16,9 @@ import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import UseAppendAction
 
-from specjax.bench.acceptance import acceptance
+from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import PLAIN, Measurement, Request, measure, summarise, warm_up
 from specjax.bench.run import OwnMethod
 from specjax.bench.tasks import read_tasks, token_ids
@@ -37,9 +38,9 @@ class Options:
 
     target: str = POCKET
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
-    head: tuple[str, ...] = ()
-    """Heads as NAME=FOLDER: run folders of `specjax train`, or heads as published; by default
-    pocket's own two."""
+    head: UseAppendAction[tuple[str, ...]] = ()
+    """A head as NAME=FOLDER: the run folder of `specjax train`, or a head as published. May be
+    given several times; by default pocket's own two."""
     tasks: str = POCKET
     """pocket for edits and completions of its held-out code, or a JSONL file."""
     limit: int = 4
@@ -110,6 +111,8 @@ def heads_in(assignments: Sequence[str], target: str) -> dict[str, str | None]:
         name, equals, folder = assignment.partition("=")
         if not (name and equals and folder):
             raise SpecjaxError(f"--head {assignment!r} is not NAME=FOLDER; write hass=runs/hass")
+        if name in found:
+            raise SpecjaxError(f"--head names {name} twice; give each a name of its own")
         found[name] = folder
     return found or {"eagle2": None, "hass": None}
 
@@ -157,7 +160,11 @@ def _run(options: Options) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     for temperature in options.temperature:
         contestants = contestants_of(target, heads, options, temperature, longest)
-        console.print(speed_table(_measured(contestants, requests, options.runs), temperature))
+        rows = _measured(contestants, requests, options.runs)
+        console.print(speed_table(rows, temperature))
+        for row in rows[1 - len(contestants) :]:
+            if row.mean_accepted_length == 1.0:
+                console.print(f"{row.method}: {advice(row.rounds)}", style="bold red")
         console.print(rate_table(contestants, requests))
     print(f"medians of {options.runs} runs in turn on {jax.devices()[0].device_kind}")
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tyro.conf import UseAppendAction
+
 from specjax.errors import SpecjaxError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ class BenchOptions:
     methods: str = ""
     """Drafting methods, with commas between; by default all that need nothing but the target, and
     those of --drafter. Plain decoding is always among them."""
-    drafter: tuple[str, ...] = ()
+    drafter: UseAppendAction[tuple[str, ...]] = ()
     """What a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore, draft-model=FOLDER (or a
     hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax train`) for a head; by
     default pocket's own. May be given for several methods."""

@@ -56,21 +56,14 @@ class Convert:
         print(f"wrote {target.name} to {directory} in {self.dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
-        from specjax.hub import head_folder, load
-        from specjax.models.heads.eagle_files import (
-            check_owner,
-            load_eagle,
-            read_about,
-            read_eagle_config,
-            save_eagle,
-        )
-        from specjax.tuned import fingerprint
+        from specjax.drafting import find_head, load_head
+        from specjax.hub import load
+        from specjax.models.heads.eagle_files import read_about, read_eagle_config, save_eagle
 
-        folder = head_folder(self.source, read_eagle_config)
+        folder = find_head(self.source)
         read_eagle_config(folder)  # before the target, which may take long
         target = load(head_of, dtype=self.dtype)
-        head, params = load_eagle(folder, target.config, self.dtype, progress=True)
-        check_owner(folder, fingerprint(target.config, target.params))
+        head, params = load_head(folder, target)
         layout = self.layout or "eagle"
         save_eagle(
             directory,

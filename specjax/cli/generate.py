@@ -83,6 +83,7 @@ class Generate:
             jobs = [job, job.with_plain()] if self.compare else [job]
             tell = partial(report.text, job) if report.is_plain else None
             results = measure(jobs, NUM_PAIRS if self.compare else 1, tell)
+        report.warn(results)
         if self.json:
             report.json(job, results, self.attribute)
         else:

@@ -70,9 +70,6 @@ class Report:
 
     def figures(self, job: Job, results: Sequence[Measured], stream_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
-        for result in results:
-            if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
-                self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
         compiling = stream_seconds + sum(result.compile_seconds for result in results)
         not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
         timed = "timed in a run of its own; " if self.is_live else ""
@@ -88,6 +85,12 @@ class Report:
             f"{result.mean_accepted_length:.2f} over {result.rounds} rounds"
         )
         self.notes.print(f"{timed}{not_counted}")
+
+    def warn(self, results: Sequence[Measured]) -> None:
+        """Says so if a drafter was of no use."""
+        for result in results:
+            if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
+                self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
 
     def sources(self, job: Job, result: Measured) -> None:
         """Prints which part of the prompt each part of the output repeats."""

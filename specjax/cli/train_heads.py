@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 
 from specjax.errors import SpecjaxError
 from specjax.training.config import (
@@ -22,6 +22,7 @@ from specjax.training.config import (
 
 if TYPE_CHECKING:
     from specjax.hub import Target
+    from specjax.models.heads.eagle import EagleHead
     from specjax.training.conversations import Conversation
     from specjax.training.examples import Example
     from specjax.training.loop import Evaluation
@@ -38,12 +39,12 @@ class TrainHead:
     """The run folder: checkpoints, metrics, and in the end the head, in FOLDER/head."""
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
-    data: Annotated[tuple[str, ...], arg(metavar="SOURCE")] = ("pocket",)
-    """JSONL or JSON files of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    plain text), hub ids of datasets, or pocket for edit tasks and code. Texts are cut off at
-    --longest, and at the target's positions."""
+    data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
+    """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
+    plain text), the hub id of a dataset, or pocket, the default, for edit tasks and code. May be
+    given several times. Texts are cut off at --longest, and at the target's positions."""
     limit: Annotated[int | None, arg(metavar="INT")] = None
-    """Conversations at most; pocket makes 8000 by default."""
+    """Conversations of each source at most; pocket makes 8000 by default."""
     resume: bool = False
     """Go on with the run in the folder, if there is one."""
     distill: bool = False
@@ -66,9 +67,7 @@ class TrainHead:
     loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
-    ] = None
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
     """Of the target's weights and all arithmetic; by default float32 on CPU and bfloat16 elsewhere.
     The head's own weights are float32."""
 
@@ -88,19 +87,21 @@ class TrainHead:
         out = expand_user(self.out)
         check_out(out, self.resume)
         use_compilation_cache()
-        conversations = read_all(self.data, self.limit, self.loop.seed, not self.distill)
+        sources = self.data or ("pocket",)
+        conversations = read_all(sources, self.limit, self.loop.seed, not self.distill)
         target = load(self.target, dtype=self.dtype)
         batches = within(self.batches, target)
         # All that can be refused is refused before anything that takes long.
-        tokenizer, start = target.require_tokenizer(), self._start(target)
+        tokenizer, (head, start) = target.require_tokenizer(), self._head(target)
         held_out, conversations = split(conversations, self.eval_prompts)
-        measured = evaluation(target, held_out, self.eval_tokens)
+        measured = evaluation(target, head, held_out, batches.longest, self.eval_tokens)
         if self.distill:
-            check_room(target, self.distillation)
+            check_room(target, batches.longest, self.distillation)
             conversations = distill(
                 target,
                 conversations,
                 out / "distilled.jsonl",
+                batches.longest,
                 self.distillation,
                 self.loop.seed,
                 partial(watched, doing="The target answers"),
@@ -117,6 +118,7 @@ class TrainHead:
         )
         name = fingerprint(target.config, target.params)
         trained = train_head(
+            head,
             FrozenModel(target.model, target.params, name),
             examples,
             settings,
@@ -125,7 +127,8 @@ class TrainHead:
             evaluation=measured,
             resume=self.resume,
         )
-        print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
+        if trained.best_score is not None:
+            print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
 
     def _check(self) -> None:
@@ -147,12 +150,20 @@ class TrainHead:
         num_steps = round(self.epochs * rows / rows_of_a_step)
         return replace(self.loop, num_steps=max(1, num_steps))
 
-    def _start(self, target: "Target") -> Any:
-        if self.start is None:
-            return None
+    def _head(self, target: "Target") -> "tuple[EagleHead, Any]":
+        """The head, and the params that it starts from, if not random ones."""
         from specjax.drafting import load_head
+        from specjax.models.heads.eagle import EagleConfig, EagleHead
 
-        return load_head(self.start, target, "float32")
+        if self.start is None:
+            return EagleHead(EagleConfig.for_target(target.config, self.fc_bias)), None
+        head, params = load_head(self.start, target, "float32")
+        if head.config.fc_bias != self.fc_bias:
+            raise SpecjaxError(
+                f"{self.start} has {'a' if head.config.fc_bias else 'no'} bias in fc; "
+                f"{'add' if head.config.fc_bias else 'leave out'} --fc-bias"
+            )
+        return head, params
 
 
 @dataclass(frozen=True)
@@ -189,17 +200,16 @@ def read_all(
     Raises:
         SpecjaxError: for a source that cannot be read or holds none.
     """
-    from itertools import islice
+    import random
 
     from specjax.pocket.conversations import pocket_conversations
     from specjax.training.conversations import read_conversations
 
-    found = []
-    for source in sources:
-        if source == "pocket":
-            found += pocket_conversations(limit or POCKET_CONVERSATIONS, seed)
-        else:
-            found += islice(read_conversations([source], needs_answers), limit)
+    files = [source for source in sources if source != "pocket"]
+    found = list(read_conversations(files, needs_answers, limit))
+    random.Random(seed).shuffle(found)  # files may be in an order, and the first are measured on
+    for _ in range(len(files), len(sources)):
+        found += pocket_conversations(limit or POCKET_CONVERSATIONS, seed)
     if len(found) < 2:
         raise SpecjaxError("there are fewer than two conversations; give more --data")
     return found
@@ -238,9 +248,15 @@ def split(
 
 
 def evaluation(
-    target: "Target", held_out: "Sequence[Conversation]", max_new_tokens: int
+    target: "Target",
+    head: "EagleHead",
+    held_out: "Sequence[Conversation]",
+    longest: int,
+    max_new_tokens: int,
 ) -> "Evaluation":
     """Measures the accepted length of EAGLE-2 drafts by params of a head, at temperature 0.
+
+    Prompts that leave no room for `max_new_tokens` within `longest` tokens are left out.
 
     Raises:
         SpecjaxError: if no prompt can be continued so far.
@@ -250,25 +266,25 @@ def evaluation(
     from specjax.bench.acceptance import acceptance, advice
     from specjax.decoding.drafters.eagle2 import Eagle2Settings
     from specjax.distillation import prompt_of
-    from specjax.models.heads.eagle import EagleConfig, EagleHead
     from specjax.training.loop import Evaluation
 
-    prompts = [prompt for each in held_out if (prompt := prompt_of(target, each, max_new_tokens))]
+    asked = [prompt_of(target, each, longest, max_new_tokens) for each in held_out]
+    prompts = [prompt for prompt in asked if prompt]
     if not prompts:
         raise SpecjaxError(
             f"none of {len(held_out)} prompts leaves room for the {max_new_tokens} tokens to "
-            f"measure on in the target's {target.config.longest_text} positions; lower "
-            "--eval-tokens, or raise --eval-prompts"
+            f"measure on in texts of {longest}; lower --eval-tokens, or raise --longest or "
+            "--eval-prompts"
         )
     dtype = target.params["embed_tokens"]["weight"].dtype
+    drafter = Eagle2Settings().build(head, target.model)
 
     def measure(params: Any) -> dict[str, Any]:
-        head = EagleHead(EagleConfig.for_target(target.config, "bias" in params["fc"]))
-        drafter = Eagle2Settings().build(head, target.model)
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        params = jax.device_put(params, jax.devices()[0])  # where the target is
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
         if found.accepted_length == 1.0:
-            print("specjax:", advice(sum(found.counts)), file=sys.stderr)
+            print(f"specjax: {advice(sum(found.counts))}; or train on", file=sys.stderr)
         rates = [round(rate, 4) for rate in found.rates]
         return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
 

@@ -21,6 +21,7 @@ from specjax.files import expand_user, read_json, readable, writable
 
 PARAMS = "params"
 CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"  # the folder within that of a training run
 MOST_NAMED = 8  # weights named per complaint; the rest are counted
 
 

@@ -170,14 +170,17 @@ class DistillOptions:
     """With --distill: the temperature at which the target answers."""
     distill_tokens: int = 256
     """With --distill: new tokens per answer at most."""
+    distill_batch: int = 8
+    """With --distill: prompts that are answered together."""
 
     def __post_init__(self):
         if not 0 <= self.distill_temperature < math.inf:
             raise SpecjaxError(
                 f"distill_temperature {self.distill_temperature} is not a finite number >= 0"
             )
-        if self.distill_tokens < 1:
-            raise SpecjaxError(f"distill_tokens {self.distill_tokens} must be at least 1")
+        for name in ("distill_tokens", "distill_batch"):
+            if getattr(self, name) < 1:
+                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)

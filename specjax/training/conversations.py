@@ -72,7 +72,10 @@ def to_stderr(complaint: str) -> None:
 
 
 def read_conversations(
-    sources: Sequence[str | Path], needs_answers: bool = True, complain: Complain = to_stderr
+    sources: Sequence[str | Path],
+    needs_answers: bool = True,
+    limit: int | None = None,
+    complain: Complain = to_stderr,
 ) -> Iterator[Conversation]:
     """The conversations of all `sources`, one after another, read as they are asked for.
 
@@ -81,13 +84,16 @@ def read_conversations(
             datasets (their "train" split; needs the package `datasets`).
         needs_answers: leave out where the assistant says nothing; otherwise, for self-distillation,
             where the user says nothing. Plain texts always stay.
+        limit: conversations of each source at most; what comes behind them is not read.
         complain: told of the first lines of a source that are left out, and how many there were.
 
     Raises:
         SpecjaxError: for a source that does not exist, at once; for one that cannot be read, or of
             which nothing is left, when its turn comes.
     """
-    parts = [_whole(str(source), _rows_of(source), needs_answers, complain) for source in sources]
+    parts = [
+        _whole(str(source), _rows_of(source), needs_answers, limit, complain) for source in sources
+    ]
     return chain.from_iterable(parts)
 
 
@@ -100,7 +106,11 @@ class _Broken(Exception):
 
 
 def _whole(
-    source: str, rows: Iterator[tuple[str, Any]], needs_answers: bool, complain: Complain
+    source: str,
+    rows: Iterator[tuple[str, Any]],
+    needs_answers: bool,
+    limit: int | None,
+    complain: Complain,
 ) -> Iterator[Conversation]:
     """The conversations of one source, without those that are broken."""
     num_rows, broken = 0, Counter()
@@ -114,6 +124,8 @@ def _whole(
                 complain(f"{place} {problem}; this line is left out")
         else:
             yield conversation
+            if num_rows - broken.total() == limit:
+                break
     kinds = ", ".join(f"{count} {kind}" for kind, count in broken.most_common())
     if broken.total() == num_rows:
         raise SpecjaxError(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from specjax.chat import Message, chat_text, encode_chat, opening_ids
+from specjax.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.errors import SpecjaxError
 from specjax.training.conversations import (
     ASSISTANT,
@@ -86,7 +86,7 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
         ids = opening_ids(tokenizer, conversation.text)
         return _example(ids, [(0, len(ids))], longest)
     messages = _messages(conversation)
-    text = chat_text(tokenizer, messages)
+    text = chat_text(tokenizer, messages, today=TRAINING_DAY)
     spans = [
         _answer_span(tokenizer, text, messages, number)
         for number, message in enumerate(messages)
@@ -125,12 +125,12 @@ def _example(ids: Sequence[int], marked: Iterable[Span], longest: int) -> Exampl
 
 def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number: int) -> Span:
     """The characters of `text` that the model must say as message `number`."""
-    before = chat_text(tokenizer, messages[:number], is_answer_next=True)
+    before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
     # With another answer in its place, what follows the answer is the same and can be seen.
     other = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
     changed = [dict(message) for message in messages]
     changed[number]["content"] = other
-    _, found, after = chat_text(tokenizer, changed).rpartition(other)
+    _, found, after = chat_text(tokenizer, changed, today=TRAINING_DAY).rpartition(other)
     end = len(text) - len(after)
     if not found or not text.startswith(before) or not text.endswith(after) or end < len(before):
         raise SpecjaxError(

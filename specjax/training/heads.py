@@ -13,7 +13,7 @@ import jax
 from specjax import __version__
 from specjax.errors import SpecjaxError
 from specjax.files import writable
-from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.eagle_files import HEAD, save_eagle
 from specjax.training.checkpoints import checksum
 from specjax.training.config import HassObjective, HeadSettings
@@ -26,43 +26,47 @@ from specjax.training.objectives.hass import hass_loss
 from specjax.training.optimizer import optimizer_of
 from specjax.training.run_folder import CONFIG, check_vacant
 
+MEMORY_ADVICE = (
+    "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
+    "--remat, or take --dtype bfloat16"
+)
+
 
 def train_head(
+    head: EagleHead,
     target: FrozenModel,
     examples: Sequence[Example],
     settings: HeadSettings,
     out: Path,
     *,
-    start: tuple[EagleHead, Any] | None = None,
+    start: Any = None,
     evaluation: Evaluation | None = None,
     resume: bool = False,
 ) -> Trained:
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
     Args:
+        head: its shape.
         target: with the fingerprint that the head is to carry.
         examples: texts with their answers marked.
         settings: see there.
         out: the run folder.
-        start: a head to go on from, with its params; by default a new one.
+        start: params to go on from; by default random ones.
         evaluation: a measurement of params by decoding; the best params are those with the highest
             score, and without one the last.
         resume: go on with the run in `out`.
 
     Raises:
-        SpecjaxError: as `training.loop.train` does, or if the head cannot be written.
+        SpecjaxError: as `training.loop.train` and `training.data.batches` do, for a top loss that
+            is not possible, or if the head cannot be written.
     """
-    head, params = start or _new_head(target, settings)
-    if head.config.fc_bias != settings.fc_bias:
-        raise SpecjaxError(
-            f"the head to start from has {'a' if head.config.fc_bias else 'no'} bias in fc; "
-            f"{'add' if head.config.fc_bias else 'leave out'} --fc-bias"
-        )
+    params = head.initialise(jax.random.key(settings.loop.seed)) if start is None else start
     config = asdict(settings) | {
         "method": settings.method,
         "target": target.fingerprint,
+        "dtype": str(target.params["embed_tokens"]["weight"].dtype),
         "texts": _checksum(examples),
-        "start": None if start is None else checksum(params),
+        "start": None if start is None else checksum(start),
     }
     trained = train(
         _loss_of(settings, head, target),
@@ -77,26 +81,34 @@ def train_head(
         evaluation=evaluation,
         resume=resume,
         title=f"training {settings.method}",
+        advice=MEMORY_ADVICE,
     )
     if not (out / HEAD).exists():
-        about = {
-            "method": settings.method,
-            "target": target.fingerprint,
-            "step": trained.best_step,
-            "score": trained.best_score,
-            "recipe": config,
-            "specjax_version": __version__,
-        }
-        save_eagle(
-            out / HEAD,
-            head,
-            trained.best_params,
-            "float32",
-            target=target.model.config,
-            target_params=target.params,
-            about=about,
-        )
+        _save(out / HEAD, head, target, trained, config)
     return trained
+
+
+def _save(
+    folder: Path, head: EagleHead, target: FrozenModel, trained: Trained, config: dict[str, Any]
+) -> None:
+    """Writes the best head, and what made it."""
+    about = {
+        "method": config["method"],
+        "target": target.fingerprint,
+        "step": trained.best_step,
+        "score": trained.best_score,
+        "recipe": config,
+        "specjax_version": __version__,
+    }
+    save_eagle(
+        folder,
+        head,
+        trained.best_params,
+        "float32",
+        target=target.model.config,
+        target_params=target.params,
+        about=about,
+    )
 
 
 def check_out(out: Path, resume: bool) -> None:
@@ -118,11 +130,6 @@ def _loss_of(settings: HeadSettings, head: EagleHead, target: FrozenModel) -> Lo
     if isinstance(settings.objective, HassObjective):
         return hass_loss(head, target.model, settings.objective, settings.remat)
     return eagle_loss(head, target.model, settings.objective, settings.remat)
-
-
-def _new_head(target: FrozenModel, settings: HeadSettings) -> tuple[EagleHead, Any]:
-    head = EagleHead(EagleConfig.for_target(target.model.config, settings.fc_bias))
-    return head, head.initialise(jax.random.key(settings.loop.seed))
 
 
 def _checksum(examples: Sequence[Example]) -> int:

@@ -66,6 +66,7 @@ def train(
     evaluation: Evaluation | None = None,
     resume: bool = True,
     title: str = "training",
+    advice: str = "take smaller batches",
 ) -> Trained:
     """Trains `params` to the end, or on from the newest checkpoint in `run_folder`.
 
@@ -83,6 +84,7 @@ def train(
         evaluation: taken every `eval_every` steps and at the end.
         resume: go on with the run in the folder; otherwise the folder must hold none.
         title: of the progress bar.
+        advice: what to do when memory is short.
 
     Raises:
         SpecjaxError: if the folder cannot be written, belongs to another config or holds damaged
@@ -96,7 +98,10 @@ def train(
     frozen = jax.device_put(frozen, everywhere)
     train_step = _train_step(loss_fn, optimizer)
     key = jax.random.key(options.seed)
-    with open_run(run_folder, config or {}, resume, options.keep_last) as run:
+    with (
+        _memory_advice(advice),
+        open_run(run_folder, config or {}, resume, options.keep_last) as run,
+    ):
         first, state = run.restored(state, batches)
         with Progress(title, first, options.num_steps) as progress:
             for step in range(first, options.num_steps):
@@ -105,8 +110,7 @@ def train(
                     batch = next(batches)
                     progress.count(batch)
                     part_key = jax.random.fold_in(key, step * accumulate + part)
-                    with _memory_advice():
-                        state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
+                    state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
                 done = step + 1
                 is_logged, is_measured, is_saved = (
                     done % every == 0 or done == options.num_steps
@@ -156,8 +160,7 @@ def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
 
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
     """The metrics as Python numbers and lists; waits for the step."""
-    with _memory_advice():
-        row = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
+    row = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
     if not math.isfinite(row["loss"]):
         raise SpecjaxError(
             f"the loss is {row['loss']} at step {step}; lower the learning rate, or check the data "
@@ -167,14 +170,10 @@ def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _memory_advice() -> Iterator[None]:
+def _memory_advice(advice: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if not any(sign in str(error) for sign in OUT_OF_MEMORY):
             raise
-        raise SpecjaxError(
-            "a training step does not fit in memory; lower --batch-size (and raise --accumulate to "
-            "make up for it) or --longest, recompute activations with --remat, or take --dtype "
-            "bfloat16"
-        ) from error
+        raise SpecjaxError(f"the training does not fit in memory; {advice}") from error

@@ -27,9 +27,10 @@ from jaxtyping import PyTree
 
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable, writable
+from specjax.models.checkpoint import CHECKPOINTS
 from specjax.training import checkpoints
 
-CHECKPOINTS, METRICS, CONFIG, RUN = "checkpoints", "metrics.jsonl", "config.json", "run.json"
+METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"
 TENSORBOARD = "tensorboard"
 VERSIONS = ("specjax", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -76,7 +77,7 @@ class Run:
         """Step, score and state of the whole checkpoint with the highest score; None without."""
         if self.folder is None:
             return None
-        self.manager.wait_until_finished()
+        self._wait()
         for step, score in checkpoints.scores(self.manager).items():
             try:
                 return step, score, checkpoints.read(self.manager, step, state)[0]
@@ -122,8 +123,14 @@ class Run:
     def save(self, step: int, state: PyTree, batches: Any, score: float | None) -> None:
         """Starts to write a checkpoint, and returns while that goes on."""
         if self.folder is not None:
-            with writable(self.folder):
+            with _saving(self.folder):
                 checkpoints.write(self.manager, step, state, batches.get_state(), score)
+
+    def _wait(self) -> None:
+        """Until all checkpoints are written."""
+        assert self.folder is not None
+        with _saving(self.folder):
+            self.manager.wait_until_finished()
 
 
 @contextmanager
@@ -150,9 +157,22 @@ def open_run(
         checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
         SummaryWriter(str(folder / TENSORBOARD)) as board,
     ):
-        yield Run(folder, manager, board)
-        with writable(folder):
-            manager.wait_until_finished()
+        run = Run(folder, manager, board)
+        yield run
+        run._wait()
+
+
+@contextmanager
+def _saving(folder: Path) -> Iterator[None]:
+    """Raises SpecjaxError where a checkpoint cannot be written, now or by what goes on beside."""
+    try:
+        yield
+    except Exception as error:  # Orbax and TensorStore raise many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpecjaxError(
+            f"a checkpoint in {folder} cannot be written ({reason}); free some space or choose "
+            "another folder"
+        ) from error
 
 
 def check_vacant(folder: Path) -> None:

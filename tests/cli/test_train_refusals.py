@@ -67,7 +67,7 @@ def train(tiny, data):
         (["--epochs", "-1"], "epochs -1.0 is not a finite number above 0"),
         (["--eval-prompts", "0"], "eval_prompts 0 must be at least 1"),
         (["--eval-tokens", "0"], "eval_tokens 0 must be at least 1"),
-        (["--eval-tokens", "318"], "leaves room for the 318 tokens to measure on in the target's"),
+        (["--eval-tokens", "318"], "leaves room for the 318 tokens to measure on in texts of"),
         (["--data", "missing.jsonl"], "missing.jsonl does not exist and is no hub id"),
         (["--data", "."], "cannot be read (Is a directory)"),
         (["--target", "nope"], "'nope' is no target"),
@@ -109,12 +109,12 @@ def test_data_without_anything_to_learn_is_refused(train, tmp_path, capsys, cont
     assert not (tmp_path / "run").exists()
 
 
-def test_texts_without_an_answer_in_what_is_kept_are_refused(train, tmp_path, error_line):
+def test_texts_that_are_too_long_to_measure_on_are_refused(train, tmp_path, error_line):
     file = tmp_path / "data.jsonl"
     row = {"prompt": "best value in total " * 4, "response": "max"}
     file.write_text((json.dumps(row) + "\n") * 4)
     assert train("eagle", tmp_path / "run", *SMALL, "--longest", "20", "--data", str(file)) == 2
-    assert "none of 3 examples has an answer within 20 tokens" in error_line()
+    assert "none of 1 prompts leaves room for the 8 tokens to measure on" in error_line()
     assert not (tmp_path / "run").exists()
 
 

@@ -169,6 +169,20 @@ def test_for_self_distillation_questions_are_enough(read):
     assert complaints[0].startswith("data.jsonl:4 is without user turns")
 
 
+def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path):
+    for name in "ab":
+        lines = ["{", *(json.dumps({"text": f"{name}{number}"}) for number in range(5)), "{"]
+        (tmp_path / name).write_text("\n".join(lines))
+    complaints = []
+    sources = [tmp_path / name for name in "ab"]
+    found = read_conversations(sources, limit=2, complain=complaints.append)
+    assert [each.text for each in found] == ["a0", "a1", "b0", "b1"]
+    assert [line.rpartition("/")[2] for line in complaints[1::2]] == [
+        "a: 1 of 3 lines are left out: 1 not JSON",
+        "b: 1 of 3 lines are left out: 1 not JSON",
+    ]
+
+
 def test_sources_follow_each_other(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(json.dumps({"text": name}))

@@ -1,6 +1,6 @@
 """EAGLE's loss and gradient against their definition; packing, padding, noise and precision."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.training.config import EagleObjective
+from specjax.training.objectives import eagle
 from specjax.training.objectives.eagle import eagle_loss
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
@@ -21,6 +22,7 @@ from tests.training.literal import (
     PACKED,
     PARAMS,
     TARGET,
+    VOCAB,
     assert_same,
     batch_of,
     clean_features,
@@ -143,17 +145,42 @@ def test_noise_of_no_width_is_none():
 def test_what_is_learned_is_clean():
     noisy, clean = slots_of(0.2), slots_of(0.0)
     assert np.abs(noisy.features - clean.features).max() > 1
-    for name in ("embedded", "wanted", "wanted_logits", "counts"):
+    for name in ("embedded", "wanted", "counts"):
         np.testing.assert_array_equal(getattr(noisy, name), getattr(clean, name))
 
 
 # ---- Recomputation and precision -----------------------------------------------------------------
 
 
-def test_recomputing_changes_nothing():
-    batch = batch_of(PACKED)
-    kept, again = (loss_and_gradient(batch, recompute=recompute) for recompute in (False, True))
-    assert_same(again, kept, tolerance=1e-6)
+@pytest.mark.parametrize("slots", [12, 6, 5, 1])
+def test_recomputing_changes_nothing(slots, monkeypatch):
+    """12 slots a row: one chunk, two, three of which the last is filled up, one for each slot."""
+    monkeypatch.setattr(eagle, "LOGIT_SLOTS", slots)
+    loss = eagle_loss(HEAD, TARGET, SETTINGS, recompute=True)
+    (again, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+        PARAMS, FROZEN, batch_of(PACKED), KEY
+    )
+    (kept, kept_metrics), kept_gradient = measure()(PARAMS, FROZEN, batch_of(PACKED), KEY)
+    assert_same((again, gradient), (kept, kept_gradient), tolerance=1e-6)
+    assert metrics["accuracy"] > 0
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), metrics, kept_metrics)
+
+
+@pytest.mark.parametrize("most, size", [(12, 12), (7, 6), (5, 4)])
+def test_chunks_are_even_and_as_long_as_they_may_be(most, size, monkeypatch):
+    monkeypatch.setattr(eagle, "LOGIT_SLOTS", most)
+    shapes = set()
+
+    def values_of(logits, wanted_logits):
+        shapes.update((logits.shape, wanted_logits.shape))
+        return {"first": wanted_logits[..., 0]}
+
+    slots = slots_of(NOISE)
+    read = eagle.logit_reader(TARGET, FROZEN, slots, values_of, recompute=True)
+    found = read(slots.features)["first"]
+    assert shapes == {(2, size, VOCAB)}
+    wanted = TARGET.logits(FROZEN, slots.wanted)[..., 0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_bfloat16_target_trains_float32_params():

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specjax import pocket
-from specjax.chat import VICUNA, chat_ids
+from specjax.chat import TRAINING_DAY, VICUNA, chat_ids
 from specjax.errors import SpecjaxError
 from specjax.training.conversations import Conversation, Turn
 from specjax.training.examples import Example, tokenize, tokenize_all
@@ -253,3 +253,11 @@ def test_refused_conversations_are_left_out_and_counted():
     assert complaints[-1] == "5 of 7 conversations are left out by the chat template"
     with pytest.raises(SpecjaxError, match=r"no conversation is left: .*no system here"):
         tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99, complaints.append)
+
+
+def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(pocket_tokenizer):
+    tokenizer = AutoTokenizer.from_pretrained(pocket_tokenizer.name_or_path)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: " + CHAT_ML
+    conversation = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
+    text = tokenizer.decode(tokenize(conversation, tokenizer, 100).tokens)
+    assert text.startswith(TRAINING_DAY.strftime("%d %b %Y: "))

@@ -1,4 +1,4 @@
-"""What HASS's gradients keep grows by the step, and little of it is left when it recomputes."""
+"""What gradients keep grows by HASS's step; recomputed, it is little, whatever the vocabulary."""
 
 import math
 
@@ -10,7 +10,9 @@ import pytest
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
-from specjax.training.config import HassObjective
+from specjax.training.config import EagleObjective, HassObjective
+from specjax.training.objectives import eagle
+from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
 
 WIDTH = 32
@@ -21,10 +23,14 @@ class Program:
 
     length, vocabulary = 128, 1024
 
-    def __init__(self, align_steps: int, recompute: bool):
+    def __init__(self, align_steps: int | None, recompute: bool):
+        """Of HASS's steps; of EAGLE's one if they are None."""
         config = LlamaConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
         target, head = Llama(config), EagleHead(EagleConfig.for_target(config))
-        self.loss = hass_loss(head, target, HassObjective(align_steps=align_steps), recompute)
+        if align_steps is None:
+            self.loss = eagle_loss(head, target, EagleObjective(), recompute)
+        else:
+            self.loss = hass_loss(head, target, HassObjective(align_steps=align_steps), recompute)
         ints, bools = (jax.ShapeDtypeStruct((2, self.length), kind) for kind in (jnp.int32, bool))
         batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
         self.arguments = (
@@ -77,3 +83,27 @@ def test_recomputing_keeps_features_keys_and_values_of_each_step():
 def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
     one, four = (Program(steps, recompute=True).compiled() for steps in (1, 4))
     assert one < four < 2 * one
+
+
+class Wide(Program):
+    """Logits are the most by far: those of all slots are 34 MB, a `[T, T]` of attention is 8."""
+
+    length, vocabulary = 512, 8192
+    all_logits = 4 * 2 * length * vocabulary  # bytes
+
+
+class Narrow(Wide):
+    vocabulary = 64
+
+
+@pytest.mark.parametrize("align_steps", [None, 3])
+def test_recomputing_never_has_the_logits_of_all_slots(align_steps, monkeypatch):
+    """By 16 chunks, all that a vocabulary adds is less than one array of all logits.
+
+    Without, the logits wanted, the predicted ones, their softmax and their gradients are all there:
+    more than four arrays on top.
+    """
+    monkeypatch.setattr(eagle, "LOGIT_SLOTS", Wide.length // 16)
+    again, kept = (Wide(align_steps, recompute).compiled() for recompute in (True, False))
+    assert again - Narrow(align_steps, recompute=True).compiled() < Wide.all_logits
+    assert kept - again > 4 * Wide.all_logits

@@ -227,8 +227,15 @@ def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
         wide = jnp.broadcast_to(column, (2**20, 2**20))
         return jnp.max(jnp.sort(wide @ wide)), {}
 
-    with pytest.raises(SpecjaxError, match=r"memory; lower --batch-size .* --remat, .* bfloat16"):
-        train(huge, {"weight": jnp.zeros(3)}, from_function(batch_at), optax.sgd(0.1), OPTIONS)
+    with pytest.raises(SpecjaxError, match="does not fit in memory; turn this or that"):
+        train(
+            huge,
+            {"weight": jnp.zeros(3)},
+            from_function(batch_at),
+            optax.sgd(0.1),
+            OPTIONS,
+            advice="turn this or that",
+        )
 
 
 PARALLEL = """

@@ -22,7 +22,14 @@ from specjax.models.llama import Llama
 from specjax.training.config import HassObjective
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss, top_loss
-from specjax.training.objectives.eagle import Slots, prepare, step_loss
+from specjax.training.objectives.eagle import (
+    Slots,
+    SlotValues,
+    logit_reader,
+    logit_values,
+    prepare,
+    step_loss,
+)
 
 
 def hass_loss(
@@ -34,23 +41,38 @@ def hass_loss(
     """The loss for `training.loop`; its frozen params are the target's.
 
     Time grows with `align_steps`, and memory by the keys and values that each step adds; with
-    `recompute` the activations of one step at a time are kept, and computed again for gradients.
+    `recompute` the activations of one step at a time are kept, and computed again for gradients,
+    and logits are there of some slots of each row at a time (`eagle.LOGIT_SLOTS`).
+
+    Raises:
+        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
     """
 
     check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
+    def values_of(logits: Array, wanted_logits: Array) -> SlotValues:
+        values = logit_values(logits, wanted_logits) | {"drafted": jnp.argmax(logits, axis=-1)}
+        if settings.top_weight == 0:
+            return values
+        distilled = top_loss(
+            settings.top_loss, logits, wanted_logits, settings.top_k, settings.top_p
+        )
+        return values | {"top_loss": distilled}
+
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         params, slots = prepare(params, target, frozen, batch, key, settings)
+        read = logit_reader(target, frozen, slots, values_of, recompute)
 
         def one_step(params, embedded, features, streams):
             predicted, own = head.step(
                 params, embedded, features, streams, slots.positions, slots.segments
             )
-            logits = target.logits(frozen, predicted)
-            loss, metrics = step_loss(predicted, logits, slots, settings)
-            loss, metrics = _with_top_loss(loss, metrics, logits, slots, settings)
-            drafted = jnp.argmax(logits, axis=-1)
-            return loss, metrics, jax.lax.stop_gradient(predicted), drafted, own
+            values = read(predicted)
+            loss, metrics = step_loss(predicted, values, slots, settings)
+            if settings.top_weight != 0:
+                metrics["top_loss"] = slots.mean(values["top_loss"])
+                loss = loss + settings.top_weight * metrics["top_loss"]
+            return loss, metrics, jax.lax.stop_gradient(predicted), values["drafted"], own
 
         run_step = jax.checkpoint(one_step) if recompute else one_step
         total, of_steps = jnp.zeros(()), []
@@ -94,21 +116,6 @@ def _with_drafted(
     is_drafted = jax.random.bernoulli(key, settings.token_alignment, slots.counts.shape)
     is_drafted = is_drafted & ~_is_first(slots.segments)
     return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
-
-
-def _with_top_loss(loss, metrics, logits, slots: Slots, settings: HassObjective):
-    if settings.top_weight == 0:
-        return loss, metrics
-    losses = top_loss(
-        settings.top_loss,
-        logits,
-        slots.wanted_logits,
-        settings.top_k,
-        settings.top_p,
-    )
-    distilled = slots.mean(losses)
-    loss = loss + settings.top_weight * distilled
-    return loss, metrics | {"top_loss": distilled}
 
 
 def _joined(of_steps: list[dict[str, Array]]) -> dict[str, Array]:
