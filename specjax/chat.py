@@ -1,7 +1,6 @@
 """Chats as text and as tokens, in the tokenizer's own template or in Vicuna's."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from specjax.errors import SpecjaxError
@@ -12,7 +11,7 @@ SYSTEM = (
 )
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
 
-TRAINING_DAY = datetime(2025, 1, 1)  # so that a text has the same tokens whenever a run goes on
+TRAINING_DAY = "01 Jan 2025"  # so that a text has the same tokens whenever a run goes on
 
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
@@ -33,7 +32,7 @@ def chat_text(
     tokenizer: Any,
     messages: Sequence[Message],
     is_answer_next: bool = False,
-    today: datetime | None = None,
+    today: str | None = None,
 ) -> str:
     """The messages in the tokenizer's chat template, or Vicuna's.
 
@@ -50,10 +49,15 @@ def chat_text(
         return _vicuna(messages, tokenizer.eos_token or "", is_answer_next)
     from jinja2 import TemplateError
 
-    dated = {} if today is None else {"strftime_now": today.strftime}
+    template = tokenizer.chat_template
+    if today is not None and isinstance(template, str):
+        template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
         return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=is_answer_next, **dated
+            list(messages),
+            tokenize=False,
+            add_generation_prompt=is_answer_next,
+            chat_template=template if isinstance(template, str) else None,
         )
     except TemplateError as error:
         reason = " ".join(str(error).split()) or type(error).__name__
