@@ -29,6 +29,7 @@ from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import POCKET, Target, load
 
+TABLE_WIDTH = 150  # even where a terminal is narrower: no number is cut off
 STATIC, BLIND = "{} (static tree)", "{} (tree blind to the noise)"
 
 
@@ -157,7 +158,8 @@ def _run(options: Options) -> None:
     tasks = read_tasks(options.tasks, options.limit)
     requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
     longest = max(len(request.ids) for request in requests)
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    width = max(Console().width, TABLE_WIDTH)
+    console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
     for temperature in options.temperature:
         contestants = contestants_of(target, heads, options, temperature, longest)
         rows = _measured(contestants, requests, options.runs)
