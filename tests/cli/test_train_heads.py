@@ -205,11 +205,11 @@ def test_a_head_that_was_not_written_any_more_is_written(eagle_run, train, tmp_p
     assert contents(out / "head") == contents(eagle_run / "head")
 
 
-@pytest.mark.parametrize("how", [(), ("--packing",)])
-def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path, how):
+def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path):
     """Killed at a random moment in the middle of the training, and resumed."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = (*SMALL, *how, "--num-steps", "120", "--save-every", "5", "--eval-every", "200")
+    steps = ("--num-steps", "120", "--save-every", "5", "--eval-every", "200")
+    settings = (*SMALL, "--packing", *steps)
     command = ["train", "eagle", "--data", str(data), "--target", str(tiny), *settings]
     process = subprocess.Popen(
         [sys.executable, "-m", "specjax", *command, "--out", str(cut)],

@@ -43,7 +43,6 @@ DRAFTERS = {
     "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
     "eagle": Eagle(head()[0], target()[0], EagleSettings(SMALL_CHOICES)),
     "eagle2": EAGLE2,
-    "eagle2-blind": replace(EAGLE2, settings=replace(EAGLE2.settings, noise_share=0.0)),
     "pld-shorter": PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2),
     "pld-plus-strict": PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5),
     "never": Oracle(wrong_every=1),

@@ -113,10 +113,9 @@ def test_one_step_without_top_loss_is_eagle():
     jax.tree.map(np.testing.assert_array_equal, found, (loss, gradient, metrics))
 
 
-@pytest.mark.parametrize("token_alignment", [0.0, 0.5])
-def test_recomputing_changes_nothing(token_alignment, monkeypatch):
+def test_recomputing_changes_nothing(monkeypatch):
     """Nor does it when 12 slots are no multiple of a chunk."""
-    settings = replace(SETTINGS, token_alignment=token_alignment)
+    settings = replace(SETTINGS, token_alignment=0.5)
     kept = measured(settings)
     for slots in (eagle.LOGIT_SLOTS, 5):
         monkeypatch.setattr(eagle, "LOGIT_SLOTS", slots)
@@ -222,8 +221,8 @@ def first_logits() -> tuple[Any, Any]:
     return jnp.asarray(own), jnp.asarray(wanted)
 
 
-@pytest.mark.parametrize("kind", sorted(TOP_LOSSES))
-def test_every_top_loss_trains(kind):
+@pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all
+def test_a_top_loss_trains(kind):
     settings = replace(
         SETTINGS,
         feature_weight=0.0,
