@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import jax
@@ -19,8 +18,8 @@ from rich.table import Table
 from tyro.conf import UseAppendAction
 
 from specjax.bench.acceptance import acceptance, advice
-from specjax.bench.measure import PLAIN, Measurement, Request, measure, summarise, warm_up
-from specjax.bench.run import OwnMethod
+from specjax.bench.measure import PLAIN, Measurement, Request
+from specjax.bench.run import OwnMethod, compare
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.prompt import BUCKET
@@ -162,26 +161,13 @@ def _run(options: Options) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
     for temperature in options.temperature:
         contestants = contestants_of(target, heads, options, temperature, longest)
-        rows = _measured(contestants, requests, options.runs)
+        rows = list(compare(contestants, requests, options.runs))
         console.print(speed_table(rows, temperature))
         for row in rows[1 - len(contestants) :]:
             if row.mean_accepted_length == 1.0:
                 console.print(f"{row.method}: {advice(row.rounds)}", style="bold red")
         console.print(rate_table(contestants, requests))
     print(f"medians of {options.runs} runs in turn on {jax.devices()[0].device_kind}")
-
-
-def _measured(
-    contestants: Sequence[OwnMethod], requests: Sequence[Request], num_runs: int
-) -> list[Measurement]:
-    compiling = warm_up(contestants, requests[0].ids)
-    rows, samples = [], []
-    for kind, group in groupby(requests, key=lambda request: request.kind):
-        fresh = list(measure(contestants, list(group), num_runs))
-        rows += summarise(kind, fresh, compiling)
-        num_before = len(samples)  # numbers of prompts differ between kinds
-        samples += [sample._replace(number=sample.number + num_before) for sample in fresh]
-    return rows + summarise("all", samples, compiling)
 
 
 if __name__ == "__main__":
