@@ -1,6 +1,7 @@
 """Load a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,13 @@ from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
 from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
 from specjax.models.checkpoint import CHECKPOINTS
-from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.eagle_files import (
-    HEAD,
-    check_owner,
-    load_eagle,
-    read_eagle_config,
-)
+from specjax.models.heads.files import HEAD, check_owner
+from specjax.models.heads.kinds import KINDS, judge, kind_in
 from specjax.models.heads.length_classifier import load_classifier
-from specjax.tuned import FILE, fingerprint, read_tuned
+from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
 
-TUNED_DRAFT = "draft"  # beside tuned settings of draft-model: the fingerprint of their draft
-HEADS = {"eagle": "eagle", "eagle2": "eagle", "hass": "hass"}  # method -> which of pocket's heads
+# Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
+TUNED_DRAFT, TUNED_HEAD = "draft", "head"
 MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
@@ -45,7 +41,7 @@ def load_drafter(
         method: a name from `specjax methods`.
         target: the model whose tokens it will draft.
         source: what the method reads, where it reads something: for `rest` the folder of a
-            datastore, for `draft-model` the draft, for `eagle`, `eagle2` and `hass` the head, as a
+            datastore, for `draft-model` the draft, for the methods with a head that head, as a
             folder or hub id; by default pocket's own, if the target is pocket.
         tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
         settings: fields of the drafter in place of its tuned and its default ones.
@@ -58,8 +54,8 @@ def load_drafter(
     known = _tuned_settings(method, target, tuned)
     if method == "draft-model":
         drafter, params = _draft_model(target, source, known, settings)
-    elif method in HEADS:
-        drafter, params = _with_head(method, target, source, {**known, **settings})
+    elif METHODS[method].head:
+        drafter, params = _with_head(method, target, source, known, settings)
     else:
         drafter = make_drafter(method, target.config, {**known, **settings})
         params = _datastore(target, source) if method == "rest" else None
@@ -108,13 +104,17 @@ def load_draft(target: Target, source: str | Path | None = None) -> Target:
         SpecjaxError: if there is no such model, or its tokens are not the target's.
     """
     dtype = target.params["embed_tokens"]["weight"].dtype
-    draft = load(_source_of("draft-model", target, source, "draft"), dtype=dtype)
+    draft = load(_source_of("draft-model", target, source), dtype=dtype)
     _check_same_tokens(target, draft)
     return draft
 
 
-def find_head(source: str | Path) -> Path:
+def find_head(source: str | Path, kind: str | None = None) -> Path:
     """The folder of a head: this one, that within a finished run, or the copy of a hub id.
+
+    Args:
+        source: the folder of a head, that of a run of `specjax train`, or a hub id.
+        kind: of `models.heads.kinds.KINDS`; if None, any of them.
 
     Raises:
         SpecjaxError: if there is no such head, or the run has not finished.
@@ -127,26 +127,27 @@ def find_head(source: str | Path) -> Path:
             f"{folder} is a run that has not finished and has no head yet; repeat its command with "
             "--resume"
         )
-    return head_folder(source, read_eagle_config)
+    return head_folder(source, kind_in if kind is None else partial(judge, kind=kind))
 
 
 def load_head(
-    source: str | Path, target: Target, dtype: DTypeLike | None = None
-) -> tuple[EagleHead, dict[str, Any]]:
-    """An EAGLE or HASS head for `target`, and its params.
+    source: str | Path, target: Target, dtype: DTypeLike | None = None, kind: str | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A head for `target`, such as `EagleHead`, and its params.
 
     Args:
         source: the folder of a head, that of a run of `specjax train`, or a hub id.
         target: that the head was trained for.
         dtype: of the params; by default that of the target's.
+        kind: of `models.heads.kinds.KINDS`; if None, what the folder says.
 
     Raises:
         SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
             another target.
     """
-    folder = find_head(source)
-    kind = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
-    loaded = load_eagle(folder, target.config, kind, progress=True)
+    folder = find_head(source, kind)
+    wanted = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
+    loaded = KINDS[kind or kind_in(folder)].load(folder, target.config, wanted, progress=True)
     check_owner(folder, fingerprint(target.config, target.params))
     return loaded
 
@@ -155,7 +156,7 @@ def load_head(
 
 
 def _datastore(target: Target, source: str | Path | None) -> Any:
-    folder = _source_of("rest", target, source, "datastore")
+    folder = _source_of("rest", target, source)
     datastore = load_datastore(folder)
     if target.tokenizer is not None:
         datastore.check_tokenizer(tokenizer_fingerprint(target.tokenizer))
@@ -192,20 +193,31 @@ def _draft_model(
 
 
 def _with_head(
-    method: str, target: Target, source: str | Path | None, settings: Mapping[str, Any]
+    method: str,
+    target: Target,
+    source: str | Path | None,
+    known: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> tuple[Drafter, Any]:
-    head, params = load_head(_source_of(method, target, source, HEADS[method]), target)
-    return METHODS[method].drafter(**settings).build(head, target.model), params
+    """`known` settings were tuned; they belong to one head."""
+    row = METHODS[method]
+    head, params = load_head(_source_of(method, target, source), target, kind=row.head)
+    known = dict(known)
+    if known.pop(TUNED_HEAD, None) != params_fingerprint(params):
+        known = {}
+    check_settings(method, {**known, **given})
+    return row.drafter(**{**known, **given}).build(head, target.model), params
 
 
-def _source_of(method: str, target: Target, source: str | Path | None, part: str) -> str | Path:
+def _source_of(method: str, target: Target, source: str | Path | None) -> str | Path:
     """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
+    row = METHODS[method]
     if source is None and target.name != POCKET:
         raise SpecjaxError(
-            f"method {method!r} needs {METHODS[method].needs}; name a folder"
-            + (" that `specjax datastore build` made" if part == "datastore" else " or a hub id")
+            f"method {method!r} needs {row.needs}; name a folder"
+            + (" that `specjax datastore build` made" if method == "rest" else " or a hub id")
         )
-    return _pocket_part(part) if source in (None, POCKET) else source
+    return _pocket_part(row.part) if source in (None, POCKET) else source
 
 
 def _pocket_part(name: str) -> Path:

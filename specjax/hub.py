@@ -42,8 +42,9 @@ SMALL_FILES = [
     "merges.txt",
     "chat_template*",
 ]
-SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json"]  # no "consolidated" twins
-TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+# No "consolidated" twins; Medusa and Hydra heads have names of their own.
+SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"]
+TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*_lm_head.pt"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of these makes one
 
 
@@ -207,7 +208,7 @@ def _download(
             return folder
         commit = folder.name  # should the branch move meanwhile
         snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS)
-        if not any(folder.glob("model*.safetensors")):
+        if not any(folder.glob("*.safetensors")):
             import_torch(name)
             snapshot_download(name, revision=commit, allow_patterns=TORCH_WEIGHTS)
     return folder

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.errors import SpecjaxError
@@ -35,6 +36,16 @@ def fingerprint(config: LlamaConfig, params: Mapping[str, Any]) -> str:
     return (
         f"{'x'.join(map(str, sizes))}-{zlib.crc32(np.packbits(np.signbit(corner)).tobytes()):08x}"
     )
+
+
+def params_fingerprint(params: Any) -> str:
+    """Tells the weights of one head from another's, whatever their dtype."""
+    total = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        corner = np.asarray(leaf[tuple(slice(64) for _ in leaf.shape)], np.float32)
+        total = zlib.crc32(np.packbits(np.signbit(corner)).tobytes(), total)
+        total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
+    return f"{total:08x}"
 
 
 def read_tuned(path: Path, owner: str) -> Tuned:

@@ -56,6 +56,19 @@ RULES = {
     "training.*": ("", "training", "chat", "documents", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.eagle2": ("decoding.drafters.eagle", *DRAFTER),
+    "decoding.drafters.hydra": (
+        *("decoding.drafters.eagle", "decoding.drafters.depth_trees"),
+        *DRAFTER,
+    ),
+    "decoding.drafters.depth_trees": (
+        *("decoding.drafters.eagle", "decoding.drafters.eagle2"),
+        *DRAFTER,
+    ),
+    "decoding.drafters.medusa": ("decoding.drafters.depth_trees", *DRAFTER),
+    "decoding.drafters.parallel_spec": (
+        *("decoding.drafters.eagle", "decoding.drafters.depth_trees"),
+        *DRAFTER,
+    ),
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
     "decoding.generate": ("decoding.round", "decoding.request", *ROUND),
@@ -170,7 +183,7 @@ FILES = (
     "training.loop models.__init__ models.llama models.cache models.heads.__init__ "
     "models.heads.eagle decoding.__init__ decoding.generate decoding.verify decoding.drafter "
     "decoding.tree decoding.sampling decoding.reference decoding.drafters.__init__ "
-    "decoding.drafters.eagle decoding.drafters.eagle2 decoding.drafters.hydra "
+    "decoding.drafters.eagle decoding.drafters.eagle2 decoding.drafters.lookahead "
     "decoding.drafters.length_rules"
 ).split()
 
@@ -210,11 +223,11 @@ def file_of(package: Path, name: str) -> Path:
         ("decoding.sampling", "from specjax.decoding import verify"),
         ("decoding.reference", "from specjax.decoding.tree import DraftTree"),
         ("decoding.drafters.eagle", "from specjax.decoding.drafters.eagle2 import Eagle2"),
-        ("decoding.drafters.hydra", "from specjax.decoding.drafters.eagle import Eagle"),
-        ("decoding.drafters.hydra", "from specjax.decoding.drafters import DRAFTERS"),
-        ("decoding.drafters.hydra", "from . import eagle"),
-        ("decoding.drafters.hydra", "from specjax.decoding import DraftTree"),
-        ("decoding.drafters.hydra", "from ..verify import verify"),
+        ("decoding.drafters.lookahead", "from specjax.decoding.drafters.eagle import Eagle"),
+        ("decoding.drafters.lookahead", "from specjax.decoding.drafters import DRAFTERS"),
+        ("decoding.drafters.lookahead", "from . import eagle"),
+        ("decoding.drafters.lookahead", "from specjax.decoding import DraftTree"),
+        ("decoding.drafters.lookahead", "from ..verify import verify"),
         ("decoding.drafters.eagle2", "from specjax.decoding.generate import one_round"),
         ("decoding.drafters.__init__", "from specjax.decoding.generate import one_round"),
         ("training.loop", "from specjax.decoding.generate import speculative_generate"),
@@ -254,9 +267,9 @@ def test_a_wrong_arrow_is_reported_with_its_file_line_and_import(package, name, 
         ("decoding.__init__", "from specjax.decoding.generate import speculative_generate"),
         ("decoding.drafters.__init__", "from specjax.decoding.drafters.eagle import Eagle"),
         ("decoding.drafters.eagle2", "from specjax.decoding.drafters.eagle import Eagle"),
-        ("decoding.drafters.hydra", "from specjax.decoding.drafters import length_rules"),
-        ("decoding.drafters.hydra", "from specjax.decoding.drafter import Drafter"),
-        ("decoding.drafters.hydra", "from specjax.models.heads.eagle import EagleHead"),
+        ("decoding.drafters.lookahead", "from specjax.decoding.drafters import length_rules"),
+        ("decoding.drafters.lookahead", "from specjax.decoding.drafter import Drafter"),
+        ("decoding.drafters.lookahead", "from specjax.models.heads.eagle import EagleHead"),
         ("training.loop", "from specjax.models.llama import Llama"),
         ("bench.run", "from specjax.decoding.generate import speculative_generate"),
         ("pocket.__init__", "from specjax.training import loop"),

@@ -1,15 +1,18 @@
-"""What heads are worth: `python -m specjax.bench.heads --head NAME=FOLDER ...`; EAGLE comes first.
+"""What heads are worth: `python -m specjax.bench.heads --head NAME=METHOD:FOLDER ...`.
 
-Measures every head behind EAGLE-2's tree in turn on the same prompts, the first one also behind
-EAGLE's static tree, and above temperature 0 behind the published tree that does not see the noise.
-Then tells the acceptance rate at every depth (HASS, figure 5).
+Measures all heads in turn on the same prompts, each with the method that is named for it (by
+default `eagle2` for an EAGLE head, and the one that it was trained for), and tells the acceptance
+rate at every depth (HASS, figure 5). If the first is an EAGLE head without a method, then also that
+head behind EAGLE's static tree, and above temperature 0 behind the published tree that does not see
+the noise.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import tyro
@@ -22,11 +25,15 @@ from specjax.bench.measure import PLAIN, Measurement, Request
 from specjax.bench.run import OwnMethod, compare
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters import METHODS
+from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import load_drafter
+from specjax.drafting import find_head, load_drafter
 from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import POCKET, Target, load
+from specjax.models.heads.files import read_about
+from specjax.models.heads.kinds import kind_in
 
 TABLE_WIDTH = 150  # even where a terminal is narrower: no number is cut off
 STATIC, BLIND = "{} (static tree)", "{} (tree blind to the noise)"
@@ -39,8 +46,9 @@ class Options:
     target: str = POCKET
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     head: UseAppendAction[tuple[str, ...]] = ()
-    """A head as NAME=FOLDER: the run folder of `specjax train`, or a head as published. May be
-    given several times; by default pocket's own two."""
+    """A head as NAME=FOLDER or NAME=METHOD:FOLDER: the run folder of `specjax train`, or a head as
+    published. NAME=METHOD is pocket's own head of that method. May be given several times; by
+    default pocket's EAGLE and HASS heads."""
     tasks: str = POCKET
     """pocket for edits and completions of its held-out code, or a JSONL file."""
     limit: int = 4
@@ -48,7 +56,7 @@ class Options:
     max_new_tokens: int = 128
     """Stop after so many new tokens, if the text has not ended before."""
     top_k: int = 10
-    """Of EAGLE-2's tree, as are the next two."""
+    """Of eagle2's and hass's tree, as are the next two."""
     depth: int = 6
     """Tokens of its longest path."""
     num_tokens: int = 60
@@ -59,25 +67,40 @@ class Options:
     """How often each method runs each prompt."""
 
 
+class Contestant(NamedTuple):
+    """A head and how it drafts."""
+
+    method: str
+    folder: str | None  # None is pocket's own
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
 def contestants_of(
-    target: Target, heads: dict[str, str | None], options: Options, temperature: float, longest: int
+    target: Target,
+    heads: dict[str, Contestant],
+    options: Options,
+    temperature: float,
+    longest: int,
 ) -> list[OwnMethod]:
-    """Plain decoding, the static tree, and EAGLE-2's tree with every head.
+    """Plain decoding, the static tree of the first head if it is EAGLE's, and every head.
 
     Raises:
         SpecjaxError: for a head that is missing or does not fit.
     """
-    first = next(iter(heads))
-    asked: list[tuple[str, str, str | None, dict[str, Any]]] = [(PLAIN, PLAIN, None, {})]
-    asked.append((STATIC.format(first), "eagle", heads[first], {}))
     tree = {name: getattr(options, name) for name in ("top_k", "depth", "num_tokens")}
-    asked += [(name, method_of(name, folder), folder, tree) for name, folder in heads.items()]
-    if temperature > 0:
-        blind = {**tree, "noise_share": 0.0}
-        asked.append((BLIND.format(first), method_of(first, heads[first]), heads[first], blind))
+    first, head = next(iter(heads.items()))
+    asked = {PLAIN: Contestant(PLAIN, None)}
+    is_grown = METHODS[head.method].drafter is Eagle2Settings
+    if is_grown:
+        asked[STATIC.format(first)] = Contestant("eagle", head.folder)
+    for name, each in heads.items():
+        grows = METHODS[each.method].drafter is Eagle2Settings
+        asked[name] = each._replace(settings=tree) if grows else each
+    if is_grown and temperature > 0:
+        asked[BLIND.format(first)] = head._replace(settings={**tree, "noise_share": 0.0})
     made = []
-    for name, method, folder, settings in asked:
-        drafter, params = load_drafter(method, target, folder, **settings)
+    for name, each in asked.items():
+        drafter, params = load_drafter(each.method, target, each.folder, **each.settings)
         made.append(
             OwnMethod(
                 name=name,
@@ -93,41 +116,53 @@ def contestants_of(
     return made
 
 
-def method_of(name: str, folder: str | None) -> str:
-    """Pocket's own heads are named by their method; all others draft as `eagle2`."""
-    return "hass" if folder is None and name == "hass" else "eagle2"
-
-
-def heads_in(assignments: Sequence[str], target: str) -> dict[str, str | None]:
-    """Name -> folder, from texts of the form NAME=FOLDER; None is pocket's own.
+def heads_in(assignments: Sequence[str], target: str) -> dict[str, Contestant]:
+    """Name -> head, from texts of the form NAME=FOLDER, NAME=METHOD:FOLDER or NAME=METHOD.
 
     Raises:
-        SpecjaxError: for a text of another form, or no head for a target that has none.
+        SpecjaxError: for a text of another form, no head for a target that has none, or a folder
+            that is no head.
     """
     if not assignments and target != POCKET:
         raise SpecjaxError("no heads are given; add --head NAME=FOLDER")
-    found: dict[str, str | None] = {}
+    found: dict[str, Contestant] = {}
     for assignment in assignments:
-        name, equals, folder = assignment.partition("=")
-        if not (name and equals and folder):
+        name, equals, told = assignment.partition("=")
+        if not (name and equals and told):
             raise SpecjaxError(f"--head {assignment!r} is not NAME=FOLDER; write hass=runs/hass")
         if name in found:
             raise SpecjaxError(f"--head names {name} twice; give each a name of its own")
-        found[name] = folder
-    return found or {"eagle2": None, "hass": None}
+        method, colon, folder = told.partition(":")
+        if method in METHODS and METHODS[method].head:
+            found[name] = Contestant(method, folder if colon else None)
+        else:
+            found[name] = Contestant(method_of(told), told)
+    return found or {name: Contestant(name, None) for name in ("eagle2", "hass")}
+
+
+def method_of(source: str) -> str:
+    """The method that a head was trained for; `eagle2` for EAGLE's and HASS's."""
+    folder = find_head(source)
+    if kind_in(folder) == "eagle":
+        return "eagle2"
+    return read_about(folder).get("method", kind_in(folder))
 
 
 def speed_table(rows: Sequence[Measurement], temperature: float) -> Table:
-    """Accepted length by task, then over all tasks with the speed."""
+    """Accepted length and speed by task, then over all (ParallelSpec, table 1)."""
     tasks = list(dict.fromkeys(row.task for row in rows))
-    lengths = {(row.method, row.task): f"{row.mean_accepted_length:.2f}" for row in rows}
-    table = Table(f"T={temperature:g}: accepted length", *tasks, "x plain", "same", box=None)
+    lengths = {
+        (row.method, row.task): f"{row.mean_accepted_length:.2f} ({row.ratio:.2f}x)" for row in rows
+    }
+    title = f"T={temperature:g}: accepted length (x plain)"
+    table = Table(title, *tasks, "quartiles", "same", box=None)
     for row in rows:
         if row.task == tasks[-1]:
             low, high = row.ratio_quartiles
             cells = [lengths[row.method, task] for task in tasks]
-            speed = f"{row.ratio:.2f} [{low:.2f}-{high:.2f}]"
-            table.add_row(row.method, *cells, speed, "yes" if row.identical else "NO")
+            table.add_row(
+                row.method, *cells, f"{low:.2f}-{high:.2f}", "yes" if row.identical else "NO"
+            )
     return table
 
 

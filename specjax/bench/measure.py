@@ -80,7 +80,7 @@ class Sample(NamedTuple):
 class Verdict(IntEnum):
     """How a run's text compares with plain decoding's; the higher, the worse."""
 
-    NOT_COMPARED = 0  # another dtype rounds otherwise
+    NOT_COMPARED = 0  # another dtype rounds otherwise, and another way may draw otherwise
     SAME = 1
     NEAR_TIE = 2  # other, from a place on where the dtype cannot tell two tokens apart
     DIFFERENT = 3
@@ -107,7 +107,7 @@ class Measurement:
     spread: float  # interquartile range of a prompt's seconds over their median; median of prompts
     ratio: float  # speed over plain's, in pairs of runs (same prompt, same repeat): the median
     ratio_quartiles: tuple[float, float]
-    is_compared: bool  # with what plain decoding said: not if the dtype is another
+    is_compared: bool  # with what plain decoding said: not if the dtype or the drawing is another
     num_near_ties: int  # prompts where a run said something else, but only from a near tie on
     num_different: int  # prompts where a run said something else without that excuse
     num_recompiled: int  # measured runs that compiled something, and so are not to be trusted

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import UseAppendAction
 
@@ -32,7 +32,10 @@ class BenchOptions:
     max_new_tokens: int = 128
     """Stop after so many new tokens, if the text has not ended before."""
     temperature: float = 0.0
-    """0 takes the most likely token; above, tokens are drawn, the same ones by every method."""
+    """0 takes the most likely token; above, tokens are drawn."""
+    verification: Literal["coupled", "rejection", "typical"] = "coupled"
+    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
+    typical, of Medusa, is LOSSY: above temperature 0 it accepts whatever is likely enough."""
     runs: int = 3
     """How often each method runs each prompt."""
     seed: int = 0

@@ -11,19 +11,25 @@ from rich.table import Table
 from specjax.bench.acceptance import advice, is_useless
 from specjax.bench.measure import PLAIN, Measurement
 from specjax.bench.ties import near_tie_in
+from specjax.decoding.sampling import LOSSY, Sampling
 
 ALL = "all"  # the task of the rows that sum up all kinds
 TABLE_WIDTH = 110  # even where a terminal is narrower: no number is cut off
 
 
-def show(measurements: Sequence[Measurement], num_runs: int, bandwidth: float) -> None:
+def show(
+    measurements: Sequence[Measurement],
+    num_runs: int,
+    bandwidth: float,
+    sampling: Sampling = Sampling(),
+) -> None:
     """Prints the table, what its numbers mean, and in red whatever makes it worthless.
 
     `bandwidth` is in bytes per second.
     """
     width = max(Console().width, TABLE_WIDTH)
     console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
-    console.print(table(measurements))
+    console.print(table(measurements, sampling))
     one_task = [row for row in measurements if row.task == measurements[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
     console.print(
@@ -40,14 +46,16 @@ def show(measurements: Sequence[Measurement], num_runs: int, bandwidth: float) -
         console.print(line)
     for line in complaints(measurements):
         console.print(line, style="bold red")
+    if sampling.is_lossy:
+        console.print(LOSSY, style="bold red")
 
 
-def table(measurements: Sequence[Measurement]) -> Table:
+def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
     """One row per method under each kind of task.
 
     `x plain` and its quartiles come from pairs of runs, `bandwidth` is the share of what the device
     can read, `prefill` its share of plain decoding's seconds, and `same` tells whether the tokens
-    are those of plain decoding.
+    are those of plain decoding, as far as `sampling` promises it.
     """
     result = Table("task, method", box=None, pad_edge=False)
     titles = "tokens/s, x plain, quartiles, accepted, bandwidth, prefill, tokens, same"
@@ -68,14 +76,16 @@ def table(measurements: Sequence[Measurement]) -> Table:
             "" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
             f"{row.prefill_seconds / row.seconds:.0%}" if row.method == PLAIN else "",
             str(row.num_new_tokens),
-            _same(row),
+            _same(row, sampling),
         )
     return result
 
 
-def _same(row: Measurement) -> str:
+def _same(row: Measurement, sampling: Sampling) -> str:
+    if not row.is_compared and sampling.is_lossy:
+        return "LOSSY"
     if not row.is_compared:
-        return row.dtype
+        return row.dtype if sampling.is_reproducible else "in law"
     if row.num_different:
         return "NO"
     return f"near ties: {row.num_near_ties}" if row.num_near_ties else "yes"

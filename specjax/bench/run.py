@@ -104,9 +104,8 @@ def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[
         target = load_target()
         requests = _requests(tasks, target, options.max_new_tokens)
         contestants = make_contestants(target, options, requests)
-        judge = NearTies(
-            target, Sampling(options.temperature), options.seed, options.max_new_tokens
-        )
+        sampling = sampling_of(options)
+        judge = NearTies(target, sampling, options.seed, options.max_new_tokens)
         bandwidth, about, rows = read_bandwidth(), _about(target, options), []
         try:
             for row in compare(contestants, requests, options.runs, judge):
@@ -115,7 +114,7 @@ def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[
                     write(rows[-1], out, about)
         finally:
             if rows:
-                show(rows, options.runs, bandwidth)
+                show(rows, options.runs, bandwidth, sampling)
     return rows
 
 
@@ -155,7 +154,7 @@ def make_contestants(
     """
     longest = max(len(request.ids) for request in requests)
     padded_length = -(-longest // BUCKET) * BUCKET
-    sampling = Sampling(options.temperature)
+    sampling = sampling_of(options)
     sources = sources_in(options.drafter)
 
     def method(name: str, title: str, max_new_tokens: int) -> Contestant:
@@ -173,6 +172,15 @@ def make_contestants(
     return contestants
 
 
+def sampling_of(options: BenchOptions) -> Sampling:
+    """How tokens are drawn and accepted.
+
+    Raises:
+        SpecjaxError: for a bad temperature.
+    """
+    return Sampling(options.temperature, verification=options.verification)
+
+
 def _check(options: BenchOptions) -> None:
     """Raises SpecjaxError for what cannot be served whatever the target is."""
     for name in ("runs", "limit", "max_new_tokens"):
@@ -180,7 +188,7 @@ def _check(options: BenchOptions) -> None:
             raise SpecjaxError(
                 f"{name} {getattr(options, name)} must be at least 1: nothing would be measured"
             )
-    Sampling(options.temperature)
+    sampling_of(options)
     for name in names_in(options.methods):
         check_settings(name, {})
     if options.peers and options.temperature > 0:
@@ -247,6 +255,8 @@ def _about(target: Target, options: BenchOptions) -> dict[str, Any]:
         "tasks": options.tasks,
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,
+        "verification": options.verification,
+        "is_lossy": sampling_of(options).is_lossy,
         "runs": options.runs,
         "seed": options.seed,
         "jax": jax.__version__,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.bench.measure import Sample, Verdict, exactly
+from specjax.bench.measure import PLAIN, Sample, Verdict, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import LEAST_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.hub import Target
@@ -34,7 +34,8 @@ class NearTies:
 
     Where they part, one step of plain decoding is taken over their common beginning. It is a near
     tie if the scores of both tokens lie within `EPSILON` of the best score. Above temperature 0
-    scores include the noise of the place, and are counted in units of logits.
+    scores include the noise of the place, and are counted in units of logits. Where the key alone
+    does not decide the text, only plain decoding is compared, with itself.
     """
 
     target: Target
@@ -43,6 +44,8 @@ class NearTies:
     max_new_tokens: int
 
     def __call__(self, own: Sample, plain: Sample) -> Verdict:
+        if own.method != PLAIN and not self.sampling.is_reproducible:
+            return Verdict.NOT_COMPARED
         verdict = exactly(own, plain)
         if verdict != Verdict.DIFFERENT or jnp.finfo(own.dtype).bits > 16:
             return verdict

@@ -1,4 +1,4 @@
-"""`specjax convert`: any target or EAGLE head, as a folder that other programs read as well."""
+"""`specjax convert`: any target or drafter head, as a folder that other programs read as well."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from specjax.errors import SpecjaxError
 class Convert:
     """Write a target as a folder in Hugging Face format, which transformers reads as well.
 
-    With --head-of TARGET, write an EAGLE, EAGLE-2 or HASS head of that target, in the layout that
-    the authors' code, vLLM or SGLang reads.
+    With --head-of TARGET, write a head of that target, in the layout that its authors' code or a
+    server reads.
     """
 
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
@@ -27,9 +27,11 @@ class Convert:
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder in Hugging Face format, or a hub id."""
     layout: Annotated[
-        Literal["eagle", "vllm", "sglang"] | None, arg(metavar="eagle|vllm|sglang")
+        Literal["specjax", "eagle", "medusa", "hydra", "vllm", "sglang"] | None,
+        arg(metavar="specjax|eagle|medusa|hydra|vllm|sglang"),
     ] = None
-    """Who is to read the head: the authors' code (eagle, the default), vLLM or SGLang."""
+    """Who is to read the head: specjax, the authors' code (eagle, medusa, hydra), vLLM (EAGLE's and
+    Medusa's) or SGLang (EAGLE's); by default the authors' code, for ParallelSpec specjax."""
 
     def run(self) -> None:
         """Writes the whole folder, or nothing."""
@@ -58,14 +60,20 @@ class Convert:
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.drafting import find_head, load_head
         from specjax.hub import load
-        from specjax.models.heads.eagle_files import read_about, read_eagle_config, save_eagle
+        from specjax.models.heads.files import read_about
+        from specjax.models.heads.kinds import KINDS, kind_in
 
         folder = find_head(self.source)
-        read_eagle_config(folder)  # before the target, which may take long
+        kind = kind_in(folder)  # before the target, which may take long
+        layouts = KINDS[kind].layouts
+        layout = self.layout or (kind if kind in layouts else layouts[0])
+        if layout not in layouts:
+            raise SpecjaxError(
+                f"layout {layout} is not one for {self.source}; choose {', '.join(layouts)}"
+            )
         target = load(head_of, dtype=self.dtype)
-        head, params = load_head(folder, target)
-        layout = self.layout or "eagle"
-        save_eagle(
+        head, params = load_head(folder, target, kind=kind)
+        KINDS[kind].save(
             directory,
             head,
             params,

@@ -54,8 +54,9 @@ class Generate:
     """Draw from the smallest set of tokens that is together this likely."""
     seed: int = 0
     """Decides what is drawn."""
-    verification: Literal["coupled", "rejection"] = "coupled"
-    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only."""
+    verification: Literal["coupled", "rejection", "typical"] = "coupled"
+    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
+    typical, of Medusa, is LOSSY: above temperature 0 it accepts whatever is likely enough."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
@@ -83,7 +84,7 @@ class Generate:
             jobs = [job, job.with_plain()] if self.compare else [job]
             tell = partial(report.text, job) if report.is_plain else None
             results = measure(jobs, NUM_PAIRS if self.compare else 1, tell)
-        report.warn(results)
+        report.warn(job, results)
         if self.json:
             report.json(job, results, self.attribute)
         else:

@@ -18,6 +18,7 @@ from specjax.cli.measure import Job, Measured
 from specjax.cli.prompts import Source
 from specjax.cli.sources import show_sources, spans_in_prompt, write_page
 from specjax.cli.text import DRAFTED, decode, show_live
+from specjax.decoding.sampling import LOSSY
 
 
 def _console(stderr: bool = False) -> Console:
@@ -86,8 +87,10 @@ class Report:
         )
         self.notes.print(f"{timed}{not_counted}")
 
-    def warn(self, results: Sequence[Measured]) -> None:
-        """Says so if a drafter was of no use."""
+    def warn(self, job: Job, results: Sequence[Measured]) -> None:
+        """Says so if a drafter was of no use, or the text is not the target's own."""
+        if job.sampling.is_lossy:
+            self.notes.print(LOSSY, style="bold red")
         for result in results:
             if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
                 self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
@@ -109,7 +112,7 @@ class Report:
         if with_spans:
             values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
         if plain:
-            same = results[0].tokens == results[1].tokens if _is_reproducible(job) else None
+            same = results[0].tokens == results[1].tokens if job.sampling.is_reproducible else None
             values |= {"plain": plain[0], "identical": same}
         self.output.file.write(json.dumps(values) + "\n")
 
@@ -145,7 +148,9 @@ def _table(results: Sequence[Measured]) -> Table:
 
 def _comparison(job: Job, result: Measured, plain: Measured) -> str:
     ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
-    if not _is_reproducible(job):
+    if job.sampling.is_lossy:
+        return f"{ratio}; {LOSSY}"
+    if not job.sampling.is_reproducible:
         return f"{ratio}; the tokens are equal in distribution only: rejection draws differently"
     if result.tokens == plain.tokens:
         return f"{ratio}; all {len(result.tokens)} tokens are equal"
@@ -156,8 +161,3 @@ def _comparison(job: Job, result: Measured, plain: Measured) -> str:
         f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
         f"close for {dtype} to tell apart"
     )
-
-
-def _is_reproducible(job: Job) -> bool:
-    """Whether the key alone decides the tokens, whatever the method."""
-    return job.sampling.is_greedy or job.sampling.verification == "coupled"

@@ -6,7 +6,14 @@ from typing import Annotated
 import tyro
 
 from specjax.cli.train_disco import TrainDisco
-from specjax.cli.train_heads import TrainEagle, TrainHass
+from specjax.cli.train_methods import (
+    TrainEagle,
+    TrainHass,
+    TrainHydra,
+    TrainMedusa,
+    TrainParallelEagle,
+    TrainParallelMedusa,
+)
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,10 @@ class Train:
     what: Annotated[
         Annotated[TrainEagle, tyro.conf.subcommand("eagle")]
         | Annotated[TrainHass, tyro.conf.subcommand("hass")]
+        | Annotated[TrainMedusa, tyro.conf.subcommand("medusa")]
+        | Annotated[TrainHydra, tyro.conf.subcommand("hydra")]
+        | Annotated[TrainParallelMedusa, tyro.conf.subcommand("parallel-medusa")]
+        | Annotated[TrainParallelEagle, tyro.conf.subcommand("parallel-eagle")]
         | Annotated[TrainDisco, tyro.conf.subcommand("disco")],
         tyro.conf.arg(name=""),
     ]

@@ -1,6 +1,7 @@
-"""`specjax train eagle` and `specjax train hass`: heads that draft from the target's features."""
+"""What `specjax train` does for every method with a head; `train_methods` has the methods."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,18 +12,19 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.errors import SpecjaxError
 from specjax.training.config import (
+    METHOD_OF,
     DataOptions,
     DistillOptions,
-    EagleObjective,
-    HassObjective,
     HeadSettings,
     LoopOptions,
+    Objective,
     OptimizerOptions,
 )
 
 if TYPE_CHECKING:
+    from specjax.decoding.drafter import Drafter
     from specjax.hub import Target
-    from specjax.models.heads.eagle import EagleHead
+    from specjax.models.config import LlamaConfig
     from specjax.training.conversations import Conversation
     from specjax.training.examples import Example
     from specjax.training.loop import Evaluation
@@ -32,7 +34,7 @@ FLAT = arg(name="")  # its fields are flags without a prefix
 
 
 @dataclass(frozen=True)
-class TrainHead:
+class TrainHead(ABC):
     """What all heads are told."""
 
     out: Annotated[Path, arg(metavar="FOLDER")]
@@ -52,16 +54,14 @@ class TrainHead:
     distillation: Annotated[DistillOptions, FLAT] = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to go on from: a folder or a hub id; by default a new one."""
-    epochs: Annotated[float | None, arg(metavar="FLOAT")] = None
+    epochs: float = 0.0
     """Train so many times on all texts, in place of --num-steps; with --packing, on about as many
-    tokens."""
+    tokens. 0: as long as --num-steps says."""
     eval_prompts: int = 24
     """Conversations that are kept out of the training, to measure the accepted length on: a tenth
     of all at most."""
     eval_tokens: int = 128
     """New tokens per measured prompt."""
-    fc_bias: bool = False
-    """Give `fc` a bias, as the first published heads have; vLLM reads heads without one only."""
     remat: bool = False
     """Keep less for the gradients and compute it again: slower, and smaller in memory."""
     loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
@@ -71,13 +71,22 @@ class TrainHead:
     """Of the target's weights and all arithmetic; by default float32 on CPU and bfloat16 elsewhere.
     The head's own weights are float32."""
 
-    def train(self, objective: EagleObjective | HassObjective) -> None:
+    @property
+    @abstractmethod
+    def told(self) -> Objective:
+        """What the loss is made of; its type decides the method."""
+
+    @abstractmethod
+    def new_head(self, target: "LlamaConfig") -> Any:
+        """The head that the options ask for."""
+
+    def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
         from specjax.cli.environment import use_compilation_cache, watched
         from specjax.distillation import check_room, distill
         from specjax.files import expand_user
         from specjax.hub import load
-        from specjax.models.heads.eagle_files import HEAD
+        from specjax.models.heads.files import HEAD
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all
         from specjax.training.heads import check_out, train_head
@@ -92,9 +101,10 @@ class TrainHead:
         target = load(self.target, dtype=self.dtype)
         batches = within(self.batches, target)
         # All that can be refused is refused before anything that takes long.
-        tokenizer, (head, start) = target.require_tokenizer(), self._head(target)
+        tokenizer, (head, start) = target.require_tokenizer(), self._start(target)
         held_out, conversations = split(conversations, self.eval_prompts)
-        measured = evaluation(target, head, held_out, batches.longest, self.eval_tokens)
+        drafter = self._drafter(head, target)
+        measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if self.distill:
             check_room(target, batches.longest, self.distillation)
             conversations = distill(
@@ -109,12 +119,7 @@ class TrainHead:
             )
         examples = tokenize_all(conversations, tokenizer, batches.longest)
         settings = HeadSettings(
-            objective,
-            self._loop(examples, batches),
-            self.optimizer,
-            batches,
-            fc_bias=self.fc_bias,
-            remat=self.remat,
+            self.told, self._loop(examples, batches), self.optimizer, batches, remat=self.remat
         )
         name = fingerprint(target.config, target.params)
         trained = train_head(
@@ -137,11 +142,11 @@ class TrainHead:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecjaxError(f"{name} {value} must be at least 1")
-        if self.epochs is not None and not 0 < self.epochs < float("inf"):
-            raise SpecjaxError(f"epochs {self.epochs} is not a finite number above 0")
+        if not 0 <= self.epochs < float("inf"):
+            raise SpecjaxError(f"epochs {self.epochs} is not a finite number >= 0")
 
     def _loop(self, examples: "Sequence[Example]", batches: DataOptions) -> LoopOptions:
-        if self.epochs is None:
+        if self.epochs == 0:
             return self.loop
         rows = len(examples)
         if batches.packing:
@@ -150,46 +155,42 @@ class TrainHead:
         num_steps = round(self.epochs * rows / rows_of_a_step)
         return replace(self.loop, num_steps=max(1, num_steps))
 
-    def _head(self, target: "Target") -> "tuple[EagleHead, Any]":
-        """The head, and the params that it starts from, if not random ones."""
-        from specjax.drafting import load_head
-        from specjax.models.heads.eagle import EagleConfig, EagleHead
+    def _start(self, target: "Target") -> tuple[Any, Any]:
+        """The head, and the params that it starts from, if not new ones.
 
+        Raises:
+            SpecjaxError: if the head to start from is not as the options ask.
+        """
+        from specjax.training.heads import TRAINABLE, shape_of
+
+        wanted = self.new_head(target.config)
         if self.start is None:
-            return EagleHead(EagleConfig.for_target(target.config, self.fc_bias)), None
-        head, params = load_head(self.start, target, "float32")
-        if head.config.fc_bias != self.fc_bias:
-            raise SpecjaxError(
-                f"{self.start} has {'a' if head.config.fc_bias else 'no'} bias in fc; "
-                f"{'add' if head.config.fc_bias else 'leave out'} --fc-bias"
-            )
+            return wanted, None
+        kind = TRAINABLE[METHOD_OF[type(self.told)]].kind
+        head, params = self.load_start(self.start, target, kind)
+        asked = shape_of(wanted)
+        for name, value in shape_of(head).items():
+            if value != asked[name]:
+                raise SpecjaxError(
+                    f"{self.start} has {name} {value}, but the options ask for {asked[name]}; "
+                    "give the options of the head to start from"
+                )
         return head, params
 
+    def load_start(self, start: str, target: "Target", kind: str) -> tuple[Any, Any]:
+        """The head to start from and its params."""
+        from specjax.drafting import load_head
 
-@dataclass(frozen=True)
-class TrainEagle(TrainHead):
-    """Train an EAGLE head, which eagle and eagle2 draft with.
+        return load_head(start, target, "float32", kind)
 
-    The target reads every text once per epoch, in the training step itself; the head learns to
-    predict its next feature and distribution.
-    """
+    def _drafter(self, head: Any, target: "Target") -> "Drafter":
+        """What the head is measured with: EAGLE's behind the dynamic tree, others as by default."""
+        from specjax.decoding.drafters import METHODS
 
-    objective: Annotated[EagleObjective, FLAT] = field(default_factory=EagleObjective)
-
-    def run(self) -> None:
-        """See the class."""
-        self.train(self.objective)
-
-
-@dataclass(frozen=True)
-class TrainHass(TrainHead):
-    """Train a head with HASS: in the contexts of drafting, and on the tokens that matter."""
-
-    objective: Annotated[HassObjective, FLAT] = field(default_factory=HassObjective)
-
-    def run(self) -> None:
-        """See the class."""
-        self.train(self.objective)
+        method = METHOD_OF[type(self.told)]
+        return (
+            METHODS["eagle2" if method == "eagle" else method].drafter().build(head, target.model)
+        )
 
 
 def read_all(
@@ -249,12 +250,12 @@ def split(
 
 def evaluation(
     target: "Target",
-    head: "EagleHead",
+    drafter: "Drafter",
     held_out: "Sequence[Conversation]",
     longest: int,
     max_new_tokens: int,
 ) -> "Evaluation":
-    """Measures the accepted length of EAGLE-2 drafts by params of a head, at temperature 0.
+    """Measures the accepted length of a drafter by its params, at temperature 0.
 
     Prompts that leave no room for `max_new_tokens` within `longest` tokens are left out.
 
@@ -264,7 +265,6 @@ def evaluation(
     import jax
 
     from specjax.bench.acceptance import acceptance, advice
-    from specjax.decoding.drafters.eagle2 import Eagle2Settings
     from specjax.distillation import prompt_of
     from specjax.training.loop import Evaluation
 
@@ -277,7 +277,6 @@ def evaluation(
             "--eval-prompts"
         )
     dtype = target.params["embed_tokens"]["weight"].dtype
-    drafter = Eagle2Settings().build(head, target.model)
 
     def measure(params: Any) -> dict[str, Any]:
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -3,7 +3,8 @@
 Under `coupled` verification (the default) the token at absolute position t of a row is
 `argmax(filtered logits + gumbel(fold_in(row_key, t)))`, whoever computes it and however often. So
 the text depends on the key alone, never on the drafter. `rejection` must not reuse a draw that has
-already had an influence, so its noise also depends on the round.
+already had an influence, so its noise also depends on the round. `typical` draws as `coupled` does,
+and lets the drafter decide among the tokens that are typical: it is LOSSY.
 """
 
 import math
@@ -20,21 +21,30 @@ from specjax.pytree import pytree, static
 # Streams of `rejection` noise: what drafters draw with, what accepts, what draws the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
 LEAST_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would vanish in float32
+VERIFICATIONS = ("coupled", "rejection", "typical")
+LOSSY = (
+    "LOSSY: under typical acceptance the drafter has a say in the text, which is not the target's"
+)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Static settings of how the target's tokens are drawn.
+    """Static settings of how the target's tokens are drawn, and which drafted ones are accepted.
+
+    `typical_epsilon` and `typical_delta` are those of `typical` verification, at which a drafted
+    token needs a probability above min(epsilon, delta exp(-entropy)) (Medusa, section 2.3.1).
 
     Raises:
         SpecjaxError: for a temperature that is negative or not finite, `top_k < 1`, `top_p` outside
-            (0, 1], or an unknown verification.
+            (0, 1], an unknown verification, or an epsilon or delta outside [0, 1].
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
-    verification: Literal["coupled", "rejection"] = "coupled"
+    verification: Literal["coupled", "rejection", "typical"] = "coupled"
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
 
     def __post_init__(self):
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -45,14 +55,30 @@ class Sampling:
             raise SpecjaxError(f"top_k {self.top_k} must be at least 1; leave it out to keep all")
         if not 0 < self.top_p <= 1:
             raise SpecjaxError(f"top_p {self.top_p} is outside (0, 1]; 1 keeps all tokens")
-        if self.verification not in ("coupled", "rejection"):
+        if self.verification not in VERIFICATIONS:
             raise SpecjaxError(
-                f"verification {self.verification!r} is unknown; use 'coupled' or 'rejection'"
+                f"verification {self.verification!r} is unknown; use 'coupled' or 'rejection', or "
+                "'typical', which is lossy"
             )
+        for name in ("typical_epsilon", "typical_delta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SpecjaxError(
+                    f"{name} {getattr(self, name)} is outside [0, 1]; less of it accepts more"
+                )
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the key alone decides the tokens, whatever the drafter."""
+        return self.is_greedy or self.verification == "coupled"
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the tokens are not even in distribution those of plain decoding."""
+        return self.verification == "typical" and not self.is_greedy
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Log-probabilities after temperature, top-k and top-p, in float32; -inf where cut.

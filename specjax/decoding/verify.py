@@ -3,7 +3,8 @@
 `coupled`: the target's token after each node is a function of the text and the key alone, and
 nodes carrying exactly those tokens are accepted. `rejection`: Leviathan's rule on chains and the
 recursive rule over siblings on trees (ParallelSpec, Algorithm 1); tokens are then those of plain
-decoding in distribution only.
+decoding in distribution only. `typical`: whatever is likely enough is accepted (Medusa, section
+2.3.1); tokens are then those of plain decoding in no sense at all.
 """
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.sampling import ACCEPT, BONUS, Draw
+from specjax.decoding.sampling import ACCEPT, BONUS, Draw, Sampling
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 
 
@@ -29,6 +30,8 @@ def verify(
     """
     if draw.sampling.verification == "rejection" and not draw.sampling.is_greedy:
         return _rejection(tree, logits, draw, root_slot, max_depth)
+    if draw.sampling.is_lossy:
+        return _typical(tree, logits, draw, root_slot, max_depth)
     after = root_slot[:, None] + tree.depth + 1
     wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
     return follow(tree, wanted, max_depth)
@@ -41,27 +44,66 @@ def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verifi
     """
     seen = ancestors(tree, max_depth)
     parent_wants = jnp.take_along_axis(wanted, jnp.maximum(tree.parents, 0), axis=1)
-    agrees = tree.valid & (tree.tokens == parent_wants)
-    agrees = agrees.at[:, 0].set(True)
-    accepted = jnp.all(agrees[:, None, :] | ~seen, axis=-1)
+    accepted = _accepted(tree.valid & (tree.tokens == parent_wants), seen)
     last = jnp.argmax(jnp.where(accepted, tree.depth, -1), axis=1)
+    bonus = jnp.take_along_axis(wanted, last[:, None], axis=1)[:, 0]
+    return _ending_at(last, bonus, tree, seen, max_depth)
+
+
+def _accepted(agrees: Bool[Array, "B N"], seen: Bool[Array, "B N N"]) -> Bool[Array, "B N"]:
+    """Nodes that agree with all their ancestors but the root, which needs not."""
+    return jnp.all(agrees.at[:, 0].set(True)[:, None, :] | ~seen, axis=-1)
+
+
+def _ending_at(
+    last: Int[Array, " B"],
+    bonus: Int[Array, " B"],
+    tree: DraftTree,
+    seen: Bool[Array, "B N N"],
+    max_depth: int,
+) -> Verification:
+    """The path from the root to node `last`, zero padded, and the bonus after it."""
     on_path = jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0]
-    at = lambda values: jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]  # noqa: E731
-    return Verification(_path(on_path, tree.depth, max_depth), at(tree.depth), at(wanted))
-
-
-def _path(
-    on_path: Bool[Array, "B N"], depth: Int[Array, "B N"], max_depth: int
-) -> Int[Array, "B P"]:
-    """Nodes of the path by depth, zero padded."""
-    num_nodes = depth.shape[1]
 
     def of_row(on_path, depth):
         slot = jnp.where(on_path, depth, max_depth + 1)
         empty = jnp.zeros((max_depth + 1,), jnp.int32)
-        return empty.at[slot].set(jnp.arange(num_nodes, dtype=jnp.int32), mode="drop")
+        return empty.at[slot].set(jnp.arange(tree.num_nodes, dtype=jnp.int32), mode="drop")
 
-    return jax.vmap(of_row)(on_path, depth)
+    path = jax.vmap(of_row)(on_path, tree.depth)
+    return Verification(path, jnp.take_along_axis(tree.depth, last[:, None], axis=1)[:, 0], bonus)
+
+
+def _typical(
+    tree: DraftTree,
+    logits: Float[Array, "B N V"],
+    draw: Draw,
+    root_slot: Int[Array, " B"],
+    max_depth: int,
+) -> Verification:
+    """The longest path of typical tokens, of equals the most likely; the bonus is drawn."""
+    seen = ancestors(tree, max_depth)
+    log_probs = draw.filtered(logits)
+    parents = jnp.maximum(tree.parents, 0)
+    said = jax.vmap(lambda row, above, token: row[above, token])(log_probs, parents, tree.tokens)
+    least = jnp.take_along_axis(least_typical(log_probs, draw.sampling), parents, axis=1)
+    accepted = _accepted(tree.valid & (jnp.exp(said) > least), seen)
+    depth = jnp.where(accepted, tree.depth, -1)
+    is_longest = depth == jnp.max(depth, axis=1, keepdims=True)
+    below_root = seen & (tree.depth > 0)[:, None, :]
+    total = jnp.sum(jnp.where(below_root, said[:, None, :], 0.0), axis=-1)
+    last = jnp.argmax(jnp.where(is_longest, total, -jnp.inf), axis=1)
+    at_last = jnp.take_along_axis(logits, last[:, None, None], axis=1)
+    after = root_slot[:, None] + jnp.take_along_axis(tree.depth, last[:, None], axis=1) + 1
+    bonus = jnp.argmax(draw.perturbed(at_last, after)[:, 0], axis=-1)
+    return _ending_at(last, bonus, tree, seen, max_depth)
+
+
+def least_typical(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
+    """What the probability of a typical token exceeds (Medusa, section 2.3.1)."""
+    probs = jnp.exp(log_probs)
+    entropy = -jnp.sum(probs * jnp.log(probs + 1e-5), axis=-1)
+    return jnp.minimum(sampling.typical_epsilon, sampling.typical_delta * jnp.exp(-entropy))
 
 
 def _rejection(
@@ -84,12 +126,8 @@ def _rejection(
         jnp.max(tree.num_valid()),
     )
     noise = draw.noise(root_slot[:, None], rest.shape[-1], BONUS)[:, 0]
-    on_path = jnp.take_along_axis(ancestors(tree, max_depth), last[:, None, None], axis=1)[:, 0]
-    return Verification(
-        path=_path(on_path, tree.depth, max_depth),
-        num_accepted=jnp.take_along_axis(tree.depth, last[:, None], axis=1)[:, 0],
-        bonus=jnp.argmax(jnp.log(rest) + noise, axis=-1),
-    )
+    bonus = jnp.argmax(jnp.log(rest) + noise, axis=-1)
+    return _ending_at(last, bonus, tree, ancestors(tree, max_depth), max_depth)
 
 
 def reject(

@@ -26,7 +26,7 @@ from specjax.errors import SpecjaxError
 from specjax.models.checkpoint import first_few, mismatches, new_folder
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
-from specjax.models.weights import FLOATS, StoredTensor, stored_tensors
+from specjax.models.weights import FLOATS, StoredTensor, import_torch, stored_tensors
 
 NAMES = (  # our path, Hugging Face's name; {} is the number of a layer
     ("embed_tokens.", "model.embed_tokens."),
@@ -114,24 +114,42 @@ def save_llama(
 
 
 def write_weights(
-    folder: Path, config: Mapping[str, Any], leaves: Mapping[str, Any], dtype: DTypeLike
+    folder: Path,
+    config: Mapping[str, Any],
+    leaves: Mapping[str, Any],
+    dtype: DTypeLike,
+    file: str = "model.safetensors",
 ) -> None:
     """Writes the JSON object `config` and the arrays `leaves`, by name, into a new `folder`.
 
+    A `file` that ends in `.pt` is written by torch.
+
     Raises:
-        SpecjaxError: if `folder` already holds something or cannot be written.
+        SpecjaxError: if `folder` already holds something or cannot be written, or torch is needed
+            and not installed.
     """
     kind = jnp.dtype(dtype).name
     values = {**config, "dtype": kind, "torch_dtype": kind}  # new and old spelling
+    torch = import_torch(file, "written") if file.endswith(".pt") else None
     with new_folder(folder) as unfinished:
         tensors = {
             name: np.ascontiguousarray(jnp.asarray(leaf).astype(dtype))
             for name, leaf in leaves.items()
         }
-        weights_file, config_file = unfinished / "model.safetensors", unfinished / "config.json"
-        save_file(tensors, weights_file, metadata={"format": "pt"})
+        weights_file, config_file = unfinished / file, unfinished / "config.json"
+        if torch is None:
+            save_file(tensors, weights_file, metadata={"format": "pt"})
+        else:
+            plain = {name: _to_torch(torch, each) for name, each in tensors.items()}
+            torch.save(plain, weights_file)
         config_file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(config_file, weights_file)  # safetensors lets nobody else read its file
+
+
+def _to_torch(torch: Any, array: np.ndarray) -> Any:
+    if array.dtype == jnp.bfloat16:  # which numpy hands over as bits only
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
 
 
 def check_weights(

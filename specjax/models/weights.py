@@ -1,7 +1,7 @@
 """The tensors stored in a folder of weights, one at a time, whatever the file format.
 
-Safetensors are read without torch, bfloat16 included. Old `.bin` files are pickles: they are read
-by torch, with `weights_only=True`, and only where it is installed.
+Safetensors are read without torch, bfloat16 included. Old `.bin` and `.pt` files are pickles: they
+are read by torch, with `weights_only=True`, and only where it is installed.
 """
 
 import json
@@ -44,18 +44,23 @@ class StoredTensor(NamedTuple):
         return math.prod(self.shape) * FLOATS[self.dtype].itemsize
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
     """The files that hold the weights of `folder`: one, or all shards that its index names.
+
+    `names` are single files that are looked for first, the first that exists is read.
 
     Raises:
         SpecjaxError: if there are no weights, the index is damaged, or a shard is missing.
     """
+    for name in names:
+        if (folder / name).is_file():
+            return [folder / name]
     for single, index in FORMATS:
         if (folder / single).is_file():
             return [folder / single]
         if (folder / index).is_file():
             return _shards(folder / index)
-    expected = " or ".join(name for names in FORMATS for name in names)
+    expected = " or ".join([*names, *(name for pair in FORMATS for name in pair)])
     raise SpecjaxError(f"{folder} holds no weights ({expected}); download the checkpoint again")
 
 
@@ -74,15 +79,20 @@ def _shards(index: Path) -> list[Path]:
     return files
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
     """The tensors of a folder by name, in file order; nothing but headers is read yet.
 
+    Args:
+        folder: of the weights.
+        names: see `weight_files`.
+
     Raises:
-        SpecjaxError: if a file is missing or damaged, or is a `.bin` and torch is not installed.
+        SpecjaxError: if a file is missing or damaged, or is one of torch's and torch is not
+            installed.
     """
     tensors = {}
-    for path in weight_files(folder):
-        found = _from_torch(path) if path.suffix == ".bin" else _from_safetensors(path)
+    for path in weight_files(folder, names):
+        found = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
         tensors |= {tensor.name: tensor for tensor in found}
     return tensors
 
@@ -124,8 +134,8 @@ def _from_torch(path: Path) -> list[StoredTensor]:
         raise SpecjaxError(f"{path} is damaged or holds no weights; download it again") from None
 
 
-def import_torch(path: Path | str) -> Any:
-    """The torch module, which only `.bin` files need.
+def import_torch(path: Path | str, doing: str = "read") -> Any:
+    """The torch module, which only its own files need.
 
     Raises:
         SpecjaxError: if torch is not installed; the message names `path`.
@@ -134,7 +144,7 @@ def import_torch(path: Path | str) -> Any:
         import torch
     except ImportError:
         raise SpecjaxError(
-            f"{path} needs torch to be read; run `pip install torch`, "
+            f"{path} needs torch to be {doing}; run `pip install torch`, "
             "or use a checkpoint in safetensors format"
         ) from None
     return torch

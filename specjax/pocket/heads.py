@@ -1,10 +1,13 @@
 """How pocket's heads are trained, one after another: `python -m specjax.pocket.heads --out DIR`.
 
 Each is a `specjax train` command, so this is also how to train a head for any target. As in HASS
-(section 4.2), everything starts from one EAGLE head and goes on for the same number of steps: with
-EAGLE's own loss, with the Top-K loss added, and with 2, 3 and 4 steps of harmonized context
-alignment; the last learns from what the target writes itself. An interrupted run is resumed by the
-same command.
+(section 4.2), everything of EAGLE's starts from one EAGLE head and goes on for the same number of
+steps: with EAGLE's own loss, with the Top-K loss added, and with 2, 3 and 4 steps of harmonized
+context alignment; EAGLE's ParallelSpec starts from that head as well, with new masks. Medusa, Hydra
+and Medusa's ParallelSpec start anew. The runs called distilled go on with what the target writes
+itself. Medusa's four heads have LM heads of their own, as published; Hydra's, which are larger,
+read the target's, to keep the package small.
+An interrupted run is resumed by the same command.
 """
 
 import subprocess
@@ -18,46 +21,73 @@ import tyro
 from specjax.errors import SpecjaxError, exit_code
 from specjax.files import expand_user
 from specjax.models.config import LlamaConfig
-from specjax.models.heads.eagle_files import HEAD, load_eagle, read_about, save_eagle
+from specjax.models.heads.files import HEAD, read_about
+from specjax.models.heads.kinds import KINDS, kind_in
 
 COMMON = (
-    *("--target", "pocket", "--data", "pocket"),
-    *("--packing", "--longest", "512", "--batch-size", "8"),
+    *("--target", "pocket", "--packing", "--longest", "512", "--batch-size", "8"),
+    *("--accumulate", "1", "--epochs", "0", "--warmup", "0.04"),
     *("--decay", "cosine", "--clip", "norm", "--clip-at", "1.0", "--resume"),
 )
 TEXTS = ("--limit", "12000")
-FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3", "--warmup", "0.04")
-MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--warmup", "0.04", "--seed", "1")
+FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3")
+MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--seed", "1")
+ALIGNED = (*MORE, *TEXTS, "--align-steps")
 DISTILLED = ("--distill", "--limit", "4000")
+SHORTER = (*TEXTS, "--num-steps", "1000", "--learning-rate")
+AFTER = ("--num-steps", "300", "--learning-rate", "2e-3", "--seed", "2")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One `specjax train` command, and the run whose head it starts from."""
+    """One `specjax train` command."""
 
     method: str
-    start: str | None
     settings: tuple[str, ...]
+    start: str | None = None  # the run whose head it starts from
+    texts: str | None = None  # the run whose distilled texts it learns from; by default pocket's
 
     def command(self, name: str, out: Path) -> list[str]:
         """The command line, for a run folder in `out`."""
-        start = () if self.start is None else ("--start", str(out / self.start / "head"))
-        arguments = (self.method, "--out", str(out / name), *COMMON, *self.settings, *start)
-        return [sys.executable, "-m", "specjax", "train", *arguments]
+        start = () if self.start is None else ("--start", str(out / self.start / HEAD))
+        data = "pocket" if self.texts is None else str(out / self.texts / "distilled.jsonl")
+        arguments = (self.method, "--out", str(out / name), "--data", data, *COMMON)
+        return [sys.executable, "-m", "specjax", "train", *arguments, *self.settings, *start]
+
+
+def distilled(method: str, start: str, *settings: str) -> Recipe:
+    """Goes on with `start`, on the texts that the target wrote for HASS."""
+    return Recipe(method, (*AFTER, *settings), start, "hass-3-distilled")
 
 
 RECIPES = {
-    "eagle": Recipe("eagle", None, FIRST),
-    "eagle-longer": Recipe("eagle", "eagle", (*MORE, *TEXTS)),
-    "eagle-top-k": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "1")),
-    "hass-2": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "2")),
-    "hass-3": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "3")),
-    "hass-4": Recipe("hass", "eagle", (*MORE, *TEXTS, "--align-steps", "4")),
-    "hass-3-distilled": Recipe("hass", "eagle", (*MORE, *DISTILLED, "--align-steps", "3")),
+    "eagle": Recipe("eagle", FIRST),
+    "eagle-longer": Recipe("eagle", (*MORE, *TEXTS), "eagle"),
+    "eagle-top-k": Recipe("hass", (*ALIGNED, "1"), "eagle"),
+    "hass-2": Recipe("hass", (*ALIGNED, "2"), "eagle"),
+    "hass-3": Recipe("hass", (*ALIGNED, "3"), "eagle"),
+    "hass-4": Recipe("hass", (*ALIGNED, "4"), "eagle"),
+    "hass-3-distilled": Recipe("hass", (*MORE, *DISTILLED, "--align-steps", "3"), "eagle"),
+    "eagle-distilled": distilled("eagle", "eagle"),
+    "medusa": Recipe("medusa", (*SHORTER, "2e-3", "--num-heads", "4")),
+    "medusa-distilled": distilled("medusa", "medusa", "--num-heads", "4"),
+    "hydra": Recipe("hydra", (*SHORTER, "3e-3", "--no-lm-heads")),
+    "hydra-distilled": distilled("hydra", "hydra", "--no-lm-heads"),
+    "parallel-medusa": Recipe("parallel-medusa", (*SHORTER, "6e-3")),
+    "parallel-medusa-distilled": distilled("parallel-medusa", "parallel-medusa"),
+    "parallel-eagle": Recipe("parallel-eagle", (*SHORTER, "4e-3"), "eagle"),
+    "parallel-eagle-distilled": distilled("parallel-eagle", "parallel-eagle"),
 }
 
 
-SHIPPED = {"eagle": "eagle", "hass": "hass-3"}  # name in the package, run
+SHIPPED = {  # name in the package, run
+    "eagle": "eagle",
+    "hass": "hass-3",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "parallel-medusa": "parallel-medusa",
+    "parallel-eagle": "parallel-eagle",
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,7 @@ class Options:
     only: tuple[str, ...] = tuple(RECIPES)
     """The runs to make, in this order; by default all."""
     ship: Path | None = None
-    """Also write the heads that come with the package into this folder, in 16 bits."""
+    """Also write those of them that come with the package into this folder, in 16 bits."""
 
 
 def build(options: Options) -> None:
@@ -89,7 +119,8 @@ def build(options: Options) -> None:
             raise SpecjaxError(f"the run {name} stopped; its own message stands above")
     if options.ship is not None:
         for name, run in SHIPPED.items():
-            ship(out / run / HEAD, expand_user(options.ship) / name)
+            if run in options.only:
+                ship(out / run / HEAD, expand_user(options.ship) / name)
 
 
 def ship(head_folder: Path, folder: Path) -> None:
@@ -99,9 +130,10 @@ def ship(head_folder: Path, folder: Path) -> None:
         SpecjaxError: if there is no such head, or `folder` already holds something.
     """
     target = LlamaConfig.read(Path(__file__).parent / "weights" / "target")
-    head, params = load_eagle(head_folder, target, "float32")
-    about = read_about(head_folder)
-    save_eagle(folder, head, params, "float16", target=target, about=about)
+    kind = KINDS[kind_in(head_folder)]
+    head, params = kind.load(head_folder, target, "float32")
+    about, layout = read_about(head_folder), kind.layouts[0]
+    kind.save(folder, head, params, "float16", target=target, layout=layout, about=about)
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from specjax.errors import SpecjaxError
 
@@ -62,7 +62,9 @@ class OptimizerOptions:
     warmup: float = 0.01
     """Share of the run over which the rate rises from 0."""
     decay: Literal["linear", "cosine", "none"] = "linear"
-    """How the rate then falls to 0 at the end of the run."""
+    """How the rate then falls until the end of the run."""
+    decay_to: float = 0.0
+    """Share of the highest rate that it falls to."""
     beta1: float = 0.9
     """Decay of Adam's first moment."""
     beta2: float = 0.95
@@ -86,7 +88,7 @@ class OptimizerOptions:
         for name in ("learning_rate", "clip_at"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number above 0")
-        for name in ("warmup", "beta1", "beta2"):
+        for name in ("warmup", "decay_to", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1)")
         if not 0 <= self.weight_decay < math.inf:
@@ -96,11 +98,48 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
-class EagleObjective:
+class TopLossOptions:
+    """HASS's loss on the tokens that are most likely to the target; any objective may add it.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    top_loss: TopLoss = "top-k"
+    """The loss on the target's most likely tokens: top-k, or one of HASS's Table 3."""
+    top_weight: float = 0.0
+    """Its weight (w)."""
+    top_k: int = 10
+    """Tokens that it looks at (K)."""
+    top_p: float = 0.9
+    """Probability that the tokens of top-p make up."""
+
+    def __post_init__(self):
+        if self.top_loss not in get_args(TopLoss):
+            known = ", ".join(get_args(TopLoss))
+            raise SpecjaxError(f"top_loss {self.top_loss!r} is unknown; use {known}")
+        if self.top_k < 1:
+            raise SpecjaxError(f"top_k {self.top_k} must be at least 1")
+        check_finite(self, "top_weight")
+        if not 0 <= self.top_p <= 1:
+            raise SpecjaxError(f"top_p {self.top_p} is outside [0, 1]")
+        if self.top_p == 0:
+            raise SpecjaxError("top_p 0 keeps no token; take one above 0")
+
+
+def check_finite(options: Any, *names: str) -> None:
+    """Raises SpecjaxError for fields that are negative or not finite."""
+    for name in names:
+        if not 0 <= getattr(options, name) < math.inf:
+            raise SpecjaxError(f"{name} {getattr(options, name)} is not a finite number >= 0")
+
+
+@dataclass(frozen=True)
+class EagleObjective(TopLossOptions):
     """What the loss is made of.
 
     Raises:
-        SpecjaxError: for a negative value.
+        SpecjaxError: for a value out of its range.
     """
 
     feature_weight: float = 1.0
@@ -111,9 +150,8 @@ class EagleObjective:
     """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
 
     def __post_init__(self):
-        for name in ("feature_weight", "logit_weight", "noise"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number >= 0")
+        super().__post_init__()
+        check_finite(self, "feature_weight", "logit_weight", "noise")
 
 
 @dataclass(frozen=True)
@@ -124,18 +162,12 @@ class HassObjective(EagleObjective):
         SpecjaxError: for a value out of its range.
     """
 
+    top_weight: float = 1.0
+    """Its weight (w)."""
     align_steps: int = 3
     """Steps of harmonized context alignment (n); 1 aligns nothing."""
     step_decay: float = 1.0
     """Weight of each step's loss against the step before (beta, Table 5)."""
-    top_loss: TopLoss = "top-k"
-    """The loss on the most likely tokens: top-k, or one of Table 3."""
-    top_weight: float = 1.0
-    """Its weight (w)."""
-    top_k: int = 10
-    """Tokens that it looks at (K)."""
-    top_p: float = 0.9
-    """Probability that the tokens of top-p make up."""
     token_alignment: float = 0.0
     """Probability that a slot takes the token drafted a step before for the text's (appendix B)."""
 
@@ -143,19 +175,69 @@ class HassObjective(EagleObjective):
         super().__post_init__()
         if self.align_steps < 1:
             raise SpecjaxError(f"align_steps {self.align_steps} must be at least 1")
-        if self.top_loss not in get_args(TopLoss):
-            known = ", ".join(get_args(TopLoss))
-            raise SpecjaxError(f"top_loss {self.top_loss!r} is unknown; use {known}")
-        if self.top_k < 1:
-            raise SpecjaxError(f"top_k {self.top_k} must be at least 1")
-        for name in ("step_decay", "top_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SpecjaxError(f"{name} {getattr(self, name)} is not a finite number >= 0")
-        for name in ("token_alignment", "top_p"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1]")
-        if self.top_p == 0:
-            raise SpecjaxError("top_p 0 keeps no token; take one above 0")
+        check_finite(self, "step_decay")
+        if not 0 <= self.token_alignment <= 1:
+            raise SpecjaxError(f"token_alignment {self.token_alignment} is outside [0, 1]")
+
+
+@dataclass(frozen=True)
+class MedusaObjective(TopLossOptions):
+    """What the loss is made of: cross-entropy with the text's tokens at every depth.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    head_decay: float = 0.8
+    """Weight of each head's loss against the head before."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_finite(self, "head_decay")
+
+
+@dataclass(frozen=True)
+class HydraObjective(TopLossOptions):
+    """What the loss is made of: cross-entropy with the target's distribution at every depth."""
+
+
+@dataclass(frozen=True)
+class ParallelMedusaObjective(MedusaObjective):
+    """What the loss is made of: equation 3, cross-entropy with the text's tokens in each group.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    head_decay: float = 0.8
+    """Weight of each mask's loss against the slot before (lambda)."""
+
+
+@dataclass(frozen=True)
+class ParallelEagleObjective(EagleObjective):
+    """What the loss is made of: equation 4, EAGLE's loss summed over each group.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+
+Objective = (
+    EagleObjective
+    | HassObjective
+    | MedusaObjective
+    | HydraObjective
+    | ParallelMedusaObjective
+    | ParallelEagleObjective
+)
+METHOD_OF = {  # whose objective it is
+    EagleObjective: "eagle",
+    HassObjective: "hass",
+    MedusaObjective: "medusa",
+    HydraObjective: "hydra",
+    ParallelMedusaObjective: "parallel-medusa",
+    ParallelEagleObjective: "parallel-eagle",
+}
 
 
 @dataclass(frozen=True)
@@ -224,18 +306,16 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Everything that decides a head, apart from the target, the texts and what it starts from."""
+    """Everything that decides a head, but for its shape, the target, the texts and the start."""
 
-    objective: EagleObjective | HassObjective
+    objective: Objective
     loop: LoopOptions = field(default_factory=LoopOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     data: DataOptions = field(default_factory=DataOptions)
-    fc_bias: bool = False
-    """Give `fc` a bias, as the first published heads have; vLLM reads heads without one only."""
     remat: bool = False
     """Keep less for the gradients and compute it again: slower, and smaller in memory."""
 
     @property
-    def method(self) -> Literal["eagle", "hass"]:
+    def method(self) -> str:
         """The method whose objective this is."""
-        return "hass" if isinstance(self.objective, HassObjective) else "eagle"
+        return METHOD_OF[type(self.objective)]

@@ -2,21 +2,21 @@
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from errno import EACCES, ENOTDIR
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from specjax import __version__
 from specjax.errors import SpecjaxError
 from specjax.files import writable
-from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.eagle_files import HEAD, save_eagle
+from specjax.models.heads.files import HEAD
+from specjax.models.heads.kinds import KINDS
 from specjax.training.checkpoints import checksum
-from specjax.training.config import HassObjective, HeadSettings
+from specjax.training.config import HeadSettings
 from specjax.training.data import batches
 from specjax.training.draft_reading import FrozenModel
 from specjax.training.examples import Example
@@ -26,14 +26,28 @@ from specjax.training.objectives.hass import hass_loss
 from specjax.training.optimizer import optimizer_of
 from specjax.training.run_folder import CONFIG, check_vacant
 
+OF_THE_TARGET = ("layers", "hidden_size", "vocab_size")  # in the config of a head
 MEMORY_ADVICE = (
     "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
     "--remat, or take --dtype bfloat16"
 )
 
 
+class Trainable(NamedTuple):
+    """How the head of a method is trained."""
+
+    kind: str  # of `models.heads.kinds.KINDS`
+    loss: Callable[..., LossFn]  # (head, target, objective, remat); see `eagle_loss`
+
+
+TRAINABLE = {
+    "eagle": Trainable("eagle", eagle_loss),
+    "hass": Trainable("eagle", hass_loss),
+}
+
+
 def train_head(
-    head: EagleHead,
+    head: Any,
     target: FrozenModel,
     examples: Sequence[Example],
     settings: HeadSettings,
@@ -46,12 +60,12 @@ def train_head(
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
     Args:
-        head: its shape.
+        head: its shape; of the kind that `settings.method` trains, such as `EagleHead`.
         target: with the fingerprint that the head is to carry.
         examples: texts with their answers marked.
         settings: see there.
         out: the run folder.
-        start: params to go on from; by default random ones.
+        start: params to go on from; by default new ones.
         evaluation: a measurement of params by decoding; the best params are those with the highest
             score, and without one the last.
         resume: go on with the run in `out`.
@@ -60,16 +74,18 @@ def train_head(
         SpecjaxError: as `training.loop.train` and `training.data.batches` do, for a top loss that
             is not possible, or if the head cannot be written.
     """
-    params = head.initialise(jax.random.key(settings.loop.seed)) if start is None else start
+    params = new_params(head, target, settings.loop.seed) if start is None else start
     config = asdict(settings) | {
         "method": settings.method,
+        "shape": shape_of(head),
         "target": target.fingerprint,
         "dtype": str(target.params["embed_tokens"]["weight"].dtype),
         "texts": _checksum(examples),
         "start": None if start is None else checksum(start),
     }
+    loss = TRAINABLE[settings.method].loss
     trained = train(
-        _loss_of(settings, head, target),
+        loss(head, target.model, settings.objective, settings.remat),
         params,
         batches(examples, settings.data, settings.loop.seed),
         optimizer_of(settings.optimizer, settings.loop.num_steps),
@@ -88,8 +104,22 @@ def train_head(
     return trained
 
 
+def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
+    """Random params; LM heads of a head's own begin as the target's."""
+    key = jax.random.key(seed)
+    if not getattr(head.config, "has_lm_heads", False):
+        return head.initialise(key)
+    table = "embed_tokens" if target.model.config.tie_word_embeddings else "lm_head"
+    return head.initialise(key, lm_head=target.params[table]["weight"])
+
+
+def shape_of(head: Any) -> dict[str, Any]:
+    """What tells a head from others for the same target."""
+    return {name: value for name, value in vars(head.config).items() if name not in OF_THE_TARGET}
+
+
 def _save(
-    folder: Path, head: EagleHead, target: FrozenModel, trained: Trained, config: dict[str, Any]
+    folder: Path, head: Any, target: FrozenModel, trained: Trained, config: dict[str, Any]
 ) -> None:
     """Writes the best head, and what made it."""
     about = {
@@ -100,13 +130,14 @@ def _save(
         "recipe": config,
         "specjax_version": __version__,
     }
-    save_eagle(
+    KINDS[TRAINABLE[config["method"]].kind].save(
         folder,
         head,
         trained.best_params,
         "float32",
         target=target.model.config,
         target_params=target.params,
+        layout=KINDS[TRAINABLE[config["method"]].kind].layouts[0],
         about=about,
     )
 
@@ -124,12 +155,6 @@ def check_out(out: Path, resume: bool) -> None:
         raise SpecjaxError(f"{out / HEAD} is there already, without a run; give another folder")
     if not resume:
         check_vacant(out)
-
-
-def _loss_of(settings: HeadSettings, head: EagleHead, target: FrozenModel) -> LossFn:
-    if isinstance(settings.objective, HassObjective):
-        return hass_loss(head, target.model, settings.objective, settings.remat)
-    return eagle_loss(head, target.model, settings.objective, settings.remat)
 
 
 def _checksum(examples: Sequence[Example]) -> int:

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.errors import SpecjaxError
+from specjax.training.config import TopLossOptions
 
 RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines
 RECALL_TEMPERATURE = 1.0  # of ranks, as Patel et al.
@@ -36,6 +37,18 @@ def soft_cross_entropy(
     """`-sum p log q` over the whole vocabulary."""
     wanted = jax.nn.softmax(_wanted(wanted_logits), axis=-1)
     return -jnp.sum(wanted * _log_softmax(logits), axis=-1)
+
+
+def top_values(
+    settings: TopLossOptions,
+    logits: Float[Array, "... V"],
+    wanted_logits: Float[Array, "... V"],
+) -> dict[str, Float[Array, "..."]]:
+    """The top loss of an objective by its name, `top_loss`; nothing if its weight is 0."""
+    if settings.top_weight == 0:
+        return {}
+    kind, k, p = settings.top_loss, settings.top_k, settings.top_p
+    return {"top_loss": top_loss(kind, logits, wanted_logits, k, p)}
 
 
 def top_loss(

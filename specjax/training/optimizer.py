@@ -9,9 +9,10 @@ def schedule(options: OptimizerOptions, num_steps: int) -> optax.Schedule:
     """Step, from 0 -> learning rate."""
     rising = round(options.warmup * num_steps)
     falling = max(1, num_steps - rising)
+    lowest = options.decay_to * options.learning_rate
     after = {
-        "linear": optax.linear_schedule(options.learning_rate, 0.0, falling),
-        "cosine": optax.cosine_decay_schedule(options.learning_rate, falling),
+        "linear": optax.linear_schedule(options.learning_rate, lowest, falling),
+        "cosine": optax.cosine_decay_schedule(options.learning_rate, falling, options.decay_to),
         "none": optax.constant_schedule(options.learning_rate),
     }[options.decay]
     # From the first step on: a rate of 0 would waste it.

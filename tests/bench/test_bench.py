@@ -25,7 +25,7 @@ from specjax.bench.measure import (
 )
 from specjax.bench.memory import held, main
 from specjax.bench.options import methods_in
-from specjax.bench.report import ALL, complaints, near_ties, table
+from specjax.bench.report import ALL, complaints, near_ties, show, table
 from specjax.bench.run import BenchOptions, check_prompts, compare, make_contestants, run_bench
 from specjax.bench.tasks import Task, read_tasks, token_ids
 from specjax.bench.ties import NearTies
@@ -255,6 +255,29 @@ def test_near_ties_and_other_dtypes_are_told_apart_from_errors(target, requests)
     assert ends[0].endswith("yes")
     assert ends[1].endswith("near ties: 1")
     assert ends[2].endswith("float16")
+
+
+@pytest.mark.parametrize(
+    "verification, told, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
+)
+def test_other_draws_are_not_compared_and_lossy_ones_are_told(
+    target, requests, capsys, verification, told, is_lossy
+):
+    def sample(method, token):
+        answer = Answer((3, 4, token), 2)
+        return Sample(method, "float32", requests[0], 0, 0, answer, 1.0, 0)
+
+    samples = [sample("plain", 5), sample("pld", 6)]
+    sampling = Sampling(0.8, verification=verification)
+    judge = NearTies(target, sampling, 0, OPTIONS.max_new_tokens)
+    rows = summarise("short", samples, {"plain": 0.0, "pld": 0.0}, judge)
+    assert [row.identical for row in rows] == [True, None]
+    show(rows, 1, 1e9, sampling)
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if line.startswith("  pld")]
+    assert line.rstrip().endswith(told)
+    assert ("LOSSY: " in printed) == is_lossy
+    assert "DIFFERENT" not in printed
 
 
 def test_run_bench_prints_a_table_and_writes_rows(target, tokenizer, tmp_path, capsys):

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from specjax.bench.heads import Options, _run, heads_in, method_of, speed_table
+from specjax.bench.heads import Contestant, Options, _run, heads_in, speed_table
 from specjax.bench.measure import PLAIN, Answer, Measurement, Request, Sample, summarise
 from specjax.bench.report import complaints
 from specjax.errors import SpecjaxError
+from specjax.hub import pocket_folder
 
 
 def rows(method: str, accepted: int) -> list[Measurement]:
@@ -32,15 +33,15 @@ def cells(table) -> list[list[str]]:
 def test_the_table_has_a_row_per_head_and_a_column_per_task():
     table = speed_table(rows("eagle2", 4), 0.0)
     assert [column.header for column in table.columns] == [
-        "T=0: accepted length",
+        "T=0: accepted length (x plain)",
         "edit",
         "all",
-        "x plain",
+        "quartiles",
         "same",
     ]
     assert cells(table) == [
-        [PLAIN, "1.00", "1.00", "1.00 [1.00-1.00]", "yes"],
-        ["eagle2", "4.00", "4.00", "1.20 [1.20-1.20]", "yes"],
+        [PLAIN, "1.00 (1.00x)", "1.00 (1.00x)", "1.00-1.00", "yes"],
+        ["eagle2", "4.00 (1.20x)", "4.00 (1.20x)", "1.20-1.20", "yes"],
     ]
 
 
@@ -57,10 +58,14 @@ def test_a_head_of_which_nothing_is_accepted_is_called_useless():
 
 
 def test_heads_are_named_on_the_command_line():
-    assert heads_in(["a=/x", "b=some/repo"], "folder") == {"a": "/x", "b": "some/repo"}
-    assert heads_in([], "pocket") == {"eagle2": None, "hass": None}
-    assert [method_of(name, None) for name in ("eagle2", "hass")] == ["eagle2", "hass"]
-    assert method_of("hass", "/x") == "eagle2"  # another folder than pocket's is a head like any
+    shipped = pocket_folder().parent
+    told = [f"a={shipped / 'hass'}", f"b=eagle:{shipped / 'eagle'}", "c=hass"]
+    assert heads_in(told, "folder") == {
+        "a": Contestant("eagle2", str(shipped / "hass")),
+        "b": Contestant("eagle", str(shipped / "eagle")),
+        "c": Contestant("hass", None),
+    }
+    assert heads_in([], "pocket") == {each: Contestant(each, None) for each in ("eagle2", "hass")}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from specjax import hub
 from specjax.cli import main
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import load_eagle, read_about, save_eagle
+from specjax.models.heads.eagle_files import load_eagle, save_eagle
+from specjax.models.heads.files import read_about
 from specjax.tuned import fingerprint
 from tests.cli.target import CONFIG
 from tests.models.checkpoints import edit_config
@@ -120,7 +121,7 @@ def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_p
         ("", tiny, f"'' {no_head}"),
         ("pocket", tiny, f"'pocket' {no_head}"),
         (tiny, tiny, f"{tiny} holds a whole model; give an EAGLE, EAGLE-2 or HASS head"),
-        (tmp_path, tiny, f"{tmp_path} holds no config.json; give the folder of an EAGLE head"),
+        (tmp_path, tiny, f"{tmp_path} holds no config.json; give the folder of a drafter head"),
         (head, "nope", "'nope' is no target: give 'pocket'"),
         (head, "pocket", "but this one has"),
     ):

@@ -64,6 +64,17 @@ def test_rejection_promises_no_equal_tokens(generate, tiny, capsys):
     assert "equal in distribution only" in capsys.readouterr().out
 
 
+def test_typical_acceptance_says_loudly_that_it_is_lossy(generate, tiny, capsys):
+    options = ("count = 1", "--method", "plain", "--compare", "--verification", "typical")
+    assert generate(*options)["identical"] is True  # greedy: nothing is lost
+    drawn = (*options, "--temperature", "0.8")
+    assert generate(*drawn)["identical"] is None
+    assert main(["generate", *SHORT, "--target", str(tiny), *drawn]) == 0
+    printed = capsys.readouterr()
+    assert "LOSSY" in printed.out
+    assert "LOSSY" in printed.err
+
+
 def test_the_seed_decides_what_is_drawn(generate):
     plain = ("best = ", "--method", "plain", "--temperature", "0.8")
     drawn = [generate(*plain, "--seed", seed) for seed in "112"]

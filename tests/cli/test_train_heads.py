@@ -20,11 +20,14 @@ import pytest
 
 from specjax import __version__
 from specjax.bench.acceptance import advice
-from specjax.cli.train_heads import TrainEagle, evaluation, split
+from specjax.cli.train_heads import evaluation, split
+from specjax.cli.train_methods import TrainEagle
+from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.errors import SpecjaxError
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import load_eagle, read_about
+from specjax.models.heads.eagle_files import load_eagle
+from specjax.models.heads.files import read_about
 from specjax.training import loop
 from specjax.training.conversations import USER, Conversation, Turn
 from tests.cli import training
@@ -288,7 +291,8 @@ def test_a_head_of_which_nothing_is_accepted_is_told(tiny, capsys):
     target = load(tiny)
     asked = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
     head = EagleHead(EagleConfig.for_target(CONFIG))
-    measure = evaluation(target, head, asked, 320, 8).measure
+    drafter = Eagle2Settings().build(head, target.model)
+    measure = evaluation(target, drafter, asked, 320, 8).measure
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
@@ -298,12 +302,12 @@ def test_a_head_of_which_nothing_is_accepted_is_told(tiny, capsys):
 def test_prompts_that_cannot_be_measured_on_are_left_out(tiny):
     target = load(tiny)
     long, short = (Conversation((Turn(USER, "best " * count),)) for count in (400, 1))
-    head = EagleHead(EagleConfig.for_target(CONFIG))
-    evaluation(target, head, [long, short], 320, 8)
+    drafter = Eagle2Settings().build(EagleHead(EagleConfig.for_target(CONFIG)), target.model)
+    evaluation(target, drafter, [long, short], 320, 8)
     with pytest.raises(SpecjaxError, match="none of 1 prompts leaves room for the 8 tokens"):
-        evaluation(target, head, [long], 320, 8)
+        evaluation(target, drafter, [long], 320, 8)
     with pytest.raises(SpecjaxError, match="to measure on in texts of 9"):
-        evaluation(target, head, [short], 9, 8)
+        evaluation(target, drafter, [short], 9, 8)
 
 
 @pytest.mark.parametrize("count, asked, kept_out", [(2, 24, 1), (40, 24, 4), (400, 24, 24)])

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.cli import main
-from specjax.cli.train_heads import TrainEagle, TrainHass, TrainHead, read_all
+from specjax.cli.train_heads import TrainHead, read_all
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import save_eagle
 from specjax.pocket.heads import RECIPES
+from specjax.training.config import METHOD_OF
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, SMALL, write_chats
@@ -63,8 +64,8 @@ def train(tiny, data):
         (["--distill", "--distill-tokens", "320"], "distill_tokens 320 leaves no room"),
         (["--distill-temperature", "-1"], "distill_temperature -1.0 is not a finite number >= 0"),
         (["--limit", "0"], "limit 0 must be at least 1"),
-        (["--epochs", "nan"], "epochs nan is not a finite number above 0"),
-        (["--epochs", "-1"], "epochs -1.0 is not a finite number above 0"),
+        (["--epochs", "nan"], "epochs nan is not a finite number >= 0"),
+        (["--epochs", "-1"], "epochs -1.0 is not a finite number >= 0"),
         (["--eval-prompts", "0"], "eval_prompts 0 must be at least 1"),
         (["--eval-tokens", "0"], "eval_tokens 0 must be at least 1"),
         (["--eval-tokens", "318"], "leaves room for the 318 tokens to measure on in texts of"),
@@ -220,7 +221,8 @@ print(sorted({"jax", "flax", "numpy", "transformers", "orbax"} & set(sys.modules
 
 
 @pytest.mark.parametrize(
-    "arguments, told", [([], "{eagle, hass, disco}"), (["medusa"], "medusa"), (["eagle"], "--out")]
+    "arguments, told",
+    [([], "{eagle, hass, medusa, hydra"), (["nothing"], "nothing"), (["eagle"], "--out")],
 )
 def test_what_is_missing_is_named(capsys, arguments, told):
     with pytest.raises(SystemExit) as stop:
@@ -235,15 +237,20 @@ def test_what_is_missing_is_named(capsys, arguments, told):
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_commands_of_pockets_heads_parse(name, monkeypatch):
     seen = []
-    monkeypatch.setattr(TrainHead, "train", lambda self, objective: seen.append((self, objective)))
+    monkeypatch.setattr(TrainHead, "run", lambda self: seen.append(self))
     python, dash, module, *command = RECIPES[name].command(name, Path("/runs"))
     assert (python, dash, module) == (sys.executable, "-m", "specjax")
     assert main(command) == 0
-    [(parsed, objective)] = seen
-    assert isinstance(parsed, TrainEagle if RECIPES[name].method == "eagle" else TrainHass)
+    [parsed] = seen
+    assert METHOD_OF[type(parsed.told)] == RECIPES[name].method
     assert parsed.out == Path("/runs") / name
     assert parsed.resume
-    assert parsed.start == (None if name == "eagle" else "/runs/eagle/head")
-    assert parsed.distill == name.endswith("distilled")
-    if name[-1].isdigit():
-        assert objective.align_steps == int(name[-1])
+    assert parsed.epochs == 0
+    start = RECIPES[name].start
+    assert parsed.start == (f"/runs/{start}/head" if start else None)
+    assert start is None or start in RECIPES
+    own_texts = "/runs/hass-3-distilled/distilled.jsonl"
+    assert parsed.data == ((own_texts,) if RECIPES[name].texts else ("pocket",))
+    assert parsed.distill == (name == "hass-3-distilled")
+    if name.startswith("hass") and name[-1].isdigit():
+        assert parsed.told.align_steps == int(name[-1])

@@ -162,6 +162,23 @@ def test_only_the_noise_of_rejection_depends_on_round_and_stream(change):
         assert (one == two).all() if sampling is COUPLED else (one != two).all()
 
 
+def test_the_noise_of_typical_is_that_of_coupled():
+    positions = jnp.array([[8, 9]])
+    typical = draw(Sampling(1.0, verification="typical"), start=3).noise(positions, VOCAB)
+    np.testing.assert_array_equal(typical, draw(COUPLED).noise(positions, VOCAB))
+
+
+@pytest.mark.parametrize(
+    ("verification", "reproducible", "lossy"),
+    [("coupled", True, False), ("rejection", False, False), ("typical", False, True)],
+)
+def test_what_a_verification_promises(verification, reproducible, lossy):
+    drawn = Sampling(0.5, verification=verification)
+    assert (drawn.is_reproducible, drawn.is_lossy) == (reproducible, lossy)
+    greedy = Sampling(0.0, verification=verification)
+    assert (greedy.is_reproducible, greedy.is_lossy) == (True, False)
+
+
 @SETTINGS
 def test_noise_depends_on_the_key(sampling):
     positions = jnp.arange(6)[None]
@@ -199,6 +216,7 @@ def test_uniform_numbers_are_uniform_and_differ_by_stream():
         *(("temperature", value) for value in (-1.0, -1e-9, float("nan"), float("inf"))),
         *(("top_p", value) for value in (0.0, -0.1, 1.5, float("nan"))),
         *(("top_k", value) for value in (0, -3)),
+        *((f"typical_{name}", value) for name in ("epsilon", "delta") for value in (-0.1, 1.1)),
     ],
 )
 def test_bad_settings_are_refused_by_name_and_value(name, value):
@@ -211,8 +229,8 @@ def test_bad_settings_are_refused_by_name_and_value(name, value):
 
 def test_an_unknown_verification_is_refused_by_value():
     sampling = Sampling()
-    object.__setattr__(sampling, "verification", "typical")  # past the type check of test runs
-    with pytest.raises(SpecjaxError, match="verification 'typical' is unknown; use 'coupled' or"):
+    object.__setattr__(sampling, "verification", "blind")  # past the type check of test runs
+    with pytest.raises(SpecjaxError, match="verification 'blind' is unknown; use 'coupled' or"):
         sampling.__post_init__()
 
 

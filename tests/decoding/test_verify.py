@@ -4,6 +4,7 @@ The walk is a step function of its uniform numbers, so its exact distribution is
 of every threshold: nothing of the rule itself is assumed.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.sampling import Sampling
-from specjax.decoding.tree import DraftTree, chain, from_choices
-from specjax.decoding.verify import follow, reject
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.tree import DraftTree, Verification, chain, from_choices
+from specjax.decoding.verify import follow, reject, verify
 
 PARENTS = (-1, 0, 0, 1, 1)
 DEPTH = (0, 1, 1, 2, 2)
@@ -193,6 +194,100 @@ def test_padding_never_matches():
     tree = chain(jnp.array([5]), jnp.array([[0, 0, 0]]), jnp.array([1]))
     found = follow(tree, jnp.zeros((1, 4), jnp.int32), max_depth=3)
     assert found.num_accepted == 1
+
+
+# ---- typical -----------------------------------------------------------------------------------
+
+CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 2), (0, 1, 0), (1, 0, 0), (2, 2, 1))
+ROWS, NODES, TOKENS = 48, len(CHOICES) + 1, 6
+START = 9  # where the roots stand
+
+
+def random_trees(seed: int) -> tuple[DraftTree, np.ndarray]:
+    """Trees of which some nodes are padding, and logits for them."""
+    numbers = np.random.default_rng(seed)
+    candidates = np.stack([numbers.permuted(np.arange(TOKENS))[:3] for _ in range(3 * ROWS)])
+    root = jnp.asarray(numbers.integers(0, TOKENS, ROWS))
+    tree = from_choices(root, jnp.asarray(candidates.reshape(ROWS, 3, 3)), CHOICES)
+    count = np.where(numbers.random((ROWS, 1)) < 0.5, NODES, numbers.integers(1, NODES, (ROWS, 1)))
+    tree = replace(tree, valid=jnp.arange(NODES)[None, :] < count)
+    return tree, numbers.normal(0, 0.7, (ROWS, NODES, TOKENS)).astype(np.float32)
+
+
+def judged(tree: DraftTree, logits, sampling: Sampling) -> Verification:
+    return _judged(tree, jnp.asarray(logits), sampling)
+
+
+@partial(jax.jit, static_argnums=2)
+def _judged(tree, logits, sampling):
+    return verify(tree, logits, draws(len(logits), sampling), jnp.full(len(logits), START), 3)
+
+
+def draws(rows: int, sampling: Sampling) -> Draw:
+    return Draw(row_keys(jax.random.key(3), rows), jnp.full(rows, START + 1), sampling)
+
+
+def slow_typical(tree: DraftTree, probs: np.ndarray, row: int, sampling: Sampling) -> list[int]:
+    """The nodes that may end the path, the best first: the definition, node by node."""
+    endings = {0: 0.0}  # node -> sum of log p from the root
+    for node in range(1, tree.num_nodes):
+        above = int(tree.parents[row, node])
+        law = probs[row, above]
+        entropy = -sum(p * np.log(p + 1e-5) for p in law)
+        least = min(sampling.typical_epsilon, sampling.typical_delta * np.exp(-entropy))
+        p = law[int(tree.tokens[row, node])]
+        if above in endings and bool(tree.valid[row, node]) and p > least:
+            endings[node] = endings[above] + np.log(p)
+    depth = np.asarray(tree.depth[row])
+    return sorted(endings, key=lambda node: (-depth[node], -endings[node], node))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (1.0, 1.0), (1.0, 0.0)])
+def test_typical_acceptance_is_the_definition(epsilon, delta):
+    sampling = Sampling(0.7, None, 0.9, "typical", epsilon, delta)
+    tree, logits = random_trees(0)
+    found = judged(tree, logits, sampling)
+    probs = np.exp(np.asarray(sampling.filtered(jnp.asarray(logits)), np.float64))
+    parents, depth = np.asarray(tree.parents), np.asarray(tree.depth[0])
+    positions = jnp.broadcast_to(START + 1 + jnp.arange(4), (ROWS, 4))
+    noise = np.asarray(draws(ROWS, sampling).noise(positions, TOKENS))
+    lengths, num_ties = [], 0
+    for row in range(ROWS):
+        endings = slow_typical(tree, probs, row, sampling)
+        last = endings[0]
+        path = [last]
+        while path[0]:
+            path.insert(0, int(parents[row, path[0]]))
+        assert found.num_accepted[row] == depth[last]
+        assert found.path[row].tolist() == path + [0] * (4 - len(path))
+        with np.errstate(divide="ignore"):
+            scores = np.log(probs[row, last]) + noise[row, depth[last]]
+        assert found.bonus[row] == np.argmax(scores)
+        lengths.append(len(path))
+        num_ties += last != min(node for node in endings if depth[node] == depth[last])
+    assert 4 in lengths, "no trial went to the end of a path"
+    if delta < 1:
+        assert num_ties > 3, "the first of the longest paths was always the likeliest"
+    else:
+        assert 1 in lengths, "nothing was refused"
+
+
+def test_typical_at_its_extremes_takes_all_and_nothing():
+    tree, _ = random_trees(1)
+    flat = np.zeros((ROWS, NODES, TOKENS))  # every token is as likely as the entropy tells
+    takes_all = judged(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
+    deepest = jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
+    np.testing.assert_array_equal(takes_all.num_accepted, deepest)
+    assert {0, 3} < set(deepest.tolist()), "padding is there, and was never accepted"
+    strict = Sampling(1.0, None, 1.0, "typical", 1.0, 1.0)
+    assert not judged(tree, flat, strict).num_accepted.any()
+
+
+def test_greedy_typical_is_coupled():
+    tree, logits = random_trees(2)
+    typical = judged(tree, logits, Sampling(verification="typical", typical_delta=0.0))
+    jax.tree.map(np.testing.assert_array_equal, typical, judged(tree, logits, Sampling()))
+    assert typical.num_accepted.any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -16,7 +16,8 @@ from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig, Rope
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import check_owner, load_eagle, read_about, save_eagle
+from specjax.models.heads.eagle_files import load_eagle, save_eagle
+from specjax.models.heads.files import check_owner, read_about
 from specjax.models.rows import causal_rows
 from tests.models import checkpoints
 

@@ -10,6 +10,7 @@ import pytest
 
 from specjax.training.config import EagleObjective
 from specjax.training.objectives import eagle
+from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import eagle_loss
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
@@ -155,7 +156,7 @@ def test_what_is_learned_is_clean():
 @pytest.mark.parametrize("slots", [12, 6, 5, 1])
 def test_recomputing_changes_nothing(slots, monkeypatch):
     """12 slots a row: one chunk, two, three of which the last is filled up, one for each slot."""
-    monkeypatch.setattr(eagle, "LOGIT_SLOTS", slots)
+    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", slots)
     loss = eagle_loss(HEAD, TARGET, SETTINGS, recompute=True)
     (again, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
         PARAMS, FROZEN, batch_of(PACKED), KEY
@@ -168,7 +169,7 @@ def test_recomputing_changes_nothing(slots, monkeypatch):
 
 @pytest.mark.parametrize("most, size", [(12, 12), (7, 6), (5, 4)])
 def test_chunks_are_even_and_as_long_as_they_may_be(most, size, monkeypatch):
-    monkeypatch.setattr(eagle, "LOGIT_SLOTS", most)
+    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", most)
     shapes = set()
 
     def values_of(logits, wanted_logits):

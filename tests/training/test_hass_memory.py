@@ -11,7 +11,7 @@ from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
 from specjax.training.config import EagleObjective, HassObjective
-from specjax.training.objectives import eagle
+from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
 
@@ -102,7 +102,7 @@ def test_recomputing_never_has_the_logits_of_all_slots(monkeypatch):
     Without, the logits wanted, the predicted ones, their softmax and their gradients are all there:
     more than four arrays on top.
     """
-    monkeypatch.setattr(eagle, "LOGIT_SLOTS", Wide.length // 16)
+    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", Wide.length // 16)
     again, kept = (Wide(3, recompute).compiled() for recompute in (True, False))
     assert again - Narrow(3, recompute=True).compiled() < Wide.all_logits
     assert kept - again > 4 * Wide.all_logits

@@ -15,7 +15,8 @@ from specjax.models.cache import KVCache
 from specjax.models.rows import causal_rows
 from specjax.training.config import EagleObjective, HassObjective, TopLoss
 from specjax.training.losses import TOP_LOSSES, top_loss
-from specjax.training.objectives import eagle, hass
+from specjax.training.objectives import hass
+from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import Slots, eagle_loss
 from specjax.training.objectives.hass import hass_loss, next_stream
 from tests.models import test_eagle_head as simulation
@@ -64,7 +65,9 @@ def expected(settings: HassObjective, **other: Any):
 
 def test_the_defaults_are_the_published_ones():
     assert HassObjective() == HassObjective(
-        *(1.0, 0.1, 0.2),  # EAGLE's
+        feature_weight=1.0,
+        logit_weight=0.1,
+        noise=0.2,
         align_steps=3,
         step_decay=1.0,
         top_loss="top-k",
@@ -105,7 +108,8 @@ def test_a_gradient_between_steps_would_be_caught():
 
 def test_one_step_without_top_loss_is_eagle():
     one = replace(SETTINGS, align_steps=1, top_weight=0.0)
-    settings = EagleObjective(one.feature_weight, one.logit_weight, one.noise)
+    weights = {"feature_weight": one.feature_weight, "logit_weight": one.logit_weight}
+    settings = EagleObjective(noise=one.noise, **weights)
     loss_of_eagle = eagle_loss(HEAD, TARGET, settings)
     measure = jax.jit(jax.value_and_grad(loss_of_eagle, has_aux=True))
     (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
@@ -117,8 +121,8 @@ def test_recomputing_changes_nothing(monkeypatch):
     """Nor does it when 12 slots are no multiple of a chunk."""
     settings = replace(SETTINGS, token_alignment=0.5)
     kept = measured(settings)
-    for slots in (eagle.LOGIT_SLOTS, 5):
-        monkeypatch.setattr(eagle, "LOGIT_SLOTS", slots)
+    for slots in (slot_values.LOGIT_SLOTS, 5):
+        monkeypatch.setattr(slot_values, "LOGIT_SLOTS", slots)
         again = measured.__wrapped__(settings, recompute=True)
         assert_same(again, kept, tolerance=1e-6)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), again[2], kept[2])

@@ -30,9 +30,15 @@ class Method:
     needs: str
     paper: str
     settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
-    has_params: bool = False  # reads arrays of its own: weights or a datastore
+    part: str = ""  # reads arrays of its own: what of pocket, by default
+    head: str = ""  # and these are the weights of a head of this kind
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
+
+    @property
+    def has_params(self) -> bool:
+        """Whether it reads arrays of its own: weights or a datastore."""
+        return self.part != ""
 
 
 METHODS: dict[str, Method] = {
@@ -59,16 +65,22 @@ METHODS: dict[str, Method] = {
         DraftModelSettings,
         "a draft model of the target's vocabulary; for rule=disco a classifier",
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
-        has_params=True,
+        part="draft",
         tuned=("rule", "length", "threshold", "max_length", "classifier"),
     ),
-    "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", has_params=True),
-    "eagle": Method(EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", has_params=True),
+    "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", part="datastore"),
+    "eagle": Method(
+        EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
+    ),
     "eagle2": Method(
-        Eagle2Settings, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", has_params=True
+        Eagle2Settings, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", part="eagle", head="eagle"
     ),
     "hass": Method(
-        Eagle2Settings, "a head trained with HASS", "HASS (Zhang et al., 2025)", has_params=True
+        Eagle2Settings,
+        "a head trained with HASS",
+        "HASS (Zhang et al., 2025)",
+        part="hass",
+        head="eagle",
     ),
 }
 

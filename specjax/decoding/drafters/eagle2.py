@@ -136,7 +136,9 @@ class Eagle2(HeadDrafter):
         tokens, scores, parents = (
             jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
         )
-        tree = self._tree(context.root, tokens, scores, parents)
+        tree = best_of_pool(
+            context.root, tokens, scores, parents, self.pool_depth, self.num_nodes, top_k == 1
+        )
         return Proposal(tree), replace(state, cache=cache)
 
     def _below(
@@ -144,42 +146,56 @@ class Eagle2(HeadDrafter):
     ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
         """Scores and tokens of the best children of each node of the beam, in its order."""
         logits = self.target.logits(params.target, beam.features)
-        log_probs = self._log_probs(logits, position, draw)
+        log_probs = said_log_probs(logits, position, draw, self.settings.noise_share)
         own, ranked = lax.top_k(log_probs, self.settings.top_k)
         scores = beam.scores[..., None] + own
         return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)
 
-    def _log_probs(
-        self, logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw
-    ) -> Float[Array, "B F V"]:
-        """How likely the target is to say each token at `position`."""
-        blind, share = jax.nn.log_softmax(logits, axis=-1), self.settings.noise_share
-        if share == 0 or draw.sampling.is_greedy or draw.sampling.verification == "rejection":
-            return blind
-        seeing = jax.nn.log_softmax(foreseen(logits, position, draw), axis=-1)
-        if share == 1:
-            return seeing
-        return jnp.logaddexp(seeing + math.log(share), blind + math.log(1 - share))
 
-    def _tree(
-        self,
-        root: Int[Array, " B"],
-        tokens: Int[Array, "B S"],
-        scores: Float[Array, "B S"],
-        parents: Int[Array, "B S"],
-    ) -> DraftTree:
-        """The best nodes of the pool, whose nodes are S, in its order."""
-        kept = jnp.sort(lax.top_k(scores, self.num_nodes - 1)[1], axis=1)
-        of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731
-        # A kept node is numbered from 1 on, so its number is how many stand up to it in the pool.
-        parents = jnp.sum(kept[:, None, :] <= of_kept(parents)[:, :, None], axis=2)
-        with_root = lambda first, values: jnp.concatenate([first, values], axis=1)  # noqa: E731
-        first = jnp.zeros_like(kept[:, :1])
-        tree = DraftTree(
-            tokens=with_root(root[:, None], of_kept(tokens)),
-            parents=with_root(first - 1, parents),
-            depth=with_root(first, jnp.asarray(self.pool_depth)[kept]),
-            valid=with_root(first == 0, of_kept(scores) > -jnp.inf),
-            is_chain=self.settings.top_k == 1,
-        )
-        return valid_first(tree)
+def said_log_probs(
+    logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
+) -> Float[Array, "B F V"]:
+    """How likely the target is to say each token at `position`: see `Eagle2` for the mixture."""
+    blind = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    if noise_share == 0 or draw.sampling.is_greedy or draw.sampling.verification == "rejection":
+        return blind
+    seeing = jax.nn.log_softmax(foreseen(logits, position, draw), axis=-1)
+    if noise_share == 1:
+        return seeing
+    return jnp.logaddexp(seeing + math.log(noise_share), blind + math.log(1 - noise_share))
+
+
+def best_of_pool(
+    root: Int[Array, " B"],
+    tokens: Int[Array, "B S"],
+    scores: Float[Array, "B S"],
+    parents: Int[Array, "B S"],
+    pool_depth: np.ndarray,
+    num_nodes: int,
+    is_chain: bool,
+) -> DraftTree:
+    """The tree of the root and the best nodes of a pool, whose nodes are S, in its order.
+
+    Args:
+        root: the last committed token.
+        tokens: of the pool's nodes; parents stand before their children.
+        scores: log-probabilities of their paths, -inf for nodes that do not exist.
+        parents: places in the pool, -1 for the root.
+        pool_depth: `[S]`, the depth of each node.
+        num_nodes: of the tree, root included.
+        is_chain: whether the pool is one path.
+    """
+    kept = jnp.sort(lax.top_k(scores, num_nodes - 1)[1], axis=1)
+    of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731
+    # A kept node is numbered from 1 on, so its number is how many stand up to it in the pool.
+    parents = jnp.sum(kept[:, None, :] <= of_kept(parents)[:, :, None], axis=2)
+    with_root = lambda first, values: jnp.concatenate([first, values], axis=1)  # noqa: E731
+    first = jnp.zeros_like(kept[:, :1])
+    tree = DraftTree(
+        tokens=with_root(root[:, None], of_kept(tokens)),
+        parents=with_root(first - 1, parents),
+        depth=with_root(first, jnp.asarray(pool_depth)[kept]),
+        valid=with_root(first == 0, of_kept(scores) > -jnp.inf),
+        is_chain=is_chain,
+    )
+    return valid_first(tree)

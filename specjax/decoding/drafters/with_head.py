@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal
 from specjax.decoding.drafters.length_rules import misfits
@@ -16,10 +17,9 @@ from specjax.decoding.sampling import Draw
 from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
-from specjax.models.heads.eagle import EagleHead
 from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput, Taps
-from specjax.models.prefill import PREFILL_CHUNK
+from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.rows import QueryRows, causal_rows
 from specjax.pytree import pytree
 
@@ -31,6 +31,30 @@ class HeadState:
     cache: KVCache  # of the head: slots made of the target's own features only
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
     num_pending: Int[Array, " B"]  # so many of them; the head has not seen them yet
+
+
+@runtime_checkable
+class Head(Protocol):
+    """A head of any kind, such as `MedusaHeads`."""
+
+    @property
+    def config(self) -> Any: ...  # with hidden_size and vocab_size
+
+    def initialise(self, key: Key[Array, ""]) -> Any: ...
+
+
+@runtime_checkable
+class FeatureHead(Head, Protocol):
+    """A head with layers of its own over the text, such as `EagleHead`: see there."""
+
+    def run(
+        self,
+        params: Any,
+        target_params: Any,
+        rows: QueryRows,
+        features: Float[Array, "B Q H"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B Q D"], KVCache]: ...
 
 
 @dataclass(frozen=True)
@@ -46,14 +70,19 @@ class HeadDrafter(ABC):
     `params.drafter` is the weights of `head`.
     """
 
-    head: EagleHead
+    head: FeatureHead
     target: Llama  # that the head was made for
 
     num_probes = 0
 
     @property
     def taps(self) -> Taps:
-        return Taps(hidden_layers=(self.target.config.num_hidden_layers,), logits=False)
+        return last_hidden(self.target) if self.reads_features else Taps(logits=False)
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the head reads the target's features; if not, they have width 0."""
+        return True
 
     @property
     @abstractmethod
@@ -77,33 +106,14 @@ class HeadDrafter(ABC):
         """Drafts below the root; begins with `catch_up`."""
 
     def check(self, config: LlamaConfig, params: Any) -> None:
-        own = self.head.config.layers
-        for name in ("hidden_size", "vocab_size"):
-            mine, its = getattr(own, name), getattr(config, name)
-            if mine != its:
-                raise SpecjaxError(
-                    f"the head was made for a target of {name} {mine}, this one has {its}; use a "
-                    "head that was trained for this target"
-                )
-        if self.target.config != config:
-            raise SpecjaxError(
-                "the drafter was built with another target than the one that it drafts for; build "
-                "it with that target"
-            )
-        wrong = misfits(params, self.head) if isinstance(params, Mapping) else "there are none"
-        if wrong:
-            raise SpecjaxError(
-                f"the params are not the weights of this head ({wrong}); pass those that were "
-                "loaded with it"
-            )
+        check_head(self.head, self.target, config, params)
 
     def init(
         self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> HeadState:
-        assert prefill.hidden is not None
-        features = prefill.hidden[:, :, 0]
+        features = self._features(prefill, prompt.tokens)
         batch, width, _ = features.shape
-        dtype = params.drafter["fc"]["weight"].dtype
+        dtype = jax.tree.leaves(params.drafter)[0].dtype
         slots = num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, num_slots)
         behind = prompt.tokens[:, 1:]
@@ -119,25 +129,45 @@ class HeadDrafter(ABC):
 
     def update(self, params: Params, state: HeadState, outcome: Outcome) -> HeadState:
         # Committed tokens, not accepted ones: EOS or the room may have cut the path.
-        hidden, count = outcome.output.hidden, outcome.context.length - 1 - outcome.root_slot
-        assert hidden is not None
-        return replace(state, pending=outcome.along_path(hidden[:, :, 0]), num_pending=count)
+        count = outcome.context.length - 1 - outcome.root_slot
+        pending = state.pending
+        if self.reads_features:
+            assert outcome.output.hidden is not None
+            pending = outcome.along_path(outcome.output.hidden[:, :, 0])
+        return replace(state, pending=pending, num_pending=count)
 
     def catch_up(
-        self, params: Params, state: HeadState, context: Context
-    ) -> tuple[Float[Array, "B 1 H"], HeadState]:
+        self, params: Params, state: HeadState, context: Context, num_masks: int = 0
+    ) -> tuple[Float[Array, "B M H"], HeadState]:
         """Feeds the pending features; returns the predicted feature of the root.
+
+        With masks the M - 1 features that the head predicts there follow, of the same pass: mask i,
+        counted from 0, is the token `vocab_size + i`, stands i + 1 slots behind the last pending
+        one, and sees what that one sees, and the masks before it.
 
         A finished row has none pending: nothing is committed for it, and what it drafts is void.
         """
-        cache, count = state.cache, state.num_pending
-        at = cache.length[:, None] + 1 + jnp.arange(state.pending.shape[1])[None, :]
+        cache, count, pending = state.cache, state.num_pending, state.pending
+        width = pending.shape[1]
+        at = cache.length[:, None] + 1 + jnp.arange(width)[None, :]
         tokens = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
-        rows = causal_rows(tokens, cache.length)
-        features, cache = self.head.run(params.drafter, params.target, rows, state.pending, cache)
-        last = jnp.maximum(count - 1, 0)[:, None, None]
-        root = jnp.take_along_axis(features, last, axis=1)
-        return root, replace(state, cache=cache.advance(count), num_pending=jnp.zeros_like(count))
+        rows, last = causal_rows(tokens, cache.length), jnp.maximum(count - 1, 0)
+        if num_masks:
+            rows = with_masks(rows, last, num_masks, self.head.config.vocab_size)
+            pending = jnp.pad(pending, ((0, 0), (0, num_masks), (0, 0)))
+        features, cache = self.head.run(params.drafter, params.target, rows, pending, cache)
+        masks = jnp.broadcast_to(width + jnp.arange(num_masks), (len(last), num_masks))
+        wanted = jnp.concatenate([last[:, None], masks], axis=1)
+        ahead = jnp.take_along_axis(features, wanted[:, :, None], axis=1)
+        return ahead, replace(state, cache=cache.advance(count), num_pending=jnp.zeros_like(count))
+
+    def _features(self, prefill: ModelOutput, tokens: Int[Array, "B P"]) -> Float[Array, "B W H"]:
+        """What the target has revealed of the prompt; of width 0 if the head reads no features."""
+        if self.reads_features:
+            assert prefill.hidden is not None
+            return prefill.hidden[:, :, 0]
+        batch, length = tokens.shape
+        return jnp.zeros((batch, whole_chunks(length), 0))
 
     def feed(
         self,
@@ -156,8 +186,67 @@ class HeadDrafter(ABC):
         return self.head.run(params.drafter, params.target, rows, features, cache)
 
 
+def last_hidden(target: Llama) -> Taps:
+    """What reveals the target's features: its hidden states behind the final norm."""
+    return Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
+
+
+def check_head(head: Head, built_for: Llama, config: LlamaConfig, params: Any) -> None:
+    """Raises SpecjaxError unless head, target and params of a drafter belong together.
+
+    Args:
+        head: of the drafter.
+        built_for: the target that the drafter was built for.
+        config: of the target that it is to draft for.
+        params: that it is to draft with.
+    """
+    for name in ("hidden_size", "vocab_size"):
+        mine, its = getattr(head.config, name), getattr(config, name)
+        if mine != its:
+            raise SpecjaxError(
+                f"the head was made for a target of {name} {mine}, this one has {its}; use a "
+                "head that was trained for this target"
+            )
+    if built_for.config != config:
+        raise SpecjaxError(
+            "the drafter was built with another target than the one that it drafts for; build "
+            "it with that target"
+        )
+    wrong = misfits(params, head) if isinstance(params, Mapping) else "there are none"
+    if wrong:
+        raise SpecjaxError(
+            f"the params are not the weights of this head ({wrong}); pass those that were "
+            "loaded with it"
+        )
+
+
+def with_masks(
+    rows: QueryRows, last: Int[Array, " B"], num_masks: int, vocab_size: int
+) -> QueryRows:
+    """The rows of a text and a group of masks behind row `last`: see `HeadDrafter.catch_up`."""
+    batch, width = rows.tokens.shape
+    steps = jnp.broadcast_to(jnp.arange(num_masks), (batch, num_masks))
+    start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)
+    is_real = jnp.arange(width)[None, :] <= last[:, None]
+    of_text = jnp.pad(rows.visible, ((0, 0), (0, 0), (0, num_masks)))
+    of_masks = jnp.concatenate(
+        [
+            jnp.broadcast_to(is_real[:, None, :], (batch, num_masks, width)),
+            jnp.broadcast_to(
+                jnp.tril(jnp.ones((num_masks, num_masks), bool)), (batch, num_masks, num_masks)
+            ),
+        ],
+        axis=2,
+    )
+    return QueryRows(
+        tokens=jnp.concatenate([rows.tokens, vocab_size + steps], axis=1),
+        positions=jnp.concatenate([rows.positions, start + 1 + steps], axis=1),
+        visible=jnp.concatenate([of_text, of_masks], axis=1),
+    )
+
+
 def prefill_head(
-    head: EagleHead,
+    head: FeatureHead,
     params: Params,
     tokens: Int[Array, "B W"],
     features: Float[Array, "B W H"],

@@ -8,6 +8,7 @@ Uncertainty"; Zhang et al. 2025, "Learning Harmonized Representations for Specul
 (HASS), section 3.2.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,16 +20,11 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import LlamaConfig
-from specjax.models.llama import (
-    FULL_PRECISION,
-    DecoderLayer,
-    Linear,
-    Rotation,
-    rotation_of,
-)
+from specjax.models.heads.near_far import KeysAndValues, near_far_attention, text_before
+from specjax.models.llama import DecoderLayer, Linear, Rotation, rotation_of
 from specjax.models.rows import QueryRows, causal_rows
 
-Stream = tuple[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]], ...]  # by layer: key, value
+Stream = tuple[KeysAndValues, ...]  # by layer
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,14 @@ class EagleConfig:
     def for_target(cls, target: LlamaConfig, fc_bias: bool = False) -> "EagleConfig":
         """One layer shaped like the target's own, as published; it looks at all of the text."""
         return cls(replace(target, num_hidden_layers=1, sliding_window=None), fc_bias)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layers.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.layers.vocab_size
 
 
 class EagleHead(nn.Module):
@@ -74,16 +78,7 @@ class EagleHead(nn.Module):
         features: Float[Array, "B Q D"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-        visible = cache.visible_slots(rows.visible)
-        rotation = rotation_of(rows.positions, self.config.layers, cache.text_length)
-        x, keys, values = self.joined(embedded, features), [], []
-        for layer, old_keys, old_values in zip(self.layers, cache.keys, cache.values, strict=True):
-            x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
-            keys.append(new_keys)
-            values.append(new_values)
-        positions = write_slots(cache.positions, rows.positions, start, axis=1)
-        return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
+        return through_layers(self.layers, self.joined(embedded, features), rows, cache)
 
     def aligned(
         self,
@@ -182,46 +177,37 @@ def embed(target_params: Any, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"
     return target_params["embed_tokens"]["weight"][tokens]
 
 
+def through_layers(
+    layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
+) -> tuple[Float[Array, "B Q D"], KVCache]:
+    """What the layers of a head make of its rows `x`, which are written to the cache as scratch."""
+    start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
+    visible, keys, values = cache.visible_slots(rows.visible), [], []
+    rotation = rotation_of(rows.positions, layers[0].config, cache.text_length)
+    for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
+        x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
+        keys.append(new_keys)
+        values.append(new_values)
+    positions = write_slots(cache.positions, rows.positions, start, axis=1)
+    return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
+
+
 def aligned_attention(
     query: Float[Array, "B A T H"],
-    streams: list[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]],
+    streams: list[KeysAndValues],
     segments: Int[Array, "B T"],
 ) -> Float[Array, "B A T H"]:
     """Softmax attention of the newest of n streams of keys and values over all of them.
 
     Slot r sees slot r - i in stream n - 1 - i while there is one, and in stream 0 from i = n - 1
-    on, all within its own segment. The far part is one product with stream 0, the near part n - 1
-    diagonals, so that a step costs as much as causal attention and little more.
+    on, all within its own segment. The near part is n - 1 diagonals: see `near_far_attention`.
     """
-    batch, heads, length, width = query.shape
-    newest = len(streams) - 1
-    far_keys, far_values = streams[0]
-    groups = far_keys.shape[1]
-    grouped = query.reshape(batch, groups, heads // groups, length, width)
-    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
-    is_same = segments[:, :, None] == segments[:, None, :]
-    is_far = is_same & (distance >= newest)[None]
-    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
-    scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
-    near_values = []
+    newest, near = len(streams) - 1, []
     for back in range(newest):
-        near_keys, values = (_delayed(part, back) for part in streams[newest - back])
-        near_values.append(values)
+        keys, values = (_delayed(part, back) for part in streams[newest - back])
         is_near = segments == _delayed(segments[:, None, :, None], back, -1)[:, 0, :, 0]
-        score = jnp.einsum("bkgth,bkth->bkgt", grouped, near_keys, **products)
-        scores.append(_masked(score[..., None], is_near[..., None]))
-    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1)
-    weights = weights.astype(far_values.dtype)
-    mixed = jnp.einsum(
-        "bkgts,bksh->bkgth", weights[..., :length], far_values, precision=FULL_PRECISION
-    )
-    for back, values in enumerate(near_values):
-        mixed = mixed + weights[..., length + back, None] * values[:, :, None]
-    return mixed.reshape(batch, heads, length, width)
-
-
-def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
-    return jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
+        near.append(((keys, values), is_near))
+    return near_far_attention(query, streams[0], text_before(segments, newest), near)
 
 
 def _delayed(values: Array, back: int, empty: int = 0) -> Array:

@@ -19,12 +19,14 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
 from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable
+from specjax.files import expand_user, readable
 from specjax.models.checkpoint import CONFIG, mismatches
 from specjax.models.config import CHECK, LlamaConfig
 from specjax.models.convert import ROTARY_BUFFER, check_weights, read_params, write_weights
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.files import ABOUT, check_sizes, read_values
 from specjax.models.heads.other_heads import refuse_other_configs, refuse_other_weights
+from specjax.models.heads.parallel import ParallelHead
 from specjax.models.weights import StoredTensor, stored_tensors
 
 ARCHITECTURES = {  # by whose loader is to read it; vLLM puts "Eagle" in front by itself
@@ -32,9 +34,8 @@ ARCHITECTURES = {  # by whose loader is to read it; vLLM puts "Eagle" in front b
     "vllm": "LlamaForCausalLM",
     "sglang": "LlamaForCausalLMEagle",
 }
-ABOUT = "specjax"  # the key of config.json for what other loaders do not ask
-HEAD = "head"  # the folder of the head within that of its training run
 EMBEDDING, FC_BIAS = "embed_tokens.weight", "fc.bias"
+LayeredHead = EagleHead | ParallelHead  # whose files have the same names
 OF_THE_TARGET = (EMBEDDING, "lm_head.weight")  # ignored: the target's own are used
 
 
@@ -61,84 +62,78 @@ def load_eagle(
     """
     folder = expand_user(folder)
     with readable(folder):
-        layers, stated_bias = read_eagle_config(folder)
-        stored = {
-            name.removeprefix("model."): tensor for name, tensor in stored_tensors(folder).items()
-        }
-        refuse_other_weights(folder, stored)
-        _check_target(str(folder / CONFIG), layers, target)
+        path, values = folder / CONFIG, read_values(folder, "an EAGLE head")
+        refuse_other_configs(path, values, "eagle")
+        layers, stated_bias = read_layers(path, values), read_bias(path, values)
+        stored = stored_head(folder)
+        refuse_other_weights(folder, stored, "eagle")
+        check_sizes(str(path), layers.hidden_size, layers.vocab_size, target)
         fc_bias = FC_BIAS in stored
-        if stated_bias not in (None, fc_bias):
-            raise SpecjaxError(_disagreement(folder, fc_bias))
+        check_bias(path, stated_bias, fc_bias)
         head = EagleHead(EagleConfig(layers, fc_bias))
-        params = _read(folder, head, stored, dtype, progress)
+        params = read_head(folder, head, stored, dtype, progress)
     return head, params
 
 
-def read_eagle_config(folder: Path) -> tuple[LlamaConfig, bool | None]:
-    """The layers of the head, and whether its config says that `fc` has a bias (None: nothing).
+def read_layers(path: Path, values: Mapping[str, Any]) -> LlamaConfig:
+    """The layers that the config `values` of a head describes; they look at all of the text.
 
     Raises:
-        SpecjaxError: if the config is missing, damaged, or one of another kind of head.
+        SpecjaxError: if it does not describe layers of a Llama; the message names `path`.
     """
-    path = folder / CONFIG
-    values = _read_values(folder)
-    refuse_other_configs(path, values)
     of_attention = "qkv_bias" if "qkv_bias" in values else "attention_bias"
     read = {"model_type": "llama", **values, "attention_bias": values.get(of_attention)}
     try:
         layers = LlamaConfig.from_huggingface(read)
     except SpecjaxError as error:
         raise SpecjaxError(f"{path}: {error}") from None
+    return replace(layers, sliding_window=None)
+
+
+def read_bias(path: Path, values: Mapping[str, Any]) -> bool | None:
+    """Whether the config of a head says that `fc` has a bias; None: it says nothing.
+
+    Raises:
+        SpecjaxError: if it is neither; the message names `path`.
+    """
     bias = values.get("bias")
     if not (bias is None or isinstance(bias, bool)):
         raise SpecjaxError(f"{path}: bias {bias!r} is not true or false; {CHECK}")
-    return replace(layers, sliding_window=None), bias
+    return bias
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """What `save_eagle` was given as `about`; {} for a head of others.
+def check_bias(path: Path, stated: bool | None, found: bool) -> None:
+    """Raises SpecjaxError if config and weights do not say the same of a bias of `fc`."""
+    if stated in (None, found):
+        return
+    if found:
+        told = f"says that fc has no bias, but the weights hold {FC_BIAS}; set it to true there"
+    else:
+        told = f"says that fc has a bias, but the weights hold no {FC_BIAS}; set it to false there"
+    raise SpecjaxError(f"{path}: bias {told}, or download the head again")
+
+
+def stored_head(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a head by their published names, without the prefix that servers add.
 
     Raises:
-        SpecjaxError: if the config is missing or damaged.
+        SpecjaxError: as `stored_tensors`.
     """
-    about = _read_values(folder).get(ABOUT, {})
-    if not isinstance(about, dict):
-        raise SpecjaxError(f"{folder / CONFIG}: {ABOUT} {about!r} is not an object; {CHECK}")
-    return about
+    return {name.removeprefix("model."): tensor for name, tensor in stored_tensors(folder).items()}
 
 
-def check_owner(folder: Path, target: str) -> None:
-    """Raises SpecjaxError if the head says (`about["target"]`) that it is of another target.
-
-    Args:
-        folder: of the head.
-        target: fingerprint of the target that it is to draft for.
-    """
-    owner = read_about(folder).get("target", target)
-    if owner != target:
-        raise SpecjaxError(
-            f"{folder}: this head was trained for target {owner}, but this one is {target}; "
-            "give a head of this target, or train one"
-        )
-
-
-def _read_values(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    with readable(path):
-        exists = path.is_file()
-    if not exists:
-        raise SpecjaxError(f"{folder} holds no {CONFIG}; give the folder of an EAGLE head")
-    return read_json(path)
-
-
-def _read(
+def read_head(
     folder: Path,
-    head: EagleHead,
+    head: LayeredHead,
     stored: Mapping[str, StoredTensor],
     dtype: DTypeLike,
     progress: bool,
 ) -> dict[str, Any]:
+    """The params of `head`; copies of what is the target's are left out.
+
+    Raises:
+        SpecjaxError: if the tensors are not those of the head, or quantised.
+    """
     expected = _expected(head)
     found = {
         name: tensor
@@ -190,14 +185,8 @@ def save_eagle(
     """
     if layout not in ARCHITECTURES:
         raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(ARCHITECTURES)}")
-    _check_target(f"cannot save {folder}", head.config.layers, target)
-    tensors, expected = _by_published_name(params), _expected(head)
-    if target_params is not None:
-        tensors[EMBEDDING] = target_params["embed_tokens"]["weight"]
-        expected[EMBEDDING] = (target.vocab_size, target.hidden_size)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if complaints := mismatches(found, expected):
-        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the head of these params")
+    check_sizes(f"cannot save {folder}", head.config.hidden_size, head.config.vocab_size, target)
+    tensors = tensors_of(folder, head, params, target_params)
     tensors = _with_bias_of(layout, tensors, folder)
     config = _config(head.config.layers, target, layout, FC_BIAS in tensors)
     if about:
@@ -240,7 +229,28 @@ def _config(layers: LlamaConfig, target: LlamaConfig, layout: str, fc_bias: bool
 # ---- What a head consists of -------------------------------------------------------------------
 
 
-def _expected(head: EagleHead) -> dict[str, tuple[int, ...]]:
+def tensors_of(
+    folder: Path,
+    head: LayeredHead,
+    params: Mapping[str, Any],
+    target_params: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the file of a head holds, by published name; with `target_params` also the embedding.
+
+    Raises:
+        SpecjaxError: if the params are not those of the head; the message names `folder`.
+    """
+    tensors, expected = _by_published_name(params), _expected(head)
+    if target_params is not None:
+        tensors[EMBEDDING] = target_params["embed_tokens"]["weight"]
+        expected[EMBEDDING] = (head.config.vocab_size, head.config.hidden_size)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if complaints := mismatches(found, expected):
+        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the head of these params")
+    return tensors
+
+
+def _expected(head: LayeredHead) -> dict[str, tuple[int, ...]]:
     params = jax.eval_shape(head.initialise, jax.random.key(0))
     return {name: leaf.shape for name, leaf in _by_published_name(params).items()}
 
@@ -253,24 +263,3 @@ def _by_published_name(params: Mapping[str, Any]) -> dict[str, Any]:
 def _path(name: str) -> str:
     """Our path of a published name: `layers_0.mlp.up_proj.weight` of `layers.0.mlp...`."""
     return re.sub(r"^layers\.(\d+)\.", r"layers_\1.", name)
-
-
-# ---- What does not belong together -------------------------------------------------------------
-
-
-def _check_target(place: str, layers: LlamaConfig, target: LlamaConfig) -> None:
-    for name, title in (("hidden_size", "hidden size"), ("vocab_size", "vocabulary")):
-        ours, theirs = getattr(layers, name), getattr(target, name)
-        if ours != theirs:
-            raise SpecjaxError(
-                f"{place}: the head is for a target of {title} {ours}, but this one has {theirs}; "
-                "give a head that was trained for this target"
-            )
-
-
-def _disagreement(folder: Path, fc_bias: bool) -> str:
-    if fc_bias:
-        told = f"says that fc has no bias, but the weights hold {FC_BIAS}; set it to true there"
-    else:
-        told = f"says that fc has a bias, but the weights hold no {FC_BIAS}; set it to false there"
-    return f"{folder / CONFIG}: bias {told}, or download the head again"

@@ -7,29 +7,24 @@ place of features kept on disk.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.heads.eagle import EagleHead, embed
 from specjax.models.llama import Llama
 from specjax.pytree import pytree
-from specjax.training.config import EagleObjective
+from specjax.training.config import EagleObjective, TopLossOptions
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
-from specjax.training.losses import smooth_l1, soft_cross_entropy
+from specjax.training.losses import check_top_loss, smooth_l1, soft_cross_entropy, top_values
+from specjax.training.objectives.slots import SlotValues, later, over_slots
 
 NOISE_LENGTH = 512  # slots of a text at which the noise is as wide as `noise` says
-# Slots of each row whose logits are there at a time when they are computed again: with a vocabulary
-# of 128k and 8 rows an array of them is 1 GB (of 2048 slots 8 GB), and the LM head, which each
-# chunk reads whole, still has 2048 slots to be read for. Chunks are even, and at most as long.
-LOGIT_SLOTS = 256
-
-SlotValues = dict[str, Array]  # `[B, T]` each, by name
 Reader = Callable[[Float[Array, "B T D"]], SlotValues]
 
 
@@ -60,12 +55,16 @@ def eagle_loss(
 
     The head computes in the target's dtype, whatever the dtype of its own params. With `recompute`
     its activations and logits are computed again for the gradients, not kept, and logits are there
-    of `LOGIT_SLOTS` slots of each row at a time.
+    of `slots.LOGIT_SLOTS` slots of each row at a time.
+
+    Raises:
+        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
     """
+    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         params, slots = prepare(params, target, frozen, batch, key, settings)
-        read = logit_reader(target, frozen, slots, logit_values, recompute)
+        read = logit_reader(target, frozen, slots, partial(logit_values, settings), recompute)
 
         def one_step(params):
             predicted, _ = head.step(
@@ -91,20 +90,23 @@ def prepare(
     tokens, segments = batch["tokens"], batch["segments"]
     features = target_features(target, frozen, tokens, batch["positions"], segments)
     slots = Slots(
-        embedded=embed(frozen, _next(tokens)),
+        embedded=embed(frozen, later(tokens)),
         features=features + _noise(key, features, segments, settings.noise),
         positions=batch["positions"],
         segments=segments,
-        wanted=_next(features),
+        wanted=later(features),
         counts=slot_mask(batch["is_answer"], segments),
     )
     return jax.tree.map(lambda leaf: leaf.astype(features.dtype), params), slots
 
 
-def logit_values(logits: Float[Array, "B T V"], wanted_logits: Float[Array, "B T V"]) -> SlotValues:
+def logit_values(
+    settings: TopLossOptions, logits: Float[Array, "B T V"], wanted_logits: Float[Array, "B T V"]
+) -> SlotValues:
     """What `step_loss` needs of the logits."""
     is_right = jnp.argmax(logits, axis=-1) == jnp.argmax(wanted_logits, axis=-1)
-    return {"logit_loss": soft_cross_entropy(logits, wanted_logits), "is_right": is_right}
+    values = {"logit_loss": soft_cross_entropy(logits, wanted_logits), "is_right": is_right}
+    return values | top_values(settings, logits, wanted_logits)
 
 
 def logit_reader(
@@ -127,20 +129,15 @@ def logit_reader(
         values_of: predicted and wanted logits -> values; of any number of slots.
         recompute: whether to go by chunks.
     """
-
-    def read(predicted: Array, wanted_logits: Array) -> SlotValues:
-        return values_of(target.logits(frozen, predicted), wanted_logits)
-
     if not recompute:
         wanted_logits = target.logits(frozen, slots.wanted)
-        return lambda predicted: read(predicted, wanted_logits)
+        return lambda predicted: values_of(target.logits(frozen, predicted), wanted_logits)
 
-    @jax.checkpoint
-    def read_chunk(features: tuple[Array, Array]) -> SlotValues:
-        predicted, wanted = features
-        return read(predicted, target.logits(frozen, wanted))
+    def read(features: tuple[Array, Array]) -> SlotValues:
+        predicted, wanted = (target.logits(frozen, each) for each in features)
+        return values_of(predicted, wanted)
 
-    return lambda predicted: _by_chunks(read_chunk, (predicted, slots.wanted))
+    return lambda predicted: over_slots(read, (predicted, slots.wanted), recompute)
 
 
 def step_loss(
@@ -153,35 +150,15 @@ def step_loss(
     feature_loss = slots.mean(smooth_l1(predicted, slots.wanted))
     logit_loss = slots.mean(values["logit_loss"])
     loss = settings.feature_weight * feature_loss + settings.logit_weight * logit_loss
-    return loss, {
+    metrics = {
         "feature_loss": feature_loss,
         "logit_loss": logit_loss,
         "accuracy": slots.mean(values["is_right"].astype(jnp.float32))[None],
     }
-
-
-def _by_chunks(
-    read: Callable[[tuple[Array, Array]], SlotValues],
-    features: tuple[Float[Array, "B T D"], Float[Array, "B T D"]],
-) -> SlotValues:
-    """`read` over one chunk of the slots after the other; zeros fill up the last one."""
-    batch, length, width = features[0].shape
-    num_chunks = -(-length // LOGIT_SLOTS)
-    size = -(-length // num_chunks)
-
-    def split(values: Float[Array, "B T D"]) -> Float[Array, "C B t D"]:
-        filled = jnp.pad(values, ((0, 0), (0, num_chunks * size - length), (0, 0)))
-        return jnp.moveaxis(filled.reshape(batch, num_chunks, size, width), 1, 0)
-
-    def join(values: Array) -> Array:
-        return jnp.moveaxis(values, 0, 1).reshape(batch, -1)[:, :length]
-
-    return jax.tree.map(join, lax.map(read, jax.tree.map(split, features)))
-
-
-def _next(values: Array) -> Array:
-    """What stands one place later; the last place never counts."""
-    return jnp.roll(values, -1, axis=1)
+    if "top_loss" in values:
+        metrics["top_loss"] = slots.mean(values["top_loss"])
+        loss = loss + settings.top_weight * metrics["top_loss"]
+    return loss, metrics
 
 
 def _noise(

@@ -21,15 +21,15 @@ from specjax.models.heads.eagle import EagleHead, Stream, embed
 from specjax.models.llama import Llama
 from specjax.training.config import HassObjective
 from specjax.training.loop import LossFn
-from specjax.training.losses import check_top_loss, top_loss
+from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import (
     Slots,
-    SlotValues,
     logit_reader,
     logit_values,
     prepare,
     step_loss,
 )
+from specjax.training.objectives.slots import SlotValues
 
 
 def hass_loss(
@@ -42,22 +42,16 @@ def hass_loss(
 
     Time grows with `align_steps`, and memory by the keys and values that each step adds; with
     `recompute` the activations of one step at a time are kept, and computed again for gradients,
-    and logits are there of some slots of each row at a time (`eagle.LOGIT_SLOTS`).
+    and logits are there of some slots of each row at a time (`slots.LOGIT_SLOTS`).
 
     Raises:
         SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
     """
-
     check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
     def values_of(logits: Array, wanted_logits: Array) -> SlotValues:
-        values = logit_values(logits, wanted_logits) | {"drafted": jnp.argmax(logits, axis=-1)}
-        if settings.top_weight == 0:
-            return values
-        distilled = top_loss(
-            settings.top_loss, logits, wanted_logits, settings.top_k, settings.top_p
-        )
-        return values | {"top_loss": distilled}
+        drafted = {"drafted": jnp.argmax(logits, axis=-1)}
+        return logit_values(settings, logits, wanted_logits) | drafted
 
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         params, slots = prepare(params, target, frozen, batch, key, settings)
@@ -69,9 +63,6 @@ def hass_loss(
             )
             values = read(predicted)
             loss, metrics = step_loss(predicted, values, slots, settings)
-            if settings.top_weight != 0:
-                metrics["top_loss"] = slots.mean(values["top_loss"])
-                loss = loss + settings.top_weight * metrics["top_loss"]
             return loss, metrics, jax.lax.stop_gradient(predicted), values["drafted"], own
 
         run_step = jax.checkpoint(one_step) if recompute else one_step

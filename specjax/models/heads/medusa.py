@@ -1,0 +1,156 @@
+"""Medusa's heads: each predicts one later token from the target's last feature alone.
+
+A *feature* is the target's hidden state after its final norm. Head d, counted from 1, reads the
+feature of token t and predicts token t + 1 + d: with the root at t + 1 that is depth d of the tree.
+A head is a residual block, `x + silu(W x + b)`, and an LM head of its own, or the target's. Cai et
+al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
+section 2.1.1.
+
+With more than one layer the published code repeats one and the same block, and so does this.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
+
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Linear, Llama, project
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """The shape of the heads; vocabulary and hidden size are the target's.
+
+    Raises:
+        SpecjaxError: for no heads or no layers.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    num_heads: int = 5
+    num_layers: int = 1  # how often a head's block is applied
+    has_lm_heads: bool = True  # False: the target's LM head reads all of them ("version 2")
+
+    def __post_init__(self):
+        for name in ("num_heads", "num_layers"):
+            if getattr(self, name) < 1:
+                raise SpecjaxError(f"{name} {getattr(self, name)} of Medusa must be at least 1")
+
+    @classmethod
+    def for_target(
+        cls,
+        target: LlamaConfig,
+        num_heads: int = 5,
+        num_layers: int = 1,
+        has_lm_heads: bool = True,
+    ) -> "MedusaConfig":
+        """Heads for a target; the defaults are the published ones."""
+        sizes = target.hidden_size, target.vocab_size
+        return cls(*sizes, num_heads, num_layers, has_lm_heads)
+
+
+class LMHead(nn.Module):
+    """A table `weight [V, D]` that reads features."""
+
+    config: MedusaConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        weight = self.param("weight", nn.initializers.normal(0.02), shape)
+        return project(x, weight, jnp.float32)
+
+
+class MedusaHeads(nn.Module):
+    """All heads of one target; `heads.logits` is what they say, as drafting and training need it.
+
+    Head d of a text is `blocks_{d - 1}` and `lm_heads_{d - 1}` of the params.
+    """
+
+    config: MedusaConfig
+
+    def setup(self):
+        config = self.config
+        self.blocks = [Linear(config.hidden_size, use_bias=True) for _ in range(config.num_heads)]
+        if config.has_lm_heads:
+            self.lm_heads = [LMHead(config) for _ in range(config.num_heads)]
+
+    def __call__(self, features: Float[Array, "... D"], depth: int) -> Float[Array, "... O"]:
+        """The logits of one head, or what the target's LM head is to read: O is V, or D."""
+        block = self.blocks[depth - 1]
+        for _ in range(self.config.num_layers):
+            features = features + nn.silu(block(features))
+        return self.lm_heads[depth - 1](features) if self.config.has_lm_heads else features
+
+    @nn.nowrap
+    def logits_at(
+        self,
+        params: Any,
+        target: Llama,
+        target_params: Any,
+        features: Float[Array, "... D"],
+        depth: int,
+    ) -> Float[Array, "... V"]:
+        """What the head of one depth, from 1, says; float32 and pure. See `logits`."""
+        said = cast(Array, self.apply({"params": params}, features, depth))
+        return said if self.config.has_lm_heads else target.logits(target_params, said)
+
+    @nn.nowrap
+    def logits(
+        self,
+        params: Any,
+        target: Llama,
+        target_params: Any,
+        features: Float[Array, "... D"],
+        num_depths: int | None = None,
+    ) -> Float[Array, "... K V"]:
+        """What the heads say of the tokens behind the next one; float32 and pure.
+
+        Args:
+            params: the heads'.
+            target: whose LM head reads where the heads have none of their own.
+            target_params: the target's.
+            features: the target's, of the last token before the root.
+            num_depths: K, so many of the heads, the nearest first; by default all.
+        """
+        depths = range(1, (num_depths or self.config.num_heads) + 1)
+        said = [self.logits_at(params, target, target_params, features, d) for d in depths]
+        return jnp.stack(said, axis=-2)
+
+    @nn.nowrap
+    def initialise(
+        self,
+        key: Key[Array, ""],
+        dtype: DTypeLike = jnp.float32,
+        lm_head: Float[Array, "V D"] | None = None,
+    ) -> dict[str, Any]:
+        """Params to begin with: blocks that change nothing, and copies of `lm_head`.
+
+        So every head starts out with what the target says of its next token. The published code
+        draws the biases at random, which only moves the features away from what the LM head was
+        made for; with zeros the gradients of the blocks are not zero either. Without `lm_head`, the
+        target's as `lm_head_of` gives it, LM heads are random.
+        """
+        vocab_size, width = self.config.vocab_size, self.config.hidden_size
+        params = {}
+        for number, head_key in enumerate(jax.random.split(key, self.config.num_heads)):
+            weight, bias = jnp.zeros((width, width), dtype), jnp.zeros((width,), dtype)
+            params[f"blocks_{number}"] = {"weight": weight, "bias": bias}
+            if self.config.has_lm_heads:
+                table = lm_head
+                if table is None:
+                    table = 0.02 * jax.random.normal(head_key, (vocab_size, width))
+                params[f"lm_heads_{number}"] = {"weight": jnp.array(table, dtype)}
+        return params
+
+
+def lm_head_of(target: LlamaConfig, target_params: Any) -> Float[Array, "V D"]:
+    """The table with which a target reads its features."""
+    table = "embed_tokens" if target.tie_word_embeddings else "lm_head"
+    return target_params[table]["weight"]

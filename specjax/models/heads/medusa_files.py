@@ -1,0 +1,279 @@
+"""Medusa heads as files: read what the authors and others have published, write what servers read.
+
+Three forms are read, told apart by the names of the tensors: the authors' (`medusa_lm_head.pt` or
+`.safetensors`; `0.1.weight` is the LM head of head 0), the same behind `medusa_head.` within a
+whole model of Medusa-2, and vLLM's (`blocks.0.layers.0.weight`, `lm_heads.0.weight`). Heads
+without LM heads, which the authors call version 2, use the target's. Notable choices: the tensors
+say how many heads and layers there are, because configs on the hub say 2 where there are 5; what is
+in the file but in no head is an error, as for EAGLE heads.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user, readable
+from specjax.models.checkpoint import CONFIG, mismatches
+from specjax.models.config import LlamaConfig
+from specjax.models.convert import check_weights, read_params, write_weights
+from specjax.models.heads.files import ABOUT, check_sizes, read_values
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads, lm_head_of
+from specjax.models.heads.medusa_names import OF_AUTHORS, OF_VLLM, Names
+from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
+from specjax.models.weights import StoredTensor, stored_tensors
+
+LAYOUTS = ("specjax", "medusa", "vllm")  # by whose loader is to read it
+SAFETENSORS, TORCH = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+WITHIN_A_MODEL = re.compile(r"medusa_heads?\.")
+
+
+# ---- Reading -----------------------------------------------------------------------------------
+
+
+def load_medusa(
+    folder: Path, target: LlamaConfig, dtype: DTypeLike, progress: bool = False
+) -> tuple[MedusaHeads, dict[str, Any]]:
+    """Reads Medusa heads: the module and its params.
+
+    A target of the same shape passes: see `check_owner`. Of a whole Medusa-2 model only the heads
+    are read; they fit the model that they were trained with.
+
+    Args:
+        folder: as published, or as `save_medusa` wrote it, in any layout.
+        target: whose tokens the heads are to predict.
+        dtype: of the params, whatever the files store.
+        progress: show a bar on stderr, if that is a terminal.
+
+    Raises:
+        SpecjaxError: if a file is missing or damaged, does not fit the others or the target, is
+            quantised, or holds something else than such heads.
+    """
+    folder = expand_user(folder)
+    with readable(folder):
+        values = read_values(folder, TITLES["medusa"])
+        refuse_other_configs(folder / CONFIG, values, "medusa")
+        stored = _of_heads(stored_tensors(folder, (SAFETENSORS, TORCH)))
+        whole = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        refuse_other_weights(folder, whole, "medusa")
+        _check_config(folder / CONFIG, values, target, stored)
+        names = OF_VLLM if any(map(OF_VLLM.block_in, stored)) else OF_AUTHORS
+        if names is OF_VLLM:
+            stored = _without_defaults(values, stored)
+        head = MedusaHeads(_read_config(folder, values, stored, names, target))
+        params = _read(folder, head, stored, names, dtype, progress)
+    return head, params
+
+
+def _of_heads(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Without the prefix that heads have within a whole model, and without that model."""
+    marked = {
+        WITHIN_A_MODEL.sub("", name, count=1): tensor
+        for name, tensor in stored.items()
+        if WITHIN_A_MODEL.match(name)
+    }
+    return marked or dict(stored)
+
+
+def _check_config(
+    path: Path, values: Mapping[str, Any], target: LlamaConfig, stored: Mapping[str, StoredTensor]
+) -> None:
+    """Refuses heads of another target, and what vLLM knows but heads here do not."""
+    hidden_size = values.get("hidden_size") or target.hidden_size
+    vocab_size = values.get("vocab_size") or target.vocab_size
+    check_sizes(str(path), hidden_size, vocab_size, target)
+    kept = values.get("truncated_vocab_size")
+    if "token_map" in stored or kept not in (None, vocab_size):
+        told = "token_map" if "token_map" in stored else f"truncated_vocab_size {kept}"
+        raise SpecjaxError(
+            f"{path.parent}: these Medusa heads know a part of the vocabulary only ({told}), which "
+            "is not supported; give heads of the whole vocabulary"
+        )
+    if values.get("logit_scale", 1) != 1:
+        raise SpecjaxError(
+            f"{path}: logit_scale {values['logit_scale']} is not supported; scale the LM heads of "
+            "the file by it and set it to 1"
+        )
+
+
+def _without_defaults(
+    values: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """vLLM's tensors as if its config said nothing: no shared LM head, and biases for all blocks.
+
+    With `original_lm_head` the first LM head is a copy of the target's and serves all heads.
+    """
+    found = dict(stored)
+    if values.get("original_lm_head") is True:
+        copies = {name for name in found if OF_VLLM.lm_head_in(name)} | {"lm_head.weight"}
+        found = {name: tensor for name, tensor in found.items() if name not in copies}
+    has_biases = any(name.endswith(".bias") for name in found)
+    if not has_biases and values.get("medusa_fc_bias") is not True:
+        for name in filter(OF_VLLM.block_in, stored):
+            bias = name.removesuffix("weight") + "bias"
+            found[bias] = _zeros(bias, stored[name].shape[:1])
+    return found
+
+
+def _read_config(
+    folder: Path,
+    values: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    names: Names,
+    target: LlamaConfig,
+) -> MedusaConfig:
+    blocks = [match for name in stored if (match := names.block_in(name))]
+    has_lm_heads = any(map(names.lm_head_in, stored))
+    if not blocks:
+        raise SpecjaxError(
+            f"{folder} holds no Medusa head: there is no tensor such as "
+            f"{names.block.format(head=0, layer=0, part='weight')}; give the folder of one"
+        )
+    for name, tensor in stored.items():  # configs need not say for which target they are
+        rows = tensor.shape[0] if tensor.shape else 0
+        if names.block_in(name):
+            check_sizes(str(folder), rows, target.vocab_size, target)
+        elif names.lm_head_in(name):
+            check_sizes(str(folder), target.hidden_size, rows, target)
+    version = values.get("version")
+    if version is not None and (str(version) == "2") == has_lm_heads:
+        what = "hold LM heads" if has_lm_heads else "hold no LM heads"
+        raise SpecjaxError(
+            f"{folder / CONFIG}: version {version!r} (2 is without LM heads), but the weights "
+            f"{what}; correct it there, or download the heads again"
+        )
+    heads, layers = (1 + max(int(match[each]) for match in blocks) for each in ("head", "layer"))
+    return MedusaConfig.for_target(target, heads, layers, has_lm_heads)
+
+
+def _read(
+    folder: Path,
+    head: MedusaHeads,
+    stored: Mapping[str, StoredTensor],
+    names: Names,
+    dtype: DTypeLike,
+    progress: bool,
+) -> dict[str, Any]:
+    paths, shapes = names.paths(head.config), _shapes(head)
+    check_weights(folder, stored, {name: shapes[path] for name, path in paths.items()})
+    wanted: dict[str, StoredTensor] = {}
+    for name, path in paths.items():
+        tensor = wanted.setdefault(path, stored[name])
+        if tensor is not stored[name] and not np.array_equal(tensor.read(), stored[name].read()):
+            raise SpecjaxError(
+                f"{folder}: {name} is not equal to {tensor.name}, but the layers of a Medusa head "
+                "are one block, repeated; heads with layers of their own are not supported"
+            )
+    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
+
+
+def _zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:
+    return StoredTensor(name, shape, "F32", lambda: np.zeros(shape, np.float32))
+
+
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+def save_medusa(
+    folder: Path,
+    head: MedusaHeads,
+    params: Mapping[str, Any],
+    dtype: DTypeLike,
+    *,
+    target: LlamaConfig,
+    target_params: Mapping[str, Any] | None = None,
+    layout: str = "specjax",
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes heads into a new `folder`, wholly or not at all.
+
+    Args:
+        folder: does not exist yet, or is empty.
+        head: the module.
+        params: of the heads.
+        dtype: of the stored tensors.
+        target: whose tokens the heads predict.
+        target_params: of which the LM head is written along in the layout `vllm`, for heads that
+            have none of their own.
+        layout: who is to read it. `specjax` and `medusa` (the authors' code) have the names of the
+            authors; of heads with LM heads these read a file of torch's only. `vllm` is a server.
+        about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something or cannot be written, the params are not
+            those of the heads, the heads are not for this target, torch is needed and not
+            installed, or `vllm` needs `target_params`.
+    """
+    if layout not in LAYOUTS:
+        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(LAYOUTS)}")
+    config = head.config
+    check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
+    leaves = _leaves(params)
+    found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    if complaints := mismatches(found, _shapes(head)):
+        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the heads of these params")
+    names = OF_VLLM if layout == "vllm" else OF_AUTHORS
+    tensors = {name: leaves[path] for name, path in names.paths(config).items()}
+    if layout == "vllm":
+        values, file = _vllm_config(config), "model.safetensors"
+        if not config.has_lm_heads:
+            tensors[names.lm_head.format(head=0)] = _lm_head(folder, target, target_params)
+    else:
+        values = _config(config)
+        file = TORCH if layout == "medusa" and config.has_lm_heads else SAFETENSORS
+    if about:
+        values[ABOUT] = dict(about)
+    write_weights(folder, values, tensors, dtype, file)
+
+
+def _config(config: MedusaConfig) -> dict[str, Any]:
+    return {
+        "medusa_num_heads": config.num_heads,
+        "medusa_num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "version": "1" if config.has_lm_heads else "2",
+    }
+
+
+def _vllm_config(config: MedusaConfig) -> dict[str, Any]:
+    return {  # vLLM takes any key with "num" and "heads" in it for `num_heads`
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "num_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "truncated_vocab_size": config.vocab_size,
+        "medusa_fc_bias": True,
+        "original_lm_head": not config.has_lm_heads,  # one for all heads
+    }
+
+
+def _lm_head(folder: Path, target: LlamaConfig, target_params: Mapping[str, Any] | None) -> Any:
+    if target_params is None:
+        raise SpecjaxError(
+            f"cannot save {folder}: these heads use the target's LM head, which vLLM reads from "
+            "their file; give the target's params, too"
+        )
+    table = lm_head_of(target, target_params)
+    expected = {"lm_head": (target.vocab_size, target.hidden_size)}
+    if complaints := mismatches({"lm_head": tuple(table.shape)}, expected):
+        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the target of these heads")
+    return table
+
+
+def _shapes(head: MedusaHeads) -> dict[str, tuple[int, ...]]:
+    """Of each leaf of the params, by its path."""
+    params = jax.eval_shape(head.initialise, jax.random.key(0))
+    return {path: leaf.shape for path, leaf in _leaves(params).items()}
+
+
+def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten_dict(params, sep="."))

@@ -1,0 +1,62 @@
+"""Attention of whole texts in which a slot sees all of its text, and a few rows of its own.
+
+So train heads whose drafted rows see more than the text: each slot looks at far slots, as in causal
+attention, and at one row of each of a few other streams, its own draft. The far part is one product
+with all slots, the near part one row per slot and stream, so that a pass over T slots costs as much
+as causal attention over them and little more, and never as much as if all rows stood in one text.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.llama import FULL_PRECISION
+
+KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
+
+
+def near_far_attention(
+    query: Float[Array, "B A T H"],
+    far: KeysAndValues,
+    is_far: Bool[Array, "B T T"],
+    near: Sequence[tuple[KeysAndValues, Bool[Array, "B T"]]],
+) -> Float[Array, "B A T H"]:
+    """Softmax attention of T slots; query head a reads key-value head `a // (A / K)`.
+
+    Args:
+        query: of every slot.
+        far: keys and values that any slot may see.
+        is_far: which of them each slot sees.
+        near: keys and values of which slot t sees only row t, and whether it does.
+    """
+    batch, heads, length, width = query.shape
+    far_keys, far_values = far
+    groups = far_keys.shape[1]
+    grouped = query.reshape(batch, groups, heads // groups, length, width)
+    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
+    scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
+    for (keys, _), is_near in near:
+        score = jnp.einsum("bkgth,bkth->bkgt", grouped, keys, **products)
+        scores.append(_masked(score[..., None], is_near[..., None]))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1)
+    weights = weights.astype(far_values.dtype)
+    mixed = jnp.einsum(
+        "bkgts,bksh->bkgth", weights[..., :length], far_values, precision=FULL_PRECISION
+    )
+    for number, ((_, values), _) in enumerate(near):
+        mixed = mixed + weights[..., length + number, None] * values[:, :, None]
+    return mixed.reshape(batch, heads, length, width)
+
+
+def text_before(segments: Int[Array, "B T"], least: int = 0) -> Bool[Array, "B T T"]:
+    """Which slots of its own text stand `least` or more slots before each slot."""
+    slots = jnp.arange(segments.shape[1])
+    distance = slots[:, None] - slots[None, :]
+    is_same = segments[:, :, None] == segments[:, None, :]
+    return is_same & (distance >= least)[None]
+
+
+def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
+    return jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)

@@ -1,0 +1,65 @@
+"""Medusa's heads against the formula, and what they say before any training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads, lm_head_of
+from tests.decoding.medusa_heads import medusa_head, said
+from tests.decoding.tiny import target
+
+MODEL, TARGET_PARAMS = target()
+TABLE = lm_head_of(MODEL.config, TARGET_PARAMS)
+FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
+
+
+@pytest.mark.parametrize("has_lm_heads", [True, False])
+def test_heads_compute_what_the_formula_says(has_lm_heads):
+    module, params = medusa_head(has_lm_heads=has_lm_heads)
+    assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 2
+    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES)
+    assert logits.shape == (2, 3, 4, 40)
+    for row in np.ndindex(2, 3):
+        expected = said(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
+        np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
+    fewer = module.logits(params, MODEL, TARGET_PARAMS, FEATURES, num_depths=2)
+    np.testing.assert_array_equal(fewer, logits[:, :, :2])
+    third = module.logits_at(params, MODEL, TARGET_PARAMS, FEATURES, 3)
+    np.testing.assert_array_equal(third, logits[:, :, 2])
+
+
+def test_heads_begin_with_what_the_target_says_of_its_next_token():
+    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, num_heads=2))
+    params = module.initialise(jax.random.key(0), lm_head=TABLE)
+    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES)
+    expected = MODEL.logits(TARGET_PARAMS, FEATURES)[:, :, None]
+    np.testing.assert_array_equal(logits, np.broadcast_to(expected, logits.shape))
+    assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
+
+    def loss(params):
+        return jnp.sum(module.logits(params, MODEL, TARGET_PARAMS, FEATURES) ** 2)
+
+    for leaf in jax.tree.leaves(jax.grad(loss)(params)):
+        assert np.abs(leaf).max() > 0  # zeros are no place where training stands still
+
+
+def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
+    module = MedusaHeads(MedusaConfig(32, 40, num_heads=2))
+    params = module.initialise(jax.random.key(0), jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
+    assert (first != second).mean() > 0.9
+    np.testing.assert_allclose(first.std(), 0.02, rtol=0.1)
+    made = module.init(jax.random.key(0), FEATURES, 1)["params"]
+    shapes = jax.tree.map(jnp.shape, params)
+    assert {name: shapes[name] for name in made} == jax.tree.map(jnp.shape, made)
+    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES.astype(jnp.bfloat16))
+    assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["num_heads", "num_layers"])
+def test_there_must_be_heads_and_layers(name):
+    with pytest.raises(SpecjaxError, match=f"{name} 0 of Medusa must be at least 1"):
+        MedusaConfig(32, 40, **{name: 0})

@@ -1,0 +1,286 @@
+"""The ParallelSpec head in training sees what it sees while it drafts, shown by drafting.
+
+`drafts` is the slow truth: below every slot on its own `head.run` reads a group of masks with a
+cache, as decoding does. `groups` is what training does: whole texts at once, depth by depth.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.heads import parallel
+from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
+from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
+from specjax.models.rows import causal_rows
+from tests.models.test_eagle_head import (
+    LAYER,
+    LENGTH,
+    VOCAB,
+    Texts,
+    gradients_differ_by,
+    texts,
+    weights,
+)
+
+MASKS = 3
+TWO = replace(LAYER, num_hidden_layers=2)
+HEADS: dict[str, Any] = {
+    "features": ParallelHead(ParallelConfig(TWO, MASKS, fc_bias=True)),
+    "tokens": ParallelHead(ParallelConfig(TWO, MASKS, reads_features=False)),
+}
+every_head = pytest.mark.parametrize("kind", HEADS)
+
+
+@cache
+def some_texts(kind: str, lengths: tuple[int, ...] = (LENGTH,)) -> Texts:
+    """Two rows, without features where none are read."""
+    found = texts(lengths)
+    return found if kind == "features" else found._replace(features=found.features[..., :0])
+
+
+# ---- Training: all groups, one depth at a time ---------------------------------------------------
+
+
+def groups(head, params, target_params, text: Texts, turn: int = 0):
+    """What each depth predicts, `[k + 1, B, T, D]`; `turn` is for mutants."""
+    embedded, streams, predictions = embed(target_params, text.tokens), (), []
+    for depth in range(head.config.num_depths):
+        positions = text.positions + turn * depth
+        predicted, own = head.step(
+            params, embedded, text.features, streams, positions, text.segments
+        )
+        predictions.append(predicted)
+        streams = (*streams, own)
+    return jnp.stack(predictions)
+
+
+# ---- Decoding: each group alone, with a cache ----------------------------------------------------
+
+
+def drafts(head, params, target_params, text: Texts):
+    """What `groups` should say: one pass over the real slots, then the masks below each slot."""
+    batch, length = text.tokens.shape
+    num_masks = head.config.num_masks
+    empty = KVCache.create(head.config.layers, batch, length + num_masks, text_length=length)
+    rows = causal_rows(text.tokens, jnp.zeros(batch, jnp.int32))
+    real, written = head.run(params, target_params, rows, text.features, empty)
+
+    def below(slot):
+        own = written.advance(jnp.full((batch,), slot + 1))
+        masks = jnp.broadcast_to(VOCAB + jnp.arange(num_masks), (batch, num_masks))
+        rows = causal_rows(masks, own.length)
+        nothing = jnp.full((batch, num_masks, text.features.shape[2]), jnp.nan)
+        return head.run(params, target_params, rows, nothing, own)[0]
+
+    of_masks = lax.map(below, jnp.arange(length))  # [T, B, k, D]
+    return jnp.concatenate([real[None], jnp.moveaxis(of_masks, 2, 0).swapaxes(1, 2)])
+
+
+@cache
+def run(predict, kind: str):
+    """All predictions for a text, and the gradient of the sum over depths of their mean squares."""
+    head = HEADS[kind]
+
+    def loss(params, text):
+        predictions = predict(head, params, weights(head)[1], text)
+        return jnp.sum(jnp.mean(predictions**2, axis=(1, 2, 3))), predictions
+
+    measure = jax.jit(jax.grad(loss, has_aux=True))
+
+    def predictions_and_gradient(text: Texts):
+        gradient, predictions = measure(weights(head)[0], text)
+        return np.asarray(predictions), jax.tree.map(np.asarray, gradient)
+
+    return predictions_and_gradient
+
+
+@cache
+def truth(kind: str):
+    return run(drafts, kind)(some_texts(kind))
+
+
+@every_head
+def test_every_depth_predicts_what_a_group_alone_does(kind):
+    expected, expected_gradient = truth(kind)
+    found, gradient = run(groups, kind)(some_texts(kind))
+    for depth in range(MASKS):  # each depth says something else
+        assert np.abs(expected[depth] - expected[depth + 1]).max(axis=(0, 2)).min() > 0.1
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert gradients_differ_by(gradient, expected_gradient) < 1e-5
+
+
+# ---- Mutants: the comparison above fails for wrong contexts --------------------------------------
+
+
+def shifted(rows, by: int):
+    return tuple(jnp.roll(part, by, axis=2) for part in rows)
+
+
+WRONG = {
+    "masks see no other masks": lambda far, near: (far, near[-1:]),
+    "masks see those of the group before": lambda far, near: (
+        far,
+        [(shifted(rows, 1), is_near) for rows, is_near in near[:-1]] + near[-1:],
+    ),
+    "masks do not see their own slot": lambda far, near: (
+        far & ~jnp.eye(LENGTH, dtype=bool)[None] if near else far,
+        near,
+    ),
+    "masks see the real slot that follows": lambda far, near: (
+        far | jnp.eye(LENGTH, k=1, dtype=bool)[None] if near else far,
+        near,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_a_wrong_context_is_caught(monkeypatch, rule):
+    right = parallel.near_far_attention
+
+    def wrong(query, far, is_far, near):
+        return right(query, far, *WRONG[rule](is_far, near))
+
+    monkeypatch.setattr(parallel, "near_far_attention", wrong)
+    head = HEADS["features"]
+    found = jax.jit(partial(groups, head))(*weights(head), some_texts("features"))
+    np.testing.assert_allclose(found[0], truth("features")[0][0], atol=1e-5)  # no masks: no choice
+    assert np.abs(found - truth("features")[0]).max() > 1e-2
+
+
+def test_masks_at_the_place_of_their_slot_are_caught():
+    head = HEADS["tokens"]
+    turned = jax.jit(partial(groups, head, turn=-1))
+    found = turned(*weights(head), some_texts("tokens"))
+    assert np.abs(found - truth("tokens")[0])[1:].max(axis=(1, 2, 3)).min() > 1e-2
+
+
+# ---- Who sees whom -------------------------------------------------------------------------------
+
+
+def test_other_groups_and_later_tokens_change_nothing():
+    head, text, slot = HEADS["features"], some_texts("features"), 5
+    params, target_params = weights(head)
+    step = jax.jit(head.step)
+
+    def last_depth(text: Texts, poisoned: bool):
+        embedded, streams = embed(target_params, text.tokens), []
+        for depth in range(MASKS + 1):
+            predicted, own = step(
+                params, embedded, text.features, tuple(streams), text.positions, text.segments
+            )
+            is_other = (jnp.arange(LENGTH) != slot)[:, None]
+            spoil = partial(jnp.where, is_other & poisoned & (depth > 0), jnp.nan)
+            streams.append(jax.tree.map(spoil, own))
+        return np.asarray(predicted[:, slot])
+
+    expected = last_depth(text, poisoned=False)
+    np.testing.assert_array_equal(last_depth(text, poisoned=True), expected)
+    changed = text._replace(tokens=text.tokens.at[:, slot + 1 :].set(7))
+    np.testing.assert_array_equal(last_depth(changed, poisoned=False), expected)
+    changed = text._replace(tokens=text.tokens.at[:, slot - 1].add(1))
+    assert np.abs(last_depth(changed, poisoned=False) - expected).max() > 1e-2
+
+
+def test_packed_texts_are_each_as_if_alone():
+    head, together = HEADS["features"], some_texts("features", (4, 5))
+    predict = jax.jit(lambda text: groups(head, *weights(head), text))
+    found = predict(together)
+    mixed = predict(together._replace(segments=jnp.zeros_like(together.segments)))
+    assert np.abs(found - mixed)[:, :, 4:].max(axis=(1, 2, 3)).min() > 1e-2
+    for begin, length in ((0, 4), (4, 5)):
+        place = slice(begin, begin + length)
+        alone = Texts(*(each[:, place] for each in together))
+        np.testing.assert_allclose(found[:, :, place], predict(alone), atol=1e-5)
+
+
+# ---- Cost ----------------------------------------------------------------------------------------
+
+
+def arrays_of(jaxpr) -> Iterator[int]:
+    """The size of every array that a program makes, and those inside it."""
+    for equation in jaxpr.eqns:
+        yield from (math.prod(out.aval.shape) for out in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from arrays_of(inner)
+
+
+def test_a_pass_costs_as_much_as_its_depths_and_has_no_larger_array():
+    """T is long, so that rows that all see each other would cost the square of the group."""
+    length = 256
+    one = jnp.arange(length)[None]
+    text = Texts(one % VOCAB, jnp.zeros((1, length, 0)), one, one * 0)
+
+    def costs(num_masks: int):
+        head: Any = ParallelHead(ParallelConfig(LAYER, num_masks, reads_features=False))
+        params, target_params = weights(head)
+
+        def loss(params):
+            return jnp.mean(groups(head, params, target_params, text) ** 2)
+
+        traced = jax.jit(jax.grad(loss)).trace(params)
+        cost = traced.lower().cost_analysis()
+        assert cost is not None
+        return cost["flops"], max(arrays_of(traced.jaxpr.jaxpr))
+
+    (two_cost, two_largest), (six_cost, six_largest) = costs(1), costs(5)
+    assert 2.7 < six_cost / two_cost < 3.3  # 9 for the square
+    heads = LAYER.num_attention_heads
+    assert two_largest == heads * length * (length + 1)
+    assert six_largest == heads * length * (length + 5)  # 9 times as many for the square
+
+
+# ---- What a head is and begins with --------------------------------------------------------------
+
+
+def test_a_head_from_eagle_drafts_its_first_token_as_eagle_does():
+    eagle: Any = EagleHead(EagleConfig(TWO, fc_bias=True))
+    trained, target_params = weights(eagle)
+    head, params = from_eagle(eagle, trained, MASKS, jax.random.key(4))
+    assert head == HEADS["features"]
+    assert jax.tree.structure(params) == jax.tree.structure(weights(HEADS["features"])[0])
+    text = texts()
+    embedded = embed(target_params, text.tokens)
+    inputs = (embedded, text.features, (), text.positions, text.segments)
+    np.testing.assert_array_equal(head.step(params, *inputs)[0], eagle.step(trained, *inputs)[0])
+    masks = params["mask_embeddings"]["weight"]
+    assert masks.shape == (MASKS, 32) and 0 < np.abs(masks).max() < 0.1
+    assert len(np.unique(masks, axis=0)) == MASKS
+
+
+def test_heads_of_both_kinds_have_the_published_shape():
+    target = replace(LAYER, num_hidden_layers=8, sliding_window=4)
+    config = ParallelConfig.for_target(target)
+    assert (config.num_masks, config.num_depths, config.reads_features) == (4, 5, True)
+    assert config.layers == LAYER
+    assert (config.hidden_size, config.vocab_size) == (LAYER.hidden_size, VOCAB)
+    of_tokens = ParallelHead(ParallelConfig.for_target(target, reads_features=False))
+    params = jax.eval_shape(of_tokens.initialise, jax.random.key(0))
+    assert sorted(params) == ["layers_0", "mask_embeddings", "norm"]
+    assert "input_layernorm" in params["layers_0"]
+    params = ParallelHead(config).initialise(jax.random.key(0), jnp.bfloat16)
+    assert sorted(params) == ["fc", "layers_0", "mask_embeddings", "mask_hidden"]
+    assert "input_layernorm" not in params["layers_0"]
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_masks": 0}, "num_masks 0 must be at least 1; the paper takes 4"),
+        ({"reads_features": False, "fc_bias": True}, "reads no features has no fc; leave fc_bias"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(SpecjaxError, match=message):
+        ParallelConfig.for_target(LAYER, **settings)
