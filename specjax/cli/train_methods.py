@@ -84,15 +84,8 @@ class TrainMedusa(TrainHead):
         """See the parent."""
         from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 
-        return MedusaHeads(
-            MedusaConfig(
-                target.hidden_size,
-                target.vocab_size,
-                self.num_heads,
-                self.num_layers,
-                self.lm_heads,
-            )
-        )
+        shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
+        return MedusaHeads(shape)
 
 
 @dataclass(frozen=True)

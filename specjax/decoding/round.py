@@ -32,23 +32,53 @@ def one_round(
     eos: tuple[int, ...],
 ) -> LoopState:
     """Draft, verify, commit, learn."""
+    state, proposal = draft(params, state, drafter, sampling)
+    draw = Draw(state.row_keys, state.length, sampling)
+    output, verification, cache = judge(params.target, state.cache, proposal, draw, target, drafter)
+    state = replace(state, cache=cache)
+    return conclude(
+        params, state, proposal.tree, output, verification, drafter, max_new_tokens, eos
+    )
+
+
+def draft(
+    params: Params, state: LoopState, drafter: Drafter, sampling: Sampling
+) -> tuple[LoopState, Proposal]:
+    """What the drafter proposes, and the state with its own; finished rows get no nodes."""
     context = Context(state.tokens, state.length)
     draw = Draw(state.row_keys, state.length, sampling)
-    proposal, drafter_state = drafter.propose(params, state.drafter, context, draw)
-    is_root = jnp.arange(proposal.tree.num_nodes)[None, :] == 0
-    tree = replace(proposal.tree, valid=proposal.tree.valid & (~state.is_done[:, None] | is_root))
-    proposal = Proposal(tree, proposal.probe)
-    output, verification, cache = judge(params.target, state.cache, proposal, draw, target, drafter)
+    (tree, probe), drafter_state = drafter.propose(params, state.drafter, context, draw)
+    is_root = jnp.arange(tree.num_nodes)[None, :] == 0
+    tree = replace(tree, valid=tree.valid & (~state.is_done[:, None] | is_root))
+    return replace(state, drafter=drafter_state), Proposal(tree, probe)
+
+
+def conclude(
+    params: Params,
+    state: LoopState,
+    tree: DraftTree,
+    output: ModelOutput,
+    verification: Verification,
+    drafter: Drafter,
+    max_new_tokens: int,
+    eos: tuple[int, ...],
+) -> LoopState:
+    """Commits what was accepted, keeps its rows in the cache, and lets the drafter learn from it.
+
+    `state` holds the caches as `draft` and `judge` left them.
+    """
+    root_slot = state.length - 1
     state, count = commit(state, tree, verification, max_new_tokens, eos)
-    cache = cache.advance(count) if tree.is_chain else cache.keep(verification.path, count)
+    is_chain, path = tree.is_chain, verification.path
+    cache = state.cache.advance(count) if is_chain else state.cache.keep(path, count)
     outcome = Outcome(
         tree=tree,
         output=output,
         verification=verification,
         context=Context(state.tokens, state.length),
-        root_slot=context.length - 1,
+        root_slot=root_slot,
     )
-    return replace(state, cache=cache, drafter=drafter.update(params, drafter_state, outcome))
+    return replace(state, cache=cache, drafter=drafter.update(params, state.drafter, outcome))
 
 
 def judge(

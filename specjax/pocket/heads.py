@@ -34,8 +34,7 @@ FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3")
 MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--seed", "1")
 ALIGNED = (*MORE, *TEXTS, "--align-steps")
 DISTILLED = ("--distill", "--limit", "4000")
-SHORTER = (*TEXTS, "--num-steps", "1000", "--learning-rate")
-AFTER = ("--num-steps", "300", "--learning-rate", "2e-3", "--seed", "2")
+AFTER = ("--num-steps", "200", "--learning-rate", "2e-3", "--seed", "2")
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class Recipe:
         return [sys.executable, "-m", "specjax", "train", *arguments, *self.settings, *start]
 
 
+def lasting(num_steps: int, learning_rate: float) -> tuple[str, ...]:
+    """The settings of a run of so many steps."""
+    return ("--num-steps", str(num_steps), "--learning-rate", str(learning_rate))
+
+
 def distilled(method: str, start: str, *settings: str) -> Recipe:
     """Goes on with `start`, on the texts that the target wrote for HASS."""
     return Recipe(method, (*AFTER, *settings), start, "hass-3-distilled")
@@ -69,13 +73,13 @@ RECIPES = {
     "hass-4": Recipe("hass", (*ALIGNED, "4"), "eagle"),
     "hass-3-distilled": Recipe("hass", (*MORE, *DISTILLED, "--align-steps", "3"), "eagle"),
     "eagle-distilled": distilled("eagle", "eagle"),
-    "medusa": Recipe("medusa", (*SHORTER, "2e-3", "--num-heads", "4")),
+    "medusa": Recipe("medusa", (*TEXTS, *lasting(1000, 2e-3), "--num-heads", "4")),
     "medusa-distilled": distilled("medusa", "medusa", "--num-heads", "4"),
-    "hydra": Recipe("hydra", (*SHORTER, "3e-3", "--no-lm-heads")),
+    "hydra": Recipe("hydra", (*TEXTS, *lasting(700, 3e-3), "--no-lm-heads")),
     "hydra-distilled": distilled("hydra", "hydra", "--no-lm-heads"),
-    "parallel-medusa": Recipe("parallel-medusa", (*SHORTER, "6e-3")),
+    "parallel-medusa": Recipe("parallel-medusa", (*TEXTS, *lasting(700, 6e-3))),
     "parallel-medusa-distilled": distilled("parallel-medusa", "parallel-medusa"),
-    "parallel-eagle": Recipe("parallel-eagle", (*SHORTER, "4e-3"), "eagle"),
+    "parallel-eagle": Recipe("parallel-eagle", (*TEXTS, *lasting(500, 4e-3)), "eagle"),
     "parallel-eagle-distilled": distilled("parallel-eagle", "parallel-eagle"),
 }
 

@@ -15,6 +15,7 @@ from specjax.errors import SpecjaxError
 from specjax.files import writable
 from specjax.models.heads.files import HEAD
 from specjax.models.heads.kinds import KINDS
+from specjax.models.heads.medusa import lm_head_of
 from specjax.training.checkpoints import checksum
 from specjax.training.config import HeadSettings
 from specjax.training.data import batches
@@ -23,6 +24,9 @@ from specjax.training.examples import Example
 from specjax.training.loop import Evaluation, LossFn, Trained, train
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
+from specjax.training.objectives.hydra import hydra_loss
+from specjax.training.objectives.medusa import medusa_loss
+from specjax.training.objectives.parallel_spec import parallel_eagle_loss, parallel_medusa_loss
 from specjax.training.optimizer import optimizer_of
 from specjax.training.run_folder import CONFIG, check_vacant
 
@@ -43,6 +47,10 @@ class Trainable(NamedTuple):
 TRAINABLE = {
     "eagle": Trainable("eagle", eagle_loss),
     "hass": Trainable("eagle", hass_loss),
+    "medusa": Trainable("medusa", medusa_loss),
+    "hydra": Trainable("hydra", hydra_loss),
+    "parallel-medusa": Trainable("parallel", parallel_medusa_loss),
+    "parallel-eagle": Trainable("parallel", parallel_eagle_loss),
 }
 
 
@@ -109,8 +117,7 @@ def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
     key = jax.random.key(seed)
     if not getattr(head.config, "has_lm_heads", False):
         return head.initialise(key)
-    table = "embed_tokens" if target.model.config.tie_word_embeddings else "lm_head"
-    return head.initialise(key, lm_head=target.params[table]["weight"])
+    return head.initialise(key, lm_head=lm_head_of(target.model.config, target.params))
 
 
 def shape_of(head: Any) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class Uncut(Medusa):
     """Takes the last accepted node's feature, whether or not it is part of the text."""
 
     def update(self, params, state, outcome):
+        assert outcome.output.hidden is not None
         return outcome.at_last_node(outcome.output.hidden[:, :, 0])
 
 

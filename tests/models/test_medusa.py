@@ -59,7 +59,7 @@ def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
     assert logits.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("name", ["num_heads", "num_layers"])
-def test_there_must_be_heads_and_layers(name):
+@pytest.mark.parametrize("heads, layers, name", [(0, 1, "num_heads"), (1, 0, "num_layers")])
+def test_there_must_be_heads_and_layers(heads, layers, name):
     with pytest.raises(SpecjaxError, match=f"{name} 0 of Medusa must be at least 1"):
-        MedusaConfig(32, 40, **{name: 0})
+        MedusaConfig(32, 40, heads, layers)

@@ -11,7 +11,10 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.decoding.drafters.eagle import EagleSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
+from specjax.decoding.drafters.hydra import HydraSettings
 from specjax.decoding.drafters.lookahead import Lookahead
+from specjax.decoding.drafters.medusa import MedusaSettings
+from specjax.decoding.drafters.parallel_spec import ParallelMedusaSettings, ParallelSettings
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
@@ -69,6 +72,22 @@ METHODS: dict[str, Method] = {
         tuned=("rule", "length", "threshold", "max_length", "classifier"),
     ),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", part="datastore"),
+    "medusa": Method(
+        MedusaSettings,
+        "Medusa heads",
+        "Medusa (Cai et al., 2024)",
+        part="medusa",
+        head="medusa",
+        tuned=("choices",),
+    ),
+    "hydra": Method(
+        HydraSettings,
+        "Hydra heads",
+        "Hydra (Ankner et al., 2024)",
+        part="hydra",
+        head="hydra",
+        tuned=("choices",),
+    ),
     "eagle": Method(
         EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
     ),
@@ -81,6 +100,22 @@ METHODS: dict[str, Method] = {
         "HASS (Zhang et al., 2025)",
         part="hass",
         head="eagle",
+    ),
+    "parallel-medusa": Method(
+        ParallelMedusaSettings,
+        "a ParallelSpec head",
+        "ParallelSpec (Xiao et al., 2024)",
+        part="parallel-medusa",
+        head="parallel",
+        tuned=("choices",),
+    ),
+    "parallel-eagle": Method(
+        ParallelSettings,
+        "a ParallelSpec head",
+        "ParallelSpec (Xiao et al., 2024)",
+        part="parallel-eagle",
+        head="parallel",
+        tuned=("choices",),
     ),
 }
 

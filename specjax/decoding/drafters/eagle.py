@@ -1,8 +1,9 @@
 """EAGLE: a static tree from a head that continues the target's features (Li et al. 2024)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +15,12 @@ from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
 from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.llama import Llama
 
 Choices = tuple[tuple[int, ...], ...]
+Nodes = TypeVar("Nodes")
 
 PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
     *((0,), (1,), (2,), (3,)),
@@ -123,13 +126,7 @@ class Eagle(HeadDrafter):
     settings: EagleSettings = EagleSettings()
 
     def __post_init__(self):
-        widest = max(level.width for level in self.settings.levels)
-        vocabulary = self.target.config.vocab_size
-        if widest > vocabulary:
-            raise SpecjaxError(
-                f"the tree choices ask for {widest} children of one node, but the target has only "
-                f"{vocabulary} tokens; ask for fewer"
-            )
+        check_widths(self.settings.levels, self.target.config)
 
     @property
     def num_nodes(self) -> int:
@@ -147,49 +144,106 @@ class Eagle(HeadDrafter):
         self, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
         features, state = self.catch_up(params, state, context)
-        cache = state.cache
-        is_drawn = draw.sampling.verification == "rejection" and not draw.sampling.is_greedy
-        tokens, valid, laws = [context.root[:, None]], [jnp.ones_like(features[..., 0], bool)], []
-        is_real = valid[0]  # of the nodes to draft below
-        for depth, level in enumerate(self.settings.levels):
-            logits, position = self.target.logits(params.target, features), context.length + depth
-            if is_drawn:
-                law = draw.filtered(logits)
-                scores = law + draw.noise(position[:, None], law.shape[-1])
-                laws.append(jnp.exp(law))
-            else:
-                scores = foreseen(logits, position, draw)
-            best, ranked = lax.top_k(scores, level.width)
-            tokens.append(ranked[:, level.parent, level.rank])
-            exists = best[:, level.parent, level.rank] > -jnp.inf
-            valid.append(exists & is_real[:, level.parent])
-            if len(level.fed) == 0:
-                break
-            is_real = valid[-1][:, level.fed]
-            fed, above = tokens[-1][:, level.fed], features[:, level.parent[level.fed]]
-            visible = jnp.broadcast_to(level.visible, (fed.shape[0], *level.visible.shape))
-            features, cache = self.feed(params, cache, fed, above, visible, position - 1)
-        tree = self._tree(tokens, valid, laws)
-        return Proposal(valid_first(tree)), replace(state, cache=cache)
 
-    def _tree(self, tokens: list[Array], valid: list[Array], laws: list[Array]) -> DraftTree:
-        ordered, parents = sorted_choices(self.settings.choices)
-        depth = np.array([0] + [len(choice) for choice in ordered])
-        drafted = jnp.concatenate(tokens, axis=1)
-        proposal = None
-        if laws:
-            law = jnp.concatenate(laws, axis=1)
-            with_children = np.unique(parents[1:])  # the root and what was fed, in order
-            nothing = jnp.zeros((*drafted.shape, law.shape[-1]))
-            proposal = nothing.at[:, with_children].set(law)
-        return DraftTree(
-            tokens=drafted,
-            parents=jnp.broadcast_to(parents, drafted.shape),
-            depth=jnp.broadcast_to(depth, drafted.shape),
-            valid=jnp.concatenate(valid, axis=1),
-            proposal=proposal,
-            is_chain=self.max_depth == len(ordered),
+        def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
+            features, cache = nodes
+            above = features[:, level.parent[level.fed]]
+            visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
+            slot = context.length - 2 + depth  # a token's place, less one; the root has depth 0
+            return self.feed(params, cache, tokens, above, visible, slot)
+
+        tree, (_, cache) = level_tree(
+            self.settings.choices,
+            context,
+            draw,
+            (features, state.cache),
+            logits_below=lambda nodes, _: self.target.logits(params.target, nodes[0]),
+            feed=feed,
         )
+        return Proposal(tree), replace(state, cache=cache)
+
+
+def check_widths(levels: tuple[Level, ...], config: LlamaConfig) -> None:
+    """Raises SpecjaxError if a node has more children than the target has tokens."""
+    widest = max(level.width for level in levels)
+    if widest > config.vocab_size:
+        raise SpecjaxError(
+            f"the tree choices ask for {widest} children of one node, but the target has only "
+            f"{config.vocab_size} tokens; ask for fewer"
+        )
+
+
+def level_tree(
+    choices: Choices,
+    context: Context,
+    draw: Draw,
+    root: Nodes,
+    logits_below: Callable[[Nodes, int], Float[Array, "B F V"]],
+    feed: Callable[[Nodes, Level, Int[Array, "B F"], int], Nodes],
+) -> tuple[DraftTree, Nodes]:
+    """A static tree whose nodes' children are each node's own best tokens, level by level.
+
+    Under `rejection` above temperature 0 children are drawn without replacement, otherwise they are
+    the best of the logits as `foreseen`.
+
+    Args:
+        choices: of the tree, as `levels_of` takes them.
+        context: the committed text; the root is its last token.
+        draw: how tokens are drawn.
+        root: what the head knows of the root, as of the F nodes of any depth that it drafts below.
+        logits_below: of such nodes, for the tokens at a depth, which counts from 1.
+        feed: from such nodes to those of the next level that are `fed`, given with their tokens and
+            their depth.
+
+    Returns:
+        The tree, and what `feed` has last returned.
+    """
+    levels, nodes = levels_of(choices), root
+    is_drawn = draw.sampling.verification == "rejection" and not draw.sampling.is_greedy
+    tokens, laws = [context.root[:, None]], []
+    is_real = jnp.ones_like(tokens[0], bool)  # of the nodes to draft below
+    valid = [is_real]
+    for depth, level in enumerate(levels, start=1):
+        logits, position = logits_below(nodes, depth), context.length + depth - 1
+        if is_drawn:
+            law = draw.filtered(logits)
+            scores = law + draw.noise(position[:, None], law.shape[-1])
+            laws.append(jnp.exp(law))
+        else:
+            scores = foreseen(logits, position, draw)
+        best, ranked = lax.top_k(scores, level.width)
+        tokens.append(ranked[:, level.parent, level.rank])
+        exists = best[:, level.parent, level.rank] > -jnp.inf
+        valid.append(exists & is_real[:, level.parent])
+        if len(level.fed) == 0:
+            break
+        is_real = valid[-1][:, level.fed]
+        nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
+    return _joined(choices, tokens, valid, laws), nodes
+
+
+def _joined(
+    choices: Choices, tokens: list[Array], valid: list[Array], laws: list[Array]
+) -> DraftTree:
+    """The tree of the nodes and laws of each level, the root first."""
+    ordered, parents = sorted_choices(choices)
+    depth = np.array([0] + [len(choice) for choice in ordered])
+    drafted = jnp.concatenate(tokens, axis=1)
+    proposal = None
+    if laws:
+        law = jnp.concatenate(laws, axis=1)
+        with_children = np.unique(parents[1:])  # the root and what was fed, in order
+        nothing = jnp.zeros((*drafted.shape, law.shape[-1]))
+        proposal = nothing.at[:, with_children].set(law)
+    tree = DraftTree(
+        tokens=drafted,
+        parents=jnp.broadcast_to(parents, drafted.shape),
+        depth=jnp.broadcast_to(depth, drafted.shape),
+        valid=jnp.concatenate(valid, axis=1),
+        proposal=proposal,
+        is_chain=len(levels_of(choices)) == len(ordered),
+    )
+    return valid_first(tree)
 
 
 def foreseen(

@@ -8,7 +8,10 @@ from typing import Any
 from specjax.models.checkpoint import CONFIG
 from specjax.models.heads.eagle_files import load_eagle, save_eagle
 from specjax.models.heads.files import read_values
+from specjax.models.heads.hydra_files import load_hydra, save_hydra
+from specjax.models.heads.medusa_files import load_medusa, save_medusa
 from specjax.models.heads.other_heads import TITLES, kind_of_config, refuse_other_configs
+from specjax.models.heads.parallel_files import load_parallel, save_parallel
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class HeadKind:
 
 KINDS = {
     "eagle": HeadKind(load_eagle, save_eagle, ("eagle", "vllm", "sglang")),
+    "medusa": HeadKind(load_medusa, save_medusa, ("specjax", "medusa", "vllm")),
+    "hydra": HeadKind(load_hydra, save_hydra, ("specjax", "hydra")),
+    "parallel": HeadKind(load_parallel, save_parallel, ("specjax",)),
 }
 
 

@@ -1,0 +1,80 @@
+"""Trees from accuracies, against all trees there are."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from specjax.decoding.drafters.eagle import levels_of
+from specjax.errors import SpecjaxError
+from specjax.tuning.tree import greedy_tree, rank_accuracies
+
+
+def falling(seed: int, depths: int, ranks: int) -> np.ndarray:
+    """Accuracies that fall with the rank; what is missing to 1 is a miss."""
+    drawn = np.random.default_rng(seed).dirichlet([0.8] * (ranks + 1), size=depths)
+    return -np.sort(-drawn[:, :ranks], axis=1)
+
+
+def expected_length(tree, accuracies: np.ndarray) -> float:
+    """Accepted tokens, over all that the text may want: a rank at each depth, or none of them."""
+    chances = np.concatenate([accuracies, 1 - accuracies.sum(axis=1, keepdims=True)], axis=1)
+    depths, outcomes = chances.shape
+    total = 0.0
+    for wanted in product(range(outcomes), repeat=depths):
+        chance = np.prod([chances[depth, rank] for depth, rank in enumerate(wanted)])
+        total += chance * max([n for n in range(depths + 1) if n == 0 or wanted[:n] in tree])
+    return total
+
+
+def all_trees(depths: int, ranks: int, num_choices: int):
+    nodes = [path for n in range(1, depths + 1) for path in product(range(ranks), repeat=n)]
+    for tree in map(set, combinations(nodes, num_choices)):
+        if all(len(choice) == 1 or choice[:-1] in tree for choice in tree):
+            yield tree
+
+
+@pytest.mark.parametrize(("depths", "ranks", "num_choices"), [(2, 3, 4), (3, 2, 5)])
+def test_no_tree_of_the_size_is_accepted_longer(depths, ranks, num_choices):
+    for seed in range(3):
+        accuracies = falling(seed, depths, ranks)
+        lengths = [expected_length(t, accuracies) for t in all_trees(depths, ranks, num_choices)]
+        found = greedy_tree(accuracies, num_choices)
+        assert len(set(found)) == num_choices
+        assert expected_length(set(found), accuracies) == pytest.approx(max(lengths))
+        assert min(lengths) < max(lengths) - 0.01, "any tree would do"
+
+
+def test_the_order_of_a_tree_by_hand():
+    accuracies = np.array([[0.6, 0.3], [0.5, 0.5]])
+    # 0.6, then 0.3 three times: the shallower first, then the smaller; then 0.15 twice.
+    order = ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+    for count in range(1, 7):
+        assert greedy_tree(accuracies, count) == order[:count]
+    assert greedy_tree(accuracies, 100) == order, "there are no more"
+
+
+def test_a_large_tree_serves_the_static_drafters():
+    choices = greedy_tree(falling(0, 4, 10), 63)
+    assert len(choices) == 63
+    levels_of(choices)  # raises for what they cannot draft
+
+
+def test_accuracies_are_shares_of_the_places_where_a_token_is_wanted():
+    ranks = np.array([[0, 1], [0, 5], [2, -1], [1, -1]])
+    expected = [[0.5, 0.25, 0.25], [0, 0.5, 0]]
+    np.testing.assert_array_equal(rank_accuracies(ranks, 3), expected)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "num_choices", "message"),
+    [
+        (np.ones((2, 2)), 0, "a tree of 0 choices"),
+        (np.ones((2, 0)), 3, "2 depths and 0 ranks is empty"),
+        (np.full((1, 1), 60.0), 3, "not percent"),
+        (np.full((1, 1), np.nan), 3, "outside"),
+    ],
+)
+def test_what_makes_no_tree_is_refused(accuracies, num_choices, message):
+    with pytest.raises(SpecjaxError, match=message):
+        greedy_tree(accuracies, num_choices)
