@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from specjax.errors import SpecjaxError
+
 if TYPE_CHECKING:
     from specjax.bench.measure import Request
     from specjax.hub import Target
@@ -20,14 +22,15 @@ class Tune:
 
     induction-heads ranks the heads that copy. pld-plus picks layer and number of tokens of PLD+ by
     hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention;
-    length, always by speed, how long a draft model drafts.
+    length, always by speed, how long a draft model drafts. tree grows the static tree of a head
+    from how often its first, second, ... token is right at each depth.
     """
 
     what: Annotated[
-        Positional[Literal["induction-heads", "pld-plus", "pld-plus-attention", "length"]],
+        Positional[Literal["induction-heads", "pld-plus", "pld-plus-attention", "length", "tree"]],
         arg(metavar="WHAT"),
     ]
-    """induction-heads, pld-plus, pld-plus-attention or length."""
+    """induction-heads, pld-plus, pld-plus-attention, length or tree."""
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
@@ -42,12 +45,16 @@ class Tune:
     rule: Literal["fixed", "confidence", "disco"] = "disco"
     """For length: the rule whose settings are wanted."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """For length: the draft, a folder or a hub id; by default pocket's own."""
+    """For length the draft, for tree the head: a folder or a hub id; by default pocket's own."""
     classifier: Annotated[str, arg(metavar="FOLDER")] = ""
     """For length with disco: its classifier; by default pocket's own."""
+    method: Literal["medusa", "hydra", "parallel-medusa", "parallel-eagle"] = "medusa"
+    """For tree: the method whose head and tree are meant."""
+    num_choices: Annotated[int | None, arg(metavar="N")] = None
+    """For tree: its nodes, without the root; by default as many as the published one has."""
     plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Also sweep the settings of the paper's ablations, and draw all curves into this folder;
-    induction-heads has none."""
+    induction-heads and tree have none."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write here instead of beside the target."""
     dtype: Annotated[
@@ -64,6 +71,8 @@ class Tune:
         from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
         from specjax.tuning.plots import prepare
 
+        if self.num_choices is not None and self.num_choices < 1:
+            raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
         if self.plots is not None:
             prepare(expand_user(self.plots))
         use_compilation_cache()
@@ -83,6 +92,9 @@ class Tune:
         if self.what == "length":
             settings = self._length(target, requests)
             return replace(known, settings={**known.settings, "draft-model": settings})
+        if self.what == "tree":
+            settings = self._tree(target, requests)
+            return replace(known, settings={**known.settings, self.method: settings})
         from specjax.decoding.drafters import METHODS
         from specjax.tuning.prompt_lookup import Tuner
 
@@ -120,6 +132,34 @@ class Tune:
             settings["classifier"] = classifier
         print("draft-model: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
         return {**settings, TUNED_DRAFT: fingerprint(drafter.draft.config, params["draft"])}
+
+    def _tree(self, target: "Target", requests: "Sequence[Request]") -> dict[str, Any]:
+        from specjax.cli.environment import watched
+        from specjax.decoding.drafters import METHODS
+        from specjax.decoding.drafters.hydra import Hydra
+        from specjax.decoding.drafters.medusa import Medusa
+        from specjax.decoding.drafters.parallel_spec import ParallelSpec
+        from specjax.drafting import TUNED_HEAD, load_drafter
+        from specjax.tuned import params_fingerprint
+        from specjax.tuning.head_ranks import NUM_RANKS, answer_ranks
+        from specjax.tuning.induction_heads import answers
+        from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies
+
+        published = METHODS[self.method].drafter().choices
+        drafter, params = load_drafter(self.method, target, self.drafter, choices=published)
+        assert isinstance(drafter, Medusa | Hydra | ParallelSpec)
+        texts = answers(target, requests, self.max_new_tokens)
+        texts = watched(texts, "Ranking what the target says", len(requests))
+        ranks = answer_ranks(texts, drafter.head, params, target.model, target.params)
+        accuracies = rank_accuracies(ranks, min(NUM_RANKS, target.config.vocab_size))
+        choices = greedy_tree(accuracies, self.num_choices or len(published))
+        print(f"{self.method}: over {len(ranks)} places, right at depth")
+        for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
+            print(f"  {depth}: {first:.3f} with the first token, {sum(others):.3f} with the next")
+        for name, tree in (("published", published), ("found", choices)):
+            expected = expected_length(tree, accuracies)
+            print(f"{name} tree of {len(tree)} nodes: {expected:.2f} tokens per round expected")
+        return {"choices": choices, TUNED_HEAD: params_fingerprint(params)}
 
     def _induction_heads(self, target: "Target", requests: "Sequence[Request]"):
         from specjax.cli.environment import watched

@@ -54,6 +54,16 @@ def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choic
     return tuple(taken)
 
 
+def expected_length(choices: Choices, accuracies: Float[np.ndarray, "D R"]) -> float:
+    """The accepted length, bonus included, of a tree whose depths are right independently.
+
+    Choices beyond D or R are taken for misses.
+    """
+    known = np.pad(accuracies, ((0, max(map(len, choices))), (0, 1 + max(map(max, choices)))))
+    path = lambda choice: [known[depth, rank] for depth, rank in enumerate(choice)]  # noqa: E731
+    return 1 + sum(float(np.prod(path(choice))) for choice in set(choices))
+
+
 def rank_accuracies(ranks: Int[np.ndarray, "T D"], num_ranks: int) -> Float[np.ndarray, "D R"]:
     """The share of places where the wanted token had rank 0, 1, ... R - 1 at each depth.
 

@@ -3,10 +3,19 @@
 import json
 import shutil
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from specjax.cli import main
+from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.drafting import load_drafter
+from specjax.hub import load
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.heads.medusa_files import save_medusa
 from specjax.tuning import prompt_lookup
+from tests.cli.target import VOCABULARY
 
 FEW = ("--limit", "1", "--max-new-tokens", "24")
 
@@ -64,6 +73,30 @@ def test_what_is_tuned_is_kept_beside_the_target_and_used(target, tune, capsys, 
     tokens = json.loads(capsys.readouterr().out)["tokens"]
     assert main([*ids, "--method", "plain"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == tokens
+
+
+def test_the_tree_of_a_head_is_kept_for_that_head_alone(target, tune, tmp_path, error_line, capsys):
+    loaded = load(str(target))
+    head = MedusaHeads(MedusaConfig.for_target(loaded.config, num_heads=2))
+    for seed, name in enumerate(("own", "other")):
+        lm_head = jax.random.normal(jax.random.key(seed), (VOCABULARY, 32))
+        params = head.initialise(jax.random.key(seed), lm_head=lm_head)
+        about = {"target": loaded.config, "target_params": loaded.params, "layout": "specjax"}
+        save_medusa(tmp_path / name, head, params, jnp.float32, **about)
+    own = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
+    assert tune("tree", *own, "--num-choices", "0") == 2
+    assert "--num-choices 0 must be at least 1" in error_line()
+    assert tune("tree", *own, "--num-choices", "7") == 0
+    printed = capsys.readouterr().out
+    assert "over 24 places" in printed
+    assert "found tree of 7 nodes" in printed
+    choices = json.loads((target / "specjax.json").read_text())["settings"]["medusa"]["choices"]
+    assert choices[0] == [0]
+    assert len(choices) == 7
+    for name, expected in (("own", tuple(map(tuple, choices))), ("other", MEDUSA_TREE)):
+        drafter, _ = load_drafter("medusa", loaded, tmp_path / name)
+        assert isinstance(drafter, Medusa)
+        assert drafter.settings.choices == expected
 
 
 def test_a_file_of_another_target_is_refused(tiny, target, tune, tmp_path, error_line, capsys):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.eagle import Choices
@@ -14,18 +14,24 @@ from specjax.decoding.drafters.hydra import Hydra, HydraSettings
 from specjax.models.cache import KVCache
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.rows import causal_rows
-from tests.decoding.heads import LONGEST, features_of
+from tests.decoding.heads import LONGEST, Literal, features_of
 from tests.decoding.tiny import target
 
 
 def drawn(module: HydraHeads, seed: int = 7) -> Any:
-    """Random params, none of which is without effect, nor so large that the others are."""
+    """Random params, none of which is without effect; tokens weigh about as much as features."""
     leaves, tree = jax.tree.flatten(module.initialise(jax.random.key(seed)))
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     noise = [
         0.3 * jax.random.normal(key, each.shape) for key, each in zip(keys, leaves, strict=True)
     ]
-    return jax.tree.unflatten(tree, [leaf + each for leaf, each in zip(leaves, noise, strict=True)])
+    params = jax.tree.unflatten(
+        tree, [leaf + each for leaf, each in zip(leaves, noise, strict=True)]
+    )
+    for number in range(module.config.num_heads):
+        for each in params[f"first_blocks_{number}"].values():
+            each["weight"] = each["weight"].at[:, module.config.hidden_size :].multiply(6)
+    return params
 
 
 @cache
@@ -91,20 +97,21 @@ def said(
     return np.asarray(lm_head, np.float64) @ x
 
 
-class Literal:
+class HydraLiteral(Literal):
     """What the heads say below a text: each path by itself, by the formula."""
 
     def __init__(self, params: Params, own: Hydra, text: list[int]):
-        self.params, self.own, self.text = params, own, text
-        padded = np.zeros((1, LONGEST), np.int32)
-        padded[0, : len(text)] = text
-        features, _ = from_scratch(params, jnp.asarray(padded), own)
-        self.feature = np.asarray(features[0, len(text) - 2])
-        self.table = np.asarray(params.target["embed_tokens"]["weight"])
+        super().__init__(params, own.head, own.target, text)
+        tokens = np.zeros((1, LONGEST), np.int32)
+        tokens[0, : len(text)] = text
+        features, _ = from_scratch(params, jnp.asarray(tokens), own)
+        self.read = np.asarray(features[0, len(text) - 2])
 
-    def logits(self, path: tuple[int, ...]) -> Float[jax.Array, " V"]:
+    def logits(self, path: tuple[int, ...]) -> Float[Array, " V"]:
         """For the token after `path`; () is the root."""
-        embedded = self.table[[self.text[-1], *path]]
-        lm_head = np.asarray(self.params.target["lm_head"]["weight"])
-        own = said(self.own.head, self.params.drafter, self.feature, embedded, lm_head)
+        table, lm_head = (
+            np.asarray(self.params.target[name]["weight"]) for name in ("embed_tokens", "lm_head")
+        )
+        embedded = table[[self.text[-1], *path]]
+        own = said(self.module, self.params.drafter, self.read, embedded, lm_head)
         return jnp.asarray(own, jnp.float32)

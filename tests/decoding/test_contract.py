@@ -20,7 +20,6 @@ from specjax.decoding.drafters.eagle import Eagle, EagleSettings
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.decoding.drafters.with_head import HeadDrafter
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
@@ -28,6 +27,14 @@ from specjax.decoding.sampling import Sampling
 from specjax.models.config import Rope
 from specjax.models.llama import Llama
 from tests.decoding.heads import EAGLE2, head
+from tests.decoding.hydra_heads import HYDRA, HYDRA_PREFIX, hydra_head
+from tests.decoding.medusa_heads import MEDUSA, MEDUSA_DYNAMIC, medusa_head
+from tests.decoding.parallel_heads import (
+    PARALLEL_DYNAMIC,
+    PARALLEL_EAGLE,
+    PARALLEL_MEDUSA,
+    parallel_head,
+)
 from tests.decoding.tiny import Oracle, OracleTree, prompt, target
 
 NEW_TOKENS = 256
@@ -38,11 +45,18 @@ DRAFTERS = {
     **{
         name: make_drafter(name, target()[0].config, SMALLER.get(name, {}))
         for name in METHODS
-        if name not in ("draft-model", "eagle", "eagle2", "hass")
+        if name != "draft-model" and not METHODS[name].head
     },
     "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
     "eagle": Eagle(head()[0], target()[0], EagleSettings(SMALL_CHOICES)),
     "eagle2": EAGLE2,
+    "medusa": MEDUSA,
+    "medusa-dynamic": MEDUSA_DYNAMIC,
+    "hydra": HYDRA,
+    "hydra-prefix": HYDRA_PREFIX,
+    "parallel-medusa": PARALLEL_MEDUSA,
+    "parallel-eagle": PARALLEL_EAGLE,
+    "parallel-eagle-dynamic": PARALLEL_DYNAMIC,
     "pld-shorter": PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2),
     "pld-plus-strict": PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5),
     "never": Oracle(wrong_every=1),
@@ -50,6 +64,13 @@ DRAFTERS = {
     "always": Oracle(max_depth=6),
     "tree": OracleTree(),
 }
+
+OF_HEADS = dict(
+    [
+        *(head(), medusa_head(), hydra_head(), hydra_head(has_prefix=True)),
+        *(parallel_head(), parallel_head(False)),
+    ]
+)
 
 
 @cache
@@ -97,8 +118,8 @@ def generate(name: str, sampling: str, batch: int, eos=(), new_tokens: int = NEW
         known = datastore()
     elif isinstance(drafter, DraftModel):
         known = {"draft": target(layers=1)[1], "rule": None}
-    elif isinstance(drafter, HeadDrafter):
-        known = head()[1]
+    elif hasattr(drafter, "head"):
+        known = OF_HEADS[drafter.head]
     return speculative_generate(
         Params(params, known),
         prompt(batch),
@@ -124,7 +145,10 @@ def test_says_what_plain_decoding_says(name, sampling, batch):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
     "name",
-    ["plain", "pld-plus", "lookahead", "rest", "eagle2", "always", "tree"],
+    [
+        *("plain", "pld-plus", "lookahead", "rest", "always", "tree"),
+        *("eagle2", "medusa", "hydra-prefix", "parallel-eagle"),
+    ],
 )
 def test_ends_after_the_first_eos(name, sampling):
     tokens, _ = truth(sampling, 3)
@@ -159,7 +183,10 @@ def test_accepted_length_follows_how_often_the_target_agrees():
 
 @pytest.mark.parametrize(
     "name",
-    ["pld-plus", "pld-plus-attention", "lookahead", "rest", "eagle", "eagle2", "sometimes", "tree"],
+    [
+        *("pld-plus", "pld-plus-attention", "lookahead", "rest", "sometimes", "tree"),
+        *("eagle", "eagle2", "medusa", "hydra", "parallel-medusa", "parallel-eagle-dynamic"),
+    ],
 )
 def test_stats_add_up(name):
     out = generate(name, "greedy", 3)

@@ -7,7 +7,7 @@ import pytest
 
 from specjax.decoding.drafters.eagle import levels_of
 from specjax.errors import SpecjaxError
-from specjax.tuning.tree import greedy_tree, rank_accuracies
+from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies
 
 
 def falling(seed: int, depths: int, ranks: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def falling(seed: int, depths: int, ranks: int) -> np.ndarray:
     return -np.sort(-drawn[:, :ranks], axis=1)
 
 
-def expected_length(tree, accuracies: np.ndarray) -> float:
+def mean_length(tree, accuracies: np.ndarray) -> float:
     """Accepted tokens, over all that the text may want: a rank at each depth, or none of them."""
     chances = np.concatenate([accuracies, 1 - accuracies.sum(axis=1, keepdims=True)], axis=1)
     depths, outcomes = chances.shape
@@ -38,10 +38,11 @@ def all_trees(depths: int, ranks: int, num_choices: int):
 def test_no_tree_of_the_size_is_accepted_longer(depths, ranks, num_choices):
     for seed in range(3):
         accuracies = falling(seed, depths, ranks)
-        lengths = [expected_length(t, accuracies) for t in all_trees(depths, ranks, num_choices)]
+        lengths = [mean_length(t, accuracies) for t in all_trees(depths, ranks, num_choices)]
         found = greedy_tree(accuracies, num_choices)
         assert len(set(found)) == num_choices
-        assert expected_length(set(found), accuracies) == pytest.approx(max(lengths))
+        assert mean_length(set(found), accuracies) == pytest.approx(max(lengths))
+        assert expected_length(found, accuracies) == pytest.approx(1 + max(lengths))
         assert min(lengths) < max(lengths) - 0.01, "any tree would do"
 
 
@@ -52,6 +53,8 @@ def test_the_order_of_a_tree_by_hand():
     for count in range(1, 7):
         assert greedy_tree(accuracies, count) == order[:count]
     assert greedy_tree(accuracies, 100) == order, "there are no more"
+    beyond = ((0,), (0, 0), (0, 2), (0, 0, 0), (3,))
+    assert expected_length(beyond, accuracies) == pytest.approx(1 + 0.6 + 0.3)
 
 
 def test_a_large_tree_serves_the_static_drafters():

@@ -1,0 +1,67 @@
+"""Rounds of a few methods as bars over time (ParallelSpec, figures 1 and 5)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specjax.bench.rounds import PARTS, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart without colour: by hatching and lightness.
+STYLES: dict[str, dict[str, Any]] = {
+    "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
+    "verify": {"facecolor": "0.55", "edgecolor": "black"},
+    "rest": {"facecolor": "white", "edgecolor": "black"},
+    "plain": {"facecolor": "0.85", "hatch": "..", "edgecolor": "0.4"},
+}
+BAR_HEIGHT = 0.7
+
+
+def draw(traces: Sequence[Trace], plain: Trace, count: int) -> "Figure":
+    """`count` rounds of each method, and below them plain decoding's steps for the same tokens.
+
+    Bars are as long as the medians; the number on a round is what that round committed.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(10, 1.2 + 1.2 * len(traces)), layout="constrained")
+    axes = figure.add_subplot()
+    labels = []
+    for trace in traces:
+        excerpt = trace.excerpt(count)
+        _draw_rounds(axes, len(labels), trace, excerpt)
+        labels.append(trace.name)
+        _draw_steps(axes, len(labels), plain, sum(excerpt))
+        labels.append(f"plain, {sum(excerpt)} tokens")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    names = {"draft": "draft", "verify": "verify", "rest": "commit, update", "plain": "plain step"}
+    handles = [Patch(label=text, **STYLES[name]) for name, text in names.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
+def _draw_rounds(axes: "Axes", row: int, trace: Trace, excerpt: Sequence[int]) -> None:
+    bottom, length = row - BAR_HEIGHT / 2, 1e3 * trace.round_seconds
+    offset = 0.0
+    for part in PARTS:
+        width = 1e3 * trace.seconds(part)
+        bars = [(number * length + offset, width) for number in range(len(excerpt))]
+        axes.broken_barh(bars, (bottom, BAR_HEIGHT), linewidth=0.8, label=part, **STYLES[part])
+        offset += width
+    middle = 1e3 * (trace.seconds("draft") + trace.seconds("verify") / 2)
+    for number, num_tokens in enumerate(excerpt):
+        at = number * length + middle
+        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        axes.text(at, row, f"+{num_tokens}", ha="center", va="center", fontsize=8, bbox=box)
+
+
+def _draw_steps(axes: "Axes", row: int, plain: Trace, num_steps: int) -> None:
+    length = 1e3 * plain.round_seconds
+    bars = [(number * length, length) for number in range(num_steps)]
+    place = row - BAR_HEIGHT / 2, BAR_HEIGHT
+    axes.broken_barh(bars, place, linewidth=0.8, label="plain", **STYLES["plain"])

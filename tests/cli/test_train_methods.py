@@ -1,0 +1,162 @@
+"""`specjax train` for Medusa, Hydra and ParallelSpec, and what can be done with such heads."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.cli import main
+from specjax.decoding.drafters import METHODS
+from specjax.hub import load
+from specjax.models.heads.files import read_about
+from specjax.models.heads.kinds import KINDS, kind_in
+from specjax.training.config import METHOD_OF
+from specjax.training.heads import TRAINABLE
+from tests.cli import training
+from tests.cli.target import CONFIG
+from tests.cli.training import MEASURED, contents, write_chats
+
+TWO_STEPS = (
+    *("--batch-size", "2", "--longest", "96", "--accumulate", "1", "--epochs", "0"),
+    *("--num-steps", "2", "--eval-every", "2", *MEASURED),
+)
+SHAPES = {
+    "medusa": ("--num-heads", "2"),
+    "hydra": ("--num-heads", "2", "--num-layers", "2", "--prefix"),
+    "parallel-medusa": ("--num-masks", "2"),
+    "parallel-eagle": ("--num-masks", "2"),
+}
+
+
+@pytest.fixture(scope="module")
+def train(tiny, tmp_path_factory):
+    """Runs `specjax train METHOD --out OUT` with arguments of one's own; returns the exit code."""
+    data = write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl")
+    return lambda method, out, *arguments: training.train(method, out, tiny, data, *arguments)
+
+
+@pytest.fixture(scope="module")
+def runs(train, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for method, shape in SHAPES.items():
+        assert train(method, folder / method, *TWO_STEPS, *shape) == 0
+    return {method: folder / method for method in SHAPES}
+
+
+def test_every_method_with_a_head_can_be_trained():
+    """But for eagle2, whose head is that of eagle."""
+    with_heads = {name: row.head for name, row in METHODS.items() if row.head}
+    assert {name: row.kind for name, row in TRAINABLE.items()} == {
+        name: kind for name, kind in with_heads.items() if name != "eagle2"
+    }
+    assert set(METHOD_OF.values()) == set(TRAINABLE)
+    assert set(with_heads.values()) == set(KINDS)
+
+
+@pytest.mark.parametrize("method", SHAPES)
+def test_a_run_leaves_a_head_that_drafts(runs, generate, method):
+    rows = [json.loads(line) for line in (runs[method] / "metrics.jsonl").open()]
+    depths = len(next(row for row in rows if "accuracy" in row)["accuracy"])
+    assert depths == (3 if "parallel" in method else 2)
+    assert read_about(runs[method] / "head")["method"] == method
+    drafter = ("--method", method, "--drafter", str(runs[method]))
+    assert generate("best value", *drafter, "--compare")["identical"] is True
+
+
+@pytest.mark.parametrize("method", ["hydra", "parallel-eagle"])
+def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path, method):
+    out = tmp_path / "again"
+    told = (*TWO_STEPS, *SHAPES[method], "--save-every", "1")
+    assert train(method, out, *told) == 0
+    for name in ("2", "checkpoints/2"):
+        assert (out / "checkpoints" / "1").is_dir(), name
+    _drop_step(out, 2)
+    assert train(method, out, *told, "--resume") == 0
+    first, second = (contents(run / "head") for run in (runs[method], out))
+    assert {n: b for n, b in first.items() if n.endswith(".safetensors")} == {
+        n: b for n, b in second.items() if n.endswith(".safetensors")
+    }
+
+
+def _drop_step(run: Path, step: int) -> None:
+    import shutil
+
+    shutil.rmtree(run / "head")
+    shutil.rmtree(run / "checkpoints" / str(step))
+
+
+@pytest.mark.parametrize("method", SHAPES)
+def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
+    """To each layout, and read back from there."""
+    head = runs[method] / "head"
+    kind = kind_in(head)
+    assert kind == METHODS[method].head
+    _, params = KINDS[kind].load(head, CONFIG, jnp.float32)
+    layouts = [each for each in KINDS[kind].layouts if each not in ("medusa", "hydra")]
+    for layout in layouts:
+        out = tmp_path / layout
+        assert (
+            main(["convert", str(head), str(out), "--head-of", str(tiny), "--layout", layout]) == 0
+        )
+        _, again = KINDS[kind].load(out, CONFIG, jnp.float32)
+        jax.tree.map(np.testing.assert_array_equal, params, again)
+    capsys.readouterr()
+    sglang = ["convert", str(head), str(tmp_path / "x"), "--head-of", str(tiny)]
+    assert main([*sglang, "--layout", "sglang"]) == 2
+    assert f"choose {', '.join(KINDS[kind].layouts)}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", SHAPES)
+def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
+    """Whichever head is offered, the message says what it is and what is wanted."""
+    for other, run in runs.items():
+        if METHODS[other].head == METHODS[method].head:
+            continue
+        command = ["generate", "x", "--target", str(tiny), "--method", method]
+        assert main([*command, "--drafter", str(run)]) == 2
+        said = error_line()
+        assert other.split("-")[0].capitalize() in said.replace("ParallelSpec", "Parallel")
+        assert "give a" in said
+
+
+def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, capsys):
+    eagle = tmp_path / "eagle"
+    assert train("eagle", eagle, *TWO_STEPS) == 0
+    told = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
+    assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *told) == 0
+    _, before = KINDS["eagle"].load(eagle / "head", CONFIG, jnp.float32)
+    _, after = KINDS["parallel"].load(tmp_path / "parallel" / "head", CONFIG, jnp.float32)
+    for name in before:
+        jax.tree.map(
+            lambda old, new: np.testing.assert_allclose(new, old, atol=1e-7),
+            before[name],
+            after[name],
+        )
+    assert after.keys() - before.keys() == {"mask_embeddings", "mask_hidden"}
+    capsys.readouterr()
+    told = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
+    assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *told) == 2
+    assert "has num_masks 2, but the options ask for 3" in capsys.readouterr().err
+
+
+def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_path):
+    told = ("--num-heads", "2", "--top-weight", "1", "--distill", "--distill-tokens", "4")
+    assert train("medusa", tmp_path / "run", *TWO_STEPS, *told) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert "top_loss" in rows[0]
+    assert (tmp_path / "run" / "distilled.jsonl").stat().st_size > 0
+
+
+def test_new_lm_heads_begin_as_the_targets(tiny):
+    from specjax.cli.train_methods import TrainMedusa
+    from specjax.training.draft_reading import FrozenModel
+    from specjax.training.heads import new_params
+
+    target = load(tiny)
+    head = TrainMedusa(out=Path("x"), num_heads=2).new_head(CONFIG)
+    frozen = FrozenModel(target.model, target.params, "")
+    own = new_params(head, frozen, 0)["lm_heads_1"]["weight"]
+    np.testing.assert_array_equal(own, target.params["lm_head"]["weight"])

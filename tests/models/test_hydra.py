@@ -1,0 +1,166 @@
+"""Hydra's heads and their prefix layer against the formulas, and what they say before training."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import SpecjaxError
+from specjax.models.cache import KVCache
+from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.rows import causal_rows
+from tests.decoding.hydra_heads import hydra_head, said
+from tests.decoding.tiny import target
+
+MODEL, TARGET_PARAMS = target()
+TABLE = TARGET_PARAMS["lm_head"]["weight"]
+FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
+EMBEDDED = jax.random.normal(jax.random.key(4), (2, 3, 4, 32))
+
+
+# ---- Heads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_lm_heads", [True, False])
+def test_heads_compute_what_the_formula_says(has_lm_heads):
+    module, params = hydra_head(has_lm_heads=has_lm_heads)
+    assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 3
+    for depth in range(1, 5):
+        embedded = EMBEDDED[:, :, :depth]
+        logits = module.logits(params, MODEL, TARGET_PARAMS, depth, FEATURES, embedded)
+        assert logits.shape == (2, 3, 40)
+        for row in np.ndindex(2, 3):
+            feature, tokens = np.asarray(FEATURES[row]), np.asarray(embedded[row])
+            expected = said(module, params, feature, tokens, np.asarray(TABLE))
+            np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_head_of_one_block_has_no_later_ones():
+    module = HydraHeads(HydraConfig.for_target(MODEL.config, num_heads=1, num_layers=1))
+    params = module.initialise(jax.random.key(0))
+    assert params.keys() == {"first_blocks_0", "lm_heads_0"}
+
+
+# ---- The prefix layer ----------------------------------------------------------------------------
+
+
+def literal_prefix(config: HydraConfig, params: Any, features: np.ndarray) -> np.ndarray:
+    """The layer and its norm over the features of one text, `[T, D]`, in float64."""
+    shape, (length, _) = config.layers, features.shape
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["layers_0"])
+    width, heads, groups = shape.head_dim, shape.num_attention_heads, shape.num_key_value_heads
+    frequencies = shape.rope.rope_theta ** (-np.arange(0, width, 2) / width)
+    angles = np.tile(np.arange(length)[:, None] * frequencies, 2)  # slots count from 0
+
+    def normed(x, weight):
+        return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + shape.rms_norm_eps)
+
+    def rotated(x):
+        halves = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], -1)
+        return x * np.cos(angles)[:, None] + halves * np.sin(angles)[:, None]
+
+    x = features.astype(np.float64)
+    inner = normed(x, own["input_layernorm"]["weight"])
+    query, key, value = (
+        (inner @ own["self_attn"][f"{kind}_proj"]["weight"].T).reshape(length, -1, width)
+        for kind in "qkv"
+    )
+    query, key = rotated(query), np.repeat(rotated(key), heads // groups, 1)
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
+    scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", shares, np.repeat(value, heads // groups, 1))
+    x = x + mixed.reshape(length, -1) @ own["self_attn"]["o_proj"]["weight"].T
+    inner = normed(x, own["post_attention_layernorm"]["weight"])
+    gate, up = (inner @ own["mlp"][f"{kind}_proj"]["weight"].T for kind in ("gate", "up"))
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ own["mlp"]["down_proj"]["weight"].T
+    return normed(x, np.asarray(params["norm"]["weight"], np.float64))
+
+
+def test_the_prefix_layer_computes_what_the_formula_says():
+    module, params = hydra_head(has_prefix=True)
+    features = jax.random.normal(jax.random.key(5), (2, 7, 32))
+    rows = causal_rows(jnp.zeros((2, 7), jnp.int32), jnp.zeros(2, jnp.int32))
+    cache = KVCache.create(module.config.layers, 2, 9)
+    found, cache = module.run(params, TARGET_PARAMS, rows, features, cache)
+    for row in range(2):
+        expected = literal_prefix(module.config, params, np.asarray(features[row]))
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(cache.positions[:, :7], rows.positions)
+
+
+def test_without_a_prefix_layer_features_are_what_heads_read():
+    module, params = hydra_head()
+    rows = causal_rows(jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32))
+    empty = KVCache.create(module.config.layers, 2, 9)
+    found, cache = module.run(params, TARGET_PARAMS, rows, FEATURES, empty)
+    assert found is FEATURES and cache is empty and cache.keys == ()
+
+
+# ---- Params to begin with ------------------------------------------------------------------------
+
+
+def test_heads_begin_with_what_the_target_says_of_its_next_token():
+    """And with little of the embeddings; a gradient reaches everything."""
+    module = HydraHeads(HydraConfig.for_target(MODEL.config, num_heads=2, num_layers=2))
+    params = module.initialise(jax.random.key(0), lm_head=TABLE)
+    embedded = TARGET_PARAMS["embed_tokens"]["weight"][jnp.arange(12).reshape(2, 3, 2)]
+    expected = MODEL.logits(TARGET_PARAMS, FEATURES)
+
+    def logits(params, depth, embedded):
+        own = embedded[:, :, :depth]
+        return module.logits(params, MODEL, TARGET_PARAMS, depth, FEATURES, own)
+
+    for depth in (1, 2):
+        alone = logits(params, depth, jnp.zeros_like(embedded))
+        np.testing.assert_allclose(alone, expected, atol=1e-5)
+        along = np.abs(logits(params, depth, embedded) - alone).max()
+        assert 0 < along < 0.2 * np.abs(expected).max()
+    assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
+    np.testing.assert_array_equal(params["lm_heads_0"]["weight"], TABLE)
+    np.testing.assert_array_equal(params["lm_heads_1"]["bias"], np.zeros(40))
+
+    def loss(params):
+        return sum(jnp.sum(logits(params, depth, embedded) ** 2) for depth in (1, 2))
+
+    for leaf in jax.tree.leaves(jax.grad(loss)(params)):
+        assert np.abs(leaf).max() > 0  # zeros are no place where training stands still
+
+
+def test_random_params_have_the_dtype_asked_for():
+    module = HydraHeads(HydraConfig.for_target(MODEL.config, has_prefix=True, num_heads=2))
+    params = module.initialise(jax.random.key(0), jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
+    assert (first != second).mean() > 0.9
+    features, embedded = FEATURES.astype(jnp.bfloat16), EMBEDDED.astype(jnp.bfloat16)
+    logits = module.logits(params, MODEL, TARGET_PARAMS, 2, features, embedded[:, :, :2])
+    assert logits.dtype == jnp.float32
+
+
+# ---- Settings ------------------------------------------------------------------------------------
+
+
+def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
+    windowed = replace(MODEL.config, sliding_window=4)
+    plain, prefix = (HydraConfig.for_target(windowed, has_prefix) for has_prefix in (False, True))
+    assert prefix.layers == replace(MODEL.config, num_hidden_layers=1)
+    assert plain.layers == replace(MODEL.config, num_hidden_layers=0)
+    assert prefix.has_prefix and not plain.has_prefix
+    assert (plain.num_heads, plain.num_layers, plain.has_lm_heads) == (4, 4, True)
+    assert (plain.hidden_size, plain.vocab_size) == (32, 40)
+
+
+@pytest.mark.parametrize("changes", [{"num_heads": 0}, {"num_layers": 0}])
+def test_there_must_be_heads_and_blocks(changes):
+    with pytest.raises(SpecjaxError, match=f"{next(iter(changes))} 0 of Hydra must be at least 1"):
+        HydraConfig.for_target(MODEL.config, **changes)
+
+
+def test_there_is_one_prefix_layer_at_most():
+    with pytest.raises(SpecjaxError, match="a Hydra head of 2 prefix layers is not supported"):
+        HydraConfig(MODEL.config)
