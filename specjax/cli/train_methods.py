@@ -133,6 +133,8 @@ class TrainParallel(TrainHead):
 
     num_masks: int = 4
     """Masks of each group (K); a draft has one token more."""
+    num_layers: int = 1
+    """Layers of the head; the paper takes 1. With 2, masks can look for what the text repeats."""
     fc_bias: bool = False
     """Give `fc` a bias, where features are read."""
 
@@ -148,6 +150,16 @@ class TrainParallel(TrainHead):
             return super().load_start(start, target, kind)
         eagle, params = load_head(start, target, "float32", "eagle")
         return from_eagle(eagle, params, self.num_masks, jax.random.key(self.loop.seed))
+
+    def parallel(self, target: "LlamaConfig", reads_features: bool) -> Any:
+        """The new head of both kinds."""
+        from specjax.models.heads.parallel import ParallelConfig, ParallelHead
+
+        return ParallelHead(
+            ParallelConfig.for_target(
+                target, self.num_masks, reads_features, self.fc_bias, self.num_layers
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,7 @@ class TrainParallelMedusa(TrainParallel):
 
     def new_head(self, target: "LlamaConfig") -> Any:
         """See the parent."""
-        return parallel_head(target, self.num_masks, self.features, self.fc_bias)
+        return self.parallel(target, self.features)
 
 
 @dataclass(frozen=True)
@@ -193,15 +205,4 @@ class TrainParallelEagle(TrainParallel):
 
     def new_head(self, target: "LlamaConfig") -> Any:
         """See the parent."""
-        return parallel_head(target, self.num_masks, True, self.fc_bias)
-
-
-def parallel_head(target: "LlamaConfig", num_masks: int, features: bool, fc_bias: bool) -> Any:
-    """A new head of ParallelSpec."""
-    from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-
-    return ParallelHead(
-        ParallelConfig.for_target(
-            target, num_masks=num_masks, reads_features=features, fc_bias=fc_bias
-        )
-    )
+        return self.parallel(target, True)

@@ -122,7 +122,9 @@ def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
 
 def shape_of(head: Any) -> dict[str, Any]:
     """What tells a head from others for the same target."""
-    return {name: value for name, value in vars(head.config).items() if name not in OF_THE_TARGET}
+    own = {name: value for name, value in vars(head.config).items() if name not in OF_THE_TARGET}
+    layers = getattr(head.config, "layers", None)
+    return own if layers is None else own | {"num_hidden_layers": layers.num_hidden_layers}
 
 
 def _save(

@@ -46,6 +46,8 @@ class ParallelConfig:
     def __post_init__(self):
         if self.num_masks < 1:
             raise SpecjaxError(f"num_masks {self.num_masks} must be at least 1; the paper takes 4")
+        if self.layers.num_hidden_layers < 1:
+            raise SpecjaxError("a ParallelSpec head needs at least 1 layer; the paper takes 1")
         if self.fc_bias and not self.reads_features:
             raise SpecjaxError("a head that reads no features has no fc; leave fc_bias out")
 
@@ -56,9 +58,14 @@ class ParallelConfig:
         num_masks: int = 4,
         reads_features: bool = True,
         fc_bias: bool = False,
+        num_layers: int = 1,
     ) -> "ParallelConfig":
-        """One layer shaped like the target's own, as published; it looks at all of the text."""
-        layers = replace(target, num_hidden_layers=1, sliding_window=None)
+        """Layers shaped like the target's own, of which the paper has one; they see all the text.
+
+        Masks are the same at every slot, so in the first layer they look at places, and only from
+        the second on at what stands there.
+        """
+        layers = replace(target, num_hidden_layers=num_layers, sliding_window=None)
         return cls(layers, num_masks, reads_features, fc_bias)
 
     @property

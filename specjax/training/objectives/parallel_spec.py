@@ -24,7 +24,14 @@ from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
 from specjax.training.losses import check_top_loss
-from specjax.training.objectives.eagle import logit_reader, logit_values, prepare, step_loss
+from specjax.training.objectives.eagle import (
+    Reader,
+    Slots,
+    logit_reader,
+    logit_values,
+    prepare,
+    step_loss,
+)
 from specjax.training.objectives.medusa import token_values
 from specjax.training.objectives.slots import SlotValues, later, over_slots
 
@@ -48,6 +55,14 @@ def parallel_eagle_loss(
 
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         params, slots = prepare(params, target, frozen, batch, key, settings)
+        values_of = partial(logit_values, settings)
+        wanted_logits = None if recompute else target.logits(frozen, slots.wanted)
+
+        def reader(here: Slots, above: int) -> Reader:
+            if wanted_logits is None:
+                return logit_reader(target, frozen, here, values_of, recompute)
+            wanted = later(wanted_logits, above)  # computed once for all depths
+            return lambda predicted: values_of(target.logits(frozen, predicted), wanted)
 
         def one_depth(params: Any, streams: tuple[Stream, ...]):
             above = len(streams)
@@ -57,8 +72,8 @@ def parallel_eagle_loss(
             predicted, own = head.step(
                 params, slots.embedded, slots.features, streams, slots.positions, slots.segments
             )
-            read = logit_reader(target, frozen, here, partial(logit_values, settings), recompute)
-            return *step_loss(predicted, read(predicted), here, settings), own
+            values = reader(here, above)(predicted)
+            return *step_loss(predicted, values, here, settings), own
 
         return _over_depths(one_depth, params, [1.0] * head.config.num_depths, recompute)
 
