@@ -26,10 +26,10 @@ from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
-from specjax.training.config import HassObjective
 from specjax.training.features import target_features
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
+from specjax.training.objectives.options import EagleObjective, HassObjective
 
 TARGET, EAGLE, HASS = "target's pass", "eagle", "hass, {} steps"
 MOST_STEPS = 4
@@ -98,7 +98,7 @@ def steps_of(target: Llama, params: Any, options: Options) -> dict[str, Callable
         return lambda: step(state, moments, params)
 
     made = {TARGET: lambda: target_pass(params)}
-    made[EAGLE] = training_step(eagle_loss(head, target, recompute=options.remat))
+    made[EAGLE] = training_step(eagle_loss(head, target, EagleObjective(), options.remat))
     for num_steps in range(1, MOST_STEPS + 1):
         loss_fn = hass_loss(head, target, HassObjective(align_steps=num_steps), options.remat)
         made[HASS.format(num_steps)] = training_step(loss_fn)

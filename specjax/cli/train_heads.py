@@ -12,14 +12,13 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.errors import SpecjaxError
 from specjax.training.config import (
-    METHOD_OF,
     DataOptions,
     DistillOptions,
     HeadSettings,
     LoopOptions,
-    Objective,
     OptimizerOptions,
 )
+from specjax.training.objectives.options import METHOD_OF, Objective
 
 if TYPE_CHECKING:
     from specjax.decoding.drafter import Drafter

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specjax.cli.train_heads import FLAT, TrainHead
-from specjax.training.config import (
+from specjax.training.config import OptimizerOptions
+from specjax.training.objectives.options import (
     EagleObjective,
     HassObjective,
     HydraObjective,
     MedusaObjective,
     Objective,
-    OptimizerOptions,
     ParallelEagleObjective,
     ParallelMedusaObjective,
 )

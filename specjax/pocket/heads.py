@@ -34,7 +34,7 @@ FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3")
 MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--seed", "1")
 ALIGNED = (*MORE, *TEXTS, "--align-steps")
 DISTILLED = ("--distill", "--limit", "4000")
-AFTER = ("--num-steps", "120", "--learning-rate", "2e-3", "--seed", "2")
+AFTER = ("--num-steps", "80", "--learning-rate", "2e-3", "--seed", "2")
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,11 @@ RECIPES = {
     "eagle-distilled": distilled("eagle", "eagle"),
     "medusa": Recipe("medusa", (*TEXTS, *lasting(1000, 2e-3), "--num-heads", "4")),
     "medusa-distilled": distilled("medusa", "medusa", "--num-heads", "4"),
-    "hydra": Recipe("hydra", (*TEXTS, *lasting(500, 3e-3), "--no-lm-heads")),
+    "hydra": Recipe("hydra", (*TEXTS, *lasting(400, 3e-3), "--no-lm-heads")),
     "hydra-distilled": distilled("hydra", "hydra", "--no-lm-heads"),
-    "parallel-medusa": Recipe("parallel-medusa", (*TEXTS, *lasting(500, 6e-3))),
-    "parallel-medusa-2": Recipe(
-        "parallel-medusa", (*TEXTS, *lasting(500, 6e-3), "--num-layers", "2")
-    ),
+    "parallel-medusa": Recipe("parallel-medusa", (*TEXTS, *lasting(300, 6e-3))),
     "parallel-medusa-distilled": distilled("parallel-medusa", "parallel-medusa"),
     "parallel-eagle": Recipe("parallel-eagle", (*TEXTS, *lasting(500, 4e-3)), "eagle"),
-    "parallel-eagle-2": Recipe(
-        "parallel-eagle", (*TEXTS, *lasting(500, 6e-3), "--num-layers", "2")
-    ),
     "parallel-eagle-distilled": distilled("parallel-eagle", "parallel-eagle"),
 }
 

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.errors import SpecjaxError
-from specjax.training.config import TopLossOptions
+from specjax.training.objectives.options import TopLossOptions
 
 RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines
 RECALL_TEMPERATURE = 1.0  # of ranks, as Patel et al.

@@ -156,8 +156,9 @@ def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path
 
 
 def test_packed_epochs_count_tokens():
-    from specjax.training.config import DataOptions, EagleObjective
+    from specjax.training.config import DataOptions
     from specjax.training.examples import Example
+    from specjax.training.objectives.options import EagleObjective
 
     examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
     command = TrainEagle(out=Path("x"), epochs=3.0, objective=EagleObjective())

@@ -13,8 +13,8 @@ from specjax.decoding.drafters import METHODS
 from specjax.hub import load
 from specjax.models.heads.files import read_about
 from specjax.models.heads.kinds import KINDS, kind_in
-from specjax.training.config import METHOD_OF
 from specjax.training.heads import TRAINABLE
+from specjax.training.objectives.options import METHOD_OF
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import MEASURED, contents, write_chats

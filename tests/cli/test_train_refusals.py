@@ -17,7 +17,7 @@ from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import save_eagle
 from specjax.pocket.heads import RECIPES
-from specjax.training.config import METHOD_OF
+from specjax.training.objectives.options import METHOD_OF
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, SMALL, write_chats

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.drafter import Params
-from specjax.training.config import EagleObjective, HassObjective
 from specjax.training.examples import Example
 from specjax.training.objectives.eagle import Slots, prepare
+from specjax.training.objectives.options import EagleObjective, HassObjective
 from tests.decoding import heads, tiny
 from tests.models.test_eagle_head import Texts, drafts, gradients_differ_by
 

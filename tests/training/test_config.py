@@ -10,13 +10,12 @@ from specjax.errors import SpecjaxError
 from specjax.training.config import (
     DataOptions,
     DistillOptions,
-    EagleObjective,
-    HassObjective,
     HeadSettings,
     LoopOptions,
     OptimizerOptions,
 )
 from specjax.training.losses import TOP_LOSSES
+from specjax.training.objectives.options import EagleObjective, HassObjective
 
 SETTINGS = (EagleObjective, HassObjective)
 WEIGHTS = ("feature_weight", "logit_weight", "noise")

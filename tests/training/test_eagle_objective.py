@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.config import EagleObjective
 from specjax.training.objectives import eagle
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import eagle_loss
+from specjax.training.objectives.options import EagleObjective
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
     ALONE,

@@ -10,10 +10,10 @@ import pytest
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.llama import Llama
-from specjax.training.config import EagleObjective, HassObjective
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
+from specjax.training.objectives.options import EagleObjective, HassObjective
 
 WIDTH = 32
 

@@ -13,12 +13,12 @@ from jax import lax
 from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.rows import causal_rows
-from specjax.training.config import EagleObjective, HassObjective, TopLoss
 from specjax.training.losses import TOP_LOSSES, top_loss
 from specjax.training.objectives import hass
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import Slots, eagle_loss
 from specjax.training.objectives.hass import hass_loss, next_stream
+from specjax.training.objectives.options import EagleObjective, HassObjective, TopLoss
 from tests.models import test_eagle_head as simulation
 from tests.training.literal import (
     EXAMPLES,

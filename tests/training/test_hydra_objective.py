@@ -17,11 +17,11 @@ from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import embed
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.rows import causal_rows
-from specjax.training.config import HydraObjective
 from specjax.training.objectives import hydra
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import logit_values
 from specjax.training.objectives.hydra import hydra_loss
+from specjax.training.objectives.options import HydraObjective
 from tests.decoding.hydra_heads import hydra_head
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (

@@ -10,9 +10,9 @@ import pytest
 
 from specjax.errors import SpecjaxError
 from specjax.models.heads.medusa import MedusaHeads
-from specjax.training.config import MedusaObjective
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.medusa import medusa_loss
+from specjax.training.objectives.options import MedusaObjective
 from tests.decoding.medusa_heads import medusa_head
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (

@@ -13,11 +13,12 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.state import Generation
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.training.config import DataOptions, HassObjective, LoopOptions, OptimizerOptions
+from specjax.training.config import DataOptions, LoopOptions, OptimizerOptions
 from specjax.training.data import batches
 from specjax.training.examples import Example
 from specjax.training.loop import train
 from specjax.training.objectives.hass import hass_loss
+from specjax.training.objectives.options import HassObjective
 from specjax.training.optimizer import optimizer_of
 from tests.decoding import tiny
 

@@ -14,8 +14,8 @@ from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.llama import Llama
-from specjax.training.config import ParallelEagleObjective, ParallelMedusaObjective
 from specjax.training.objectives import slots as slot_values
+from specjax.training.objectives.options import ParallelEagleObjective, ParallelMedusaObjective
 from specjax.training.objectives.parallel_spec import parallel_eagle_loss, parallel_medusa_loss
 from tests.decoding import heads
 from tests.decoding.parallel_heads import MASKS, features_for, parallel_head

@@ -1,4 +1,5 @@
-"""What the drafters with an EAGLE head share: a state that follows the committed text."""
+"""What the drafters with a head share; of those whose head has layers over the text, also a state
+that follows the committed text."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -63,9 +64,9 @@ class HeadDrafter(ABC):
 
     Slot t of the head takes the target's feature of token t and the embedding of token t + 1. With
     the root at position r, the features up to r - 1 are known. `propose` first feeds those that the
-    last round has revealed, one to P in the same pass; the last row of that pass predicts the
-    feature of the root. Slots of drafted tokens take predicted features and are forgotten after the
-    round. Embedding and LM head are the target's.
+    last round has revealed, one to P in the same pass; from the last row of that pass the draft
+    goes on (an EAGLE head predicts the feature of the root there). Slots of drafted tokens are
+    forgotten after the round. Embedding and LM head are the target's.
 
     `params.drafter` is the weights of `head`.
     """
@@ -139,7 +140,7 @@ class HeadDrafter(ABC):
     def catch_up(
         self, params: Params, state: HeadState, context: Context, num_masks: int = 0
     ) -> tuple[Float[Array, "B M H"], HeadState]:
-        """Feeds the pending features; returns the predicted feature of the root.
+        """Feeds the pending features; returns what the head says at the last of them.
 
         With masks the M - 1 features that the head predicts there follow, of the same pass: mask i,
         counted from 0, is the token `vocab_size + i`, stands i + 1 slots behind the last pending

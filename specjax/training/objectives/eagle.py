@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.models.heads.eagle import EagleHead, embed
 from specjax.models.llama import Llama
 from specjax.pytree import pytree
-from specjax.training.config import EagleObjective, TopLossOptions
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
 from specjax.training.losses import check_top_loss, smooth_l1, soft_cross_entropy, top_values
+from specjax.training.objectives.options import EagleObjective, TopLossOptions
 from specjax.training.objectives.slots import SlotValues, later, over_slots
 
 NOISE_LENGTH = 512  # slots of a text at which the noise is as wide as `noise` says
@@ -48,7 +48,7 @@ class Slots:
 def eagle_loss(
     head: EagleHead,
     target: Llama,
-    settings: EagleObjective = EagleObjective(),
+    settings: EagleObjective,
     recompute: bool = False,
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.

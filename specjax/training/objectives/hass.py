@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.heads.eagle import EagleHead, Stream, embed
 from specjax.models.llama import Llama
-from specjax.training.config import HassObjective
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import (
@@ -29,13 +28,14 @@ from specjax.training.objectives.eagle import (
     prepare,
     step_loss,
 )
+from specjax.training.objectives.options import HassObjective
 from specjax.training.objectives.slots import SlotValues
 
 
 def hass_loss(
     head: EagleHead,
     target: Llama,
-    settings: HassObjective = HassObjective(),
+    settings: HassObjective,
     recompute: bool = False,
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.

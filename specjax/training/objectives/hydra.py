@@ -21,12 +21,12 @@ from specjax.models.heads.hydra import HydraHeads
 from specjax.models.heads.near_far import text_before
 from specjax.models.llama import Llama
 from specjax.models.rows import QueryRows
-from specjax.training.config import HydraObjective
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import logit_values
+from specjax.training.objectives.options import HydraObjective
 from specjax.training.objectives.slots import SlotValues, later, over_slots
 
 

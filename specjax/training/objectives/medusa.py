@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.llama import Llama
-from specjax.training.config import MedusaObjective, TopLossOptions
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss, top_values
+from specjax.training.objectives.options import MedusaObjective, TopLossOptions
 from specjax.training.objectives.slots import SlotValues, later, over_slots
 
 

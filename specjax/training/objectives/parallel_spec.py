@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Key
 from specjax.models.heads.eagle import Stream, embed
 from specjax.models.heads.parallel import ParallelHead
 from specjax.models.llama import Llama
-from specjax.training.config import ParallelEagleObjective, ParallelMedusaObjective
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -33,6 +32,7 @@ from specjax.training.objectives.eagle import (
     step_loss,
 )
 from specjax.training.objectives.medusa import token_values
+from specjax.training.objectives.options import ParallelEagleObjective, ParallelMedusaObjective
 from specjax.training.objectives.slots import SlotValues, later, over_slots
 
 # (params, keys and values of the depths above) -> loss, metrics, keys and values of this depth
