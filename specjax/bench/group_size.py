@@ -3,7 +3,8 @@
 ParallelSpec, section 5.3 and figure 4: for every K a head is trained anew, with `specjax train`,
 and measured beside the others on the same prompts: accepted length and speed over K, as a table and
 as a plot. All draft with the dynamic tree, of the same number of nodes: the static ones are as deep
-as K = 4 allows. An interrupted run goes on where it stopped.
+as K = 4 allows. Each training is by default as long as the paper's, 40 epochs (of parallel-medusa
+20); `--train="--num-steps 500"` shortens it. An interrupted run goes on where it stopped.
 """
 
 import json
@@ -13,21 +14,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
 
-from specjax.bench.heads import Contestant, contestants_of, speed_table
+from specjax.bench.heads import HeadSource, contestants_of, speed_table
 from specjax.bench.heads import Options as HeadsOptions
 from specjax.bench.measure import Measurement, Request
 from specjax.bench.report import ALL
 from specjax.bench.run import compare
 from specjax.bench.tasks import read_tasks, token_ids
+from specjax.decoding.drafters import check_settings
+from specjax.decoding.request import check_length
+from specjax.decoding.sampling import Sampling
 from specjax.errors import SpecjaxError, exit_code
 from specjax.files import expand_user, writable
-from specjax.hub import POCKET, load
+from specjax.hub import POCKET, Target, load
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Options:
     target: str = POCKET
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     train: str = ""
-    """More flags of `specjax train METHOD`, as one text: --train="--num-steps 300 --epochs 0"."""
+    """More flags of `specjax train METHOD`, as one text: --train="--num-steps 500 --packing"."""
     tasks: str = POCKET
     """pocket for edits and completions of its held-out code, or a JSONL file."""
     limit: int = 4
@@ -66,27 +71,30 @@ def train(options: Options, num_masks: int) -> Path:
     """
     out = expand_user(options.out) / f"masks-{num_masks}"
     told = ("--target", options.target, "--out", str(out), "--num-masks", str(num_masks))
-    command = [sys.executable, "-m", "specjax", "train", options.method, *told, "--resume"]
-    if subprocess.run([*command, *shlex.split(options.train)], check=False).returncode:
+    command = [sys.executable, "-m", "specjax", "train", options.method]
+    command += [*shlex.split(options.train), *told, "--resume"]  # the last of equal flags counts
+    if subprocess.run(command, check=False).returncode:
         raise SpecjaxError(f"the run {out} stopped; its own message stands above")
     return out
 
 
-def measure(options: Options, runs: Mapping[int, Path]) -> list[Measurement]:
+def measure(
+    options: Options, target: Target, requests: Sequence[Request], runs: Mapping[int, Path]
+) -> list[Measurement]:
     """Plain decoding and every head, in turn on the same prompts."""
-    target = load(options.target)
-    tokenizer = target.require_tokenizer()
-    tasks = read_tasks(options.tasks, options.limit)
-    requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
-    tree = {"tree": "dynamic", "num_tokens": options.num_tokens}
     heads = {
-        name_of(num_masks): Contestant(options.method, str(run), tree)
+        name_of(num_masks): HeadSource(options.method, str(run), tree_of(options))
         for num_masks, run in runs.items()
     }
     asked = HeadsOptions(max_new_tokens=options.max_new_tokens)
     longest = max(len(request.ids) for request in requests)
     contestants = contestants_of(target, heads, asked, options.temperature, longest)
     return list(compare(contestants, requests, options.runs))
+
+
+def tree_of(options: Options) -> dict[str, Any]:
+    """The settings of all drafters."""
+    return {"tree": "dynamic", "num_tokens": options.num_tokens}
 
 
 def name_of(num_masks: int) -> str:
@@ -118,13 +126,40 @@ def last_task(rows: Sequence[Measurement]) -> str:
     return ALL if any(row.task == ALL for row in rows) else rows[-1].task
 
 
-def _run(options: Options) -> None:
-    if not options.masks or min(options.masks) < 1:
-        raise SpecjaxError("masks must be at least 1; give --masks 1 2 4")
+def check(options: Options) -> tuple[Target, list[Request]]:
+    """The target and the prompts to measure on: what is wrong is told before the long training.
+
+    Raises:
+        SpecjaxError: for anything that training and measuring would stop at later.
+    """
+    if not options.masks or min(options.masks) < 1 or len(set(options.masks)) < len(options.masks):
+        raise SpecjaxError("masks must be different numbers from 1 on; give --masks 1 2 4")
     if min(options.limit, options.runs, options.max_new_tokens) < 1:
         raise SpecjaxError("limit, runs and max_new_tokens must be at least 1")
+    if find_spec("matplotlib") is None:
+        raise SpecjaxError("the plot needs matplotlib; run `pip install matplotlib`")
+    try:
+        shlex.split(options.train)
+    except ValueError as error:
+        raise SpecjaxError(f"--train {options.train!r} cannot be read: {error}") from None
+    Sampling(options.temperature)
+    check_settings(options.method, tree_of(options))
+    out = expand_user(options.out)
+    with writable(out):
+        out.mkdir(parents=True, exist_ok=True)
+    tasks = read_tasks(options.tasks, options.limit)
+    target = load(options.target)
+    tokenizer = target.require_tokenizer()
+    requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
+    longest = max(len(request.ids) for request in requests)
+    check_length(longest, options.max_new_tokens, target.config)
+    return target, requests
+
+
+def _run(options: Options) -> None:
+    target, requests = check(options)
     runs = {num_masks: train(options, num_masks) for num_masks in options.masks}
-    rows = measure(options, runs)
+    rows = measure(options, target, requests, runs)
     Console(soft_wrap=True, width=150).print(speed_table(rows, options.temperature))
     out = expand_user(options.out)
     found = [

@@ -2,9 +2,9 @@
 
 Measures all heads in turn on the same prompts, each with the method that is named for it (by
 default `eagle2` for an EAGLE head, and the one that it was trained for), and tells the acceptance
-rate at every depth (HASS, figure 5). If the first is an EAGLE head without a method, then also that
-head behind EAGLE's static tree, and above temperature 0 behind the published tree that does not see
-the noise.
+rate at every depth (HASS, figure 5). If the first drafts as `eagle2` or `hass`, then also that head
+behind EAGLE's static tree, and above temperature 0 behind the published tree that does not see the
+noise.
 """
 
 import sys
@@ -22,6 +22,7 @@ from tyro.conf import UseAppendAction
 
 from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import PLAIN, Measurement, Request
+from specjax.bench.report import ALL
 from specjax.bench.run import OwnMethod, compare
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
@@ -31,6 +32,7 @@ from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import find_head, load_drafter
 from specjax.errors import SpecjaxError, exit_code
+from specjax.files import expand_user
 from specjax.hub import POCKET, Target, load
 from specjax.models.heads.files import read_about
 from specjax.models.heads.kinds import kind_in
@@ -67,7 +69,7 @@ class Options:
     """How often each method runs each prompt."""
 
 
-class Contestant(NamedTuple):
+class HeadSource(NamedTuple):
     """A head and how it drafts."""
 
     method: str
@@ -77,7 +79,7 @@ class Contestant(NamedTuple):
 
 def contestants_of(
     target: Target,
-    heads: dict[str, Contestant],
+    heads: dict[str, HeadSource],
     options: Options,
     temperature: float,
     longest: int,
@@ -89,10 +91,10 @@ def contestants_of(
     """
     tree = {name: getattr(options, name) for name in ("top_k", "depth", "num_tokens")}
     first, head = next(iter(heads.items()))
-    asked = {PLAIN: Contestant(PLAIN, None)}
+    asked = {PLAIN: HeadSource(PLAIN, None)}
     is_grown = METHODS[head.method].drafter is Eagle2Settings
     if is_grown:
-        asked[STATIC.format(first)] = Contestant("eagle", head.folder)
+        asked[STATIC.format(first)] = HeadSource("eagle", head.folder)
     for name, each in heads.items():
         grows = METHODS[each.method].drafter is Eagle2Settings
         asked[name] = each._replace(settings=tree) if grows else each
@@ -116,7 +118,7 @@ def contestants_of(
     return made
 
 
-def heads_in(assignments: Sequence[str], target: str) -> dict[str, Contestant]:
+def heads_in(assignments: Sequence[str], target: str) -> dict[str, HeadSource]:
     """Name -> head, from texts of the form NAME=FOLDER, NAME=METHOD:FOLDER or NAME=METHOD.
 
     Raises:
@@ -125,27 +127,50 @@ def heads_in(assignments: Sequence[str], target: str) -> dict[str, Contestant]:
     """
     if not assignments and target != POCKET:
         raise SpecjaxError("no heads are given; add --head NAME=FOLDER")
-    found: dict[str, Contestant] = {}
+    found: dict[str, HeadSource] = {}
     for assignment in assignments:
         name, equals, told = assignment.partition("=")
         if not (name and equals and told):
             raise SpecjaxError(f"--head {assignment!r} is not NAME=FOLDER; write hass=runs/hass")
         if name in found:
             raise SpecjaxError(f"--head names {name} twice; give each a name of its own")
-        method, colon, folder = told.partition(":")
-        if method in METHODS and METHODS[method].head:
-            found[name] = Contestant(method, folder if colon else None)
-        else:
-            found[name] = Contestant(method_of(told), told)
-    return found or {name: Contestant(name, None) for name in ("eagle2", "hass")}
+        if name in (PLAIN, ALL):
+            raise SpecjaxError(f"--head {assignment!r}: {name} names something else; rename it")
+        found[name] = source_of(assignment, told)
+    return found or {name: HeadSource(name, None) for name in ("eagle2", "hass")}
+
+
+def source_of(assignment: str, told: str) -> HeadSource:
+    """What stands behind NAME= in `assignment`.
+
+    Raises:
+        SpecjaxError: if a method lacks its folder, or the folder is no head.
+    """
+    method, colon, folder = told.partition(":")
+    is_method = method in METHODS and METHODS[method].head != ""
+    if colon and is_method:
+        if not folder:
+            raise SpecjaxError(f"--head {assignment!r} names no folder; write NAME={method}:FOLDER")
+        return HeadSource(method, folder)
+    if is_method and not expand_user(told).exists():
+        return HeadSource(method, None)
+    return HeadSource(method_of(told), told)
 
 
 def method_of(source: str) -> str:
-    """The method that a head was trained for; `eagle2` for EAGLE's and HASS's."""
+    """The method that a head was trained for; `eagle2` for EAGLE's and HASS's.
+
+    Raises:
+        SpecjaxError: if there is no such head, or it does not tell.
+    """
     folder = find_head(source)
-    if kind_in(folder) == "eagle":
+    kind = kind_in(folder)
+    if kind == "eagle":
         return "eagle2"
-    return read_about(folder).get("method", kind_in(folder))
+    method = read_about(folder).get("method", kind)
+    if method not in METHODS:
+        raise SpecjaxError(f"{source} does not tell its method; write NAME=METHOD:{source}")
+    return method
 
 
 def speed_table(rows: Sequence[Measurement], temperature: float) -> Table:

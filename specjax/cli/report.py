@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specjax.bench.acceptance import advice, is_useless
+from specjax.bench.measure import PLAIN
 from specjax.cli.example import INSTRUCTION
 from specjax.cli.measure import Job, Measured
 from specjax.cli.prompts import Source
@@ -89,7 +90,7 @@ class Report:
 
     def warn(self, job: Job, results: Sequence[Measured]) -> None:
         """Says so if a drafter was of no use, or the text is not the target's own."""
-        if job.sampling.is_lossy:
+        if job.sampling.is_lossy and any(result.method != PLAIN for result in results):
             self.notes.print(LOSSY, style="bold red")
         for result in results:
             if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
@@ -121,6 +122,8 @@ def _fields(job: Job, result: Measured) -> dict[str, Any]:
     tokenizer = job.target.tokenizer
     return {
         "method": result.method,
+        "verification": job.sampling.verification,
+        "is_lossy": job.sampling.is_lossy and result.method != PLAIN,
         "text": None if tokenizer is None else decode(tokenizer, result.tokens),
         "tokens": result.tokens,
         "num_new_tokens": len(result.tokens),

@@ -2,11 +2,12 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -54,8 +55,8 @@ class TrainHead(ABC):
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to go on from: a folder or a hub id; by default a new one."""
     epochs: float = 0.0
-    """Train so many times on all texts, in place of --num-steps; with --packing, on about as many
-    tokens. 0: as long as --num-steps says."""
+    """Train so many times on all texts; with --packing, on about as many tokens. --num-steps, where
+    it is given, wins."""
     eval_prompts: int = 24
     """Conversations that are kept out of the training, to measure the accepted length on: a tenth
     of all at most."""
@@ -69,6 +70,9 @@ class TrainHead(ABC):
     dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
     """Of the target's weights and all arithmetic; by default float32 on CPU and bfloat16 elsewhere.
     The head's own weights are float32."""
+
+    # What of a head's shape is not set by the flag of its name: by which.
+    flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -145,14 +149,15 @@ class TrainHead(ABC):
             raise SpecjaxError(f"epochs {self.epochs} is not a finite number >= 0")
 
     def _loop(self, examples: "Sequence[Example]", batches: DataOptions) -> LoopOptions:
-        if self.epochs == 0:
+        if self.loop.num_steps is not None or self.epochs == 0:
             return self.loop
         rows = len(examples)
         if batches.packing:
             rows = sum(len(example.tokens) for example in examples) / batches.longest
         rows_of_a_step = batches.batch_size * self.optimizer.accumulate
-        num_steps = round(self.epochs * rows / rows_of_a_step)
-        return replace(self.loop, num_steps=max(1, num_steps))
+        num_steps = max(1, round(self.epochs * rows / rows_of_a_step))
+        print(f"{num_steps} steps: {self.epochs:g} epochs of {len(examples)} texts")
+        return replace(self.loop, num_steps=num_steps)
 
     def _start(self, target: "Target") -> tuple[Any, Any]:
         """The head, and the params that it starts from, if not new ones.
@@ -170,9 +175,10 @@ class TrainHead(ABC):
         asked = shape_of(wanted)
         for name, value in shape_of(head).items():
             if value != asked[name]:
+                flag = self.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
                     f"{self.start} has {name} {value}, but the options ask for {asked[name]}; "
-                    "give the options of the head to start from"
+                    f"set {flag} as that head has it"
                 )
         return head, params
 
@@ -183,13 +189,17 @@ class TrainHead(ABC):
         return load_head(start, target, "float32", kind)
 
     def _drafter(self, head: Any, target: "Target") -> "Drafter":
-        """What the head is measured with: EAGLE's behind the dynamic tree, others as by default."""
+        """What the head is measured with: a dynamic tree where the static one does not reach all
+        that the head predicts, and for EAGLE's."""
         from specjax.decoding.drafters import METHODS
+        from specjax.decoding.drafters.depth_trees import TreeSettings
 
         method = METHOD_OF[type(self.told)]
-        return (
-            METHODS["eagle2" if method == "eagle" else method].drafter().build(head, target.model)
-        )
+        settings: Any = METHODS["eagle2" if method == "eagle" else method].drafter()
+        depths = getattr(head.config, "num_depths", 0)
+        if isinstance(settings, TreeSettings) and settings.max_depth(depths) < depths:
+            settings = replace(settings, tree="dynamic")
+        return settings.build(head, target.model)
 
 
 def read_all(

@@ -7,6 +7,7 @@ Table 3 of its paper, whose batches of 32 texts are made of four here.
 
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specjax.cli.train_heads import FLAT, TrainHead
@@ -65,8 +66,10 @@ class TrainHass(TrainEagle):
 class TrainMedusa(TrainHead):
     """Train Medusa heads: each predicts a token further ahead from the same feature."""
 
+    flags = MappingProxyType({"has_lm_heads": "--lm-heads"})
     num_heads: int = 5
-    """Heads, and so tokens of the longest draft."""
+    """Heads, and so tokens of the longest draft; the published tree uses 4 of them, a dynamic or a
+    tuned one all."""
     num_layers: int = 1
     """Residual blocks of each head."""
     lm_heads: bool = True
@@ -93,6 +96,7 @@ class TrainHydra(TrainHead):
     """Train Hydra heads: each knows the tokens drafted before; learned from the target's own
     distribution."""
 
+    flags = MappingProxyType({"has_lm_heads": "--lm-heads", "num_hidden_layers": "--prefix"})
     num_heads: int = 4
     """Heads, and so tokens of the longest draft."""
     num_layers: int = 4
@@ -131,8 +135,10 @@ class TrainHydra(TrainHead):
 class TrainParallel(TrainHead):
     """What both kinds of ParallelSpec are told."""
 
+    flags = MappingProxyType({"reads_features": "--features", "num_hidden_layers": "--num-layers"})
     num_masks: int = 4
-    """Masks of each group (K); a draft has one token more."""
+    """Masks of each group (K); a draft has one token more, if its tree is as deep: Medusa's has 4,
+    EAGLE's 5, a dynamic or a tuned one as many as there are."""
     num_layers: int = 1
     """Layers of the head; the paper takes 1. With 2, masks can look for what the text repeats."""
     fc_bias: bool = False
@@ -169,7 +175,7 @@ class TrainParallelMedusa(TrainParallel):
     features: bool = False
     """Also read the target's features, as parallel-eagle does, which the paper's head does not."""
     epochs: float = 20.0
-    """Train so many times on all texts; 0: as long as --num-steps says."""
+    """Train so many times on all texts; --num-steps, where it is given, wins."""
     optimizer: Annotated[OptimizerOptions, FLAT] = field(
         default_factory=partial(PARALLEL_OPTIMIZER, learning_rate=5e-4, beta2=0.999)
     )
@@ -191,7 +197,7 @@ class TrainParallelEagle(TrainParallel):
     """Train EAGLE's ParallelSpec: one pass over text and features drafts all tokens."""
 
     epochs: float = 40.0
-    """Train so many times on all texts; 0: as long as --num-steps says."""
+    """Train so many times on all texts; --num-steps, where it is given, wins."""
     optimizer: Annotated[OptimizerOptions, FLAT] = field(
         default_factory=partial(PARALLEL_OPTIMIZER, learning_rate=5e-5)
     )

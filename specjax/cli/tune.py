@@ -41,7 +41,7 @@ class Tune:
     max_new_tokens: int = 128
     """Stop after so many new tokens, if the text has not ended before."""
     by: Literal["accepted-length", "speed"] = "accepted-length"
-    """What is best: new tokens per round, or per second."""
+    """What is best: new tokens per round, or per second; trees only by the first."""
     rule: Literal["fixed", "confidence", "disco"] = "disco"
     """For length: the rule whose settings are wanted."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
@@ -145,12 +145,17 @@ class Tune:
         from specjax.tuning.induction_heads import answers
         from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies
 
+        if self.by != "accepted-length":
+            raise SpecjaxError("a tree is grown by accepted length; leave out --by speed")
         published = METHODS[self.method].drafter().choices
         drafter, params = load_drafter(self.method, target, self.drafter, choices=published)
         assert isinstance(drafter, Medusa | Hydra | ParallelSpec)
         texts = answers(target, requests, self.max_new_tokens)
         texts = watched(texts, "Ranking what the target says", len(requests))
         ranks = answer_ranks(texts, drafter.head, params, target.model, target.params)
+        if not (ranks >= 0).any():
+            raise SpecjaxError("the target says too little on these prompts; give other --tasks")
+        published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
         accuracies = rank_accuracies(ranks, min(NUM_RANKS, target.config.vocab_size))
         choices = greedy_tree(accuracies, self.num_choices or len(published))
         print(f"{self.method}: over {len(ranks)} places, right at depth")

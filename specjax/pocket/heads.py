@@ -26,7 +26,7 @@ from specjax.models.heads.kinds import KINDS, kind_in
 
 COMMON = (
     *("--target", "pocket", "--packing", "--longest", "512", "--batch-size", "8"),
-    *("--accumulate", "1", "--epochs", "0", "--warmup", "0.04"),
+    *("--accumulate", "1", "--warmup", "0.04"),
     *("--decay", "cosine", "--clip", "norm", "--clip-at", "1.0", "--resume"),
 )
 TEXTS = ("--limit", "12000")

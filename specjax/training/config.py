@@ -9,6 +9,7 @@ from specjax.training.objectives.options import METHOD_OF, Objective
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 SHORTEST_BUCKET = 64
+DEFAULT_STEPS = 2000
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class LoopOptions:
         SpecjaxError: for a number below 1.
     """
 
-    num_steps: int = 2000
-    """Steps of the optimizer."""
+    num_steps: int | None = None
+    """Steps of the optimizer; by default 2000, or what --epochs comes to where that is given."""
     save_every: int = 500
     """Steps from checkpoint to checkpoint."""
     log_every: int = 20
@@ -34,10 +35,16 @@ class LoopOptions:
 
     def __post_init__(self):
         for name in ("num_steps", "save_every", "log_every", "eval_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpecjaxError(f"{name} {value} must be at least 1")
         if not 0 <= self.seed < 2**32:
             raise SpecjaxError(f"seed {self.seed} is not between 0 and 2**32 - 1")
+
+    @property
+    def total_steps(self) -> int:
+        """`num_steps`, or the default."""
+        return DEFAULT_STEPS if self.num_steps is None else self.num_steps
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class OptimizerOptions:
     decay: Literal["linear", "cosine", "none"] = "linear"
     """How the rate then falls until the end of the run."""
     decay_to: float = 0.0
-    """Share of the highest rate that it falls to."""
+    """Share of the highest rate that it falls to, with linear and cosine."""
     beta1: float = 0.9
     """Decay of Adam's first moment."""
     beta2: float = 0.95

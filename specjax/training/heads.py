@@ -96,7 +96,7 @@ def train_head(
         loss(head, target.model, settings.objective, settings.remat),
         params,
         batches(examples, settings.data, settings.loop.seed),
-        optimizer_of(settings.optimizer, settings.loop.num_steps),
+        optimizer_of(settings.optimizer, settings.loop.total_steps),
         settings.loop,
         out,
         config,

@@ -103,8 +103,8 @@ def train(
         open_run(run_folder, config or {}, resume, options.keep_last) as run,
     ):
         first, state = run.restored(state, batches)
-        with Progress(title, first, options.num_steps) as progress:
-            for step in range(first, options.num_steps):
+        with Progress(title, first, options.total_steps) as progress:
+            for step in range(first, options.total_steps):
                 metrics = {}
                 for part in range(accumulate):
                     batch = next(batches)
@@ -113,7 +113,7 @@ def train(
                     state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
                 done = step + 1
                 is_logged, is_measured, is_saved = (
-                    done % every == 0 or done == options.num_steps
+                    done % every == 0 or done == options.total_steps
                     for every in (options.log_every, options.eval_every, options.save_every)
                 )
                 is_measured = is_measured and evaluation is not None
@@ -130,7 +130,7 @@ def train(
                     run.save(done, state, batches, score)
         best = run.best(state)
     if best is None:
-        return Trained(state["params"], state["params"], options.num_steps, None)
+        return Trained(state["params"], state["params"], options.total_steps, None)
     step, score, best_state = best
     return Trained(state["params"], best_state["params"], step, score)
 

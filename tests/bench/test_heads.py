@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specjax.bench.heads import Contestant, Options, _run, heads_in, speed_table
+from specjax.bench.heads import HeadSource, Options, _run, heads_in, speed_table
 from specjax.bench.measure import PLAIN, Answer, Measurement, Request, Sample, summarise
 from specjax.bench.report import complaints
 from specjax.errors import SpecjaxError
@@ -61,17 +61,19 @@ def test_heads_are_named_on_the_command_line():
     shipped = pocket_folder().parent
     told = [f"a={shipped / 'hass'}", f"b=eagle:{shipped / 'eagle'}", "c=hass"]
     assert heads_in(told, "folder") == {
-        "a": Contestant("eagle2", str(shipped / "hass")),
-        "b": Contestant("eagle", str(shipped / "eagle")),
-        "c": Contestant("hass", None),
+        "a": HeadSource("eagle2", str(shipped / "hass")),
+        "b": HeadSource("eagle", str(shipped / "eagle")),
+        "c": HeadSource("hass", None),
     }
-    assert heads_in([], "pocket") == {each: Contestant(each, None) for each in ("eagle2", "hass")}
+    assert heads_in([], "pocket") == {each: HeadSource(each, None) for each in ("eagle2", "hass")}
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
         (Options(head=("a",)), "--head 'a' is not NAME=FOLDER"),
+        (Options(head=("plain=hass",)), "plain names something else; rename it"),
+        (Options(head=("a=medusa:",)), "names no folder; write NAME=medusa:FOLDER"),
         (Options(target="folder"), "no heads are given; add --head NAME=FOLDER"),
         (Options(runs=0), "runs and max_new_tokens must be at least 1"),
         (Options(temperature=()), "and a temperature"),

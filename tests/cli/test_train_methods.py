@@ -23,7 +23,7 @@ from tests.cli.target import CONFIG
 from tests.cli.training import MEASURED, contents, write_chats
 
 TWO_STEPS = (
-    *("--batch-size", "2", "--longest", "96", "--accumulate", "1", "--epochs", "0"),
+    *("--batch-size", "2", "--longest", "96", "--accumulate", "1"),
     *("--num-steps", "2", "--eval-every", "2", *MEASURED),
 )
 SHAPES = {
@@ -140,7 +140,7 @@ def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, c
     capsys.readouterr()
     told = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
     assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *told) == 2
-    assert "has num_masks 2, but the options ask for 3" in capsys.readouterr().err
+    assert "has num_masks 2, but the options ask for 3; set --num-masks" in capsys.readouterr().err
 
 
 def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_path):

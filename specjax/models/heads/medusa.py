@@ -42,6 +42,11 @@ class MedusaConfig:
             if getattr(self, name) < 1:
                 raise SpecjaxError(f"{name} {getattr(self, name)} of Medusa must be at least 1")
 
+    @property
+    def num_depths(self) -> int:
+        """Depths that the heads predict."""
+        return self.num_heads
+
     @classmethod
     def for_target(
         cls,

@@ -22,7 +22,7 @@ from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
 from specjax.training.losses import check_top_loss, smooth_l1, soft_cross_entropy, top_values
 from specjax.training.objectives.options import EagleObjective, TopLossOptions
-from specjax.training.objectives.slots import SlotValues, later, over_slots
+from specjax.training.objectives.slots import SlotValues, later, means, over_slots
 
 NOISE_LENGTH = 512  # slots of a text at which the noise is as wide as `noise` says
 Reader = Callable[[Float[Array, "B T D"]], SlotValues]
@@ -41,8 +41,7 @@ class Slots:
 
     def mean(self, values: Float[Array, "B T"]) -> Float[Array, ""]:
         """The mean over the slots that count; 0 if there are none."""
-        total = jnp.sum(jnp.where(self.counts, values, 0.0))
-        return total / jnp.maximum(jnp.sum(self.counts), 1)
+        return means({"value": values}, self.counts)["value"]
 
 
 def eagle_loss(

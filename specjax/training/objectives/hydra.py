@@ -23,11 +23,11 @@ from specjax.models.llama import Llama
 from specjax.models.rows import QueryRows
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
-from specjax.training.loop import LossFn
+from specjax.training.loop import LossFn, Metrics
 from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import logit_values
 from specjax.training.objectives.options import HydraObjective
-from specjax.training.objectives.slots import SlotValues, later, over_slots
+from specjax.training.objectives.slots import SlotValues, later, means, over_slots
 
 
 def hydra_loss(
@@ -54,23 +54,21 @@ def hydra_loss(
         params = jax.tree.map(lambda leaf: leaf.astype(features.dtype), params)
         read_features = prefix(params, features, tokens, positions, segments)
 
-        def at_depth(depth: int) -> SlotValues:
+        def at_depth(depth: int) -> Metrics:
             read = partial(_values_at, head, params, target, frozen, settings)
             behind = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
             arrays = (read_features, behind, later(features, depth))
             values = over_slots(read, arrays, recompute)
             counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-            num_counted = jnp.maximum(jnp.sum(counts), 1)
-            total = lambda value: jnp.sum(jnp.where(counts, value, 0.0))  # noqa: E731
-            return {name: total(value) / num_counted for name, value in values.items()}
+            return means(values, counts)
 
         of_depths = [at_depth(depth) for depth in depths]
-        means = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
-        metrics = {name: jnp.mean(value) for name, value in means.items() if name != "is_right"}
-        loss = means["logit_loss"]
-        if "top_loss" in means:
-            loss = loss + settings.top_weight * means["top_loss"]
-        return jnp.sum(loss), metrics | {"accuracy": means["is_right"]}
+        found = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
+        metrics = {name: jnp.mean(value) for name, value in found.items() if name != "is_right"}
+        loss = found["logit_loss"]
+        if "top_loss" in found:
+            loss = loss + settings.top_weight * found["top_loss"]
+        return jnp.sum(loss), metrics | {"accuracy": found["is_right"]}
 
     return loss_fn
 

@@ -20,10 +20,10 @@ from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.llama import Llama
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
-from specjax.training.loop import LossFn
+from specjax.training.loop import LossFn, Metrics
 from specjax.training.losses import check_top_loss, top_values
 from specjax.training.objectives.options import MedusaObjective, TopLossOptions
-from specjax.training.objectives.slots import SlotValues, later, over_slots
+from specjax.training.objectives.slots import SlotValues, later, means, over_slots
 
 
 def medusa_loss(
@@ -47,25 +47,23 @@ def medusa_loss(
         features = target_features(target, frozen, tokens, batch["positions"], segments)
         params = jax.tree.map(lambda leaf: leaf.astype(features.dtype), params)
 
-        def at_depth(depth: int) -> SlotValues:
+        def at_depth(depth: int) -> Metrics:
             read = partial(_values_at, head, params, target, frozen, settings, depth)
             arrays = {"features": features, "labels": later(tokens, 1 + depth)}
             if settings.top_weight > 0:
                 arrays["wanted"] = later(features, depth)
             values = over_slots(read, arrays, recompute)
             counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-            num_counted = jnp.maximum(jnp.sum(counts), 1)
-            total = lambda value: jnp.sum(jnp.where(counts, value, 0.0))  # noqa: E731
-            return {name: total(value) / num_counted for name, value in values.items()}
+            return means(values, counts)
 
         of_depths = [at_depth(depth) for depth in depths]
-        means = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
-        loss = means["token_loss"]
-        if "top_loss" in means:
-            loss = loss + settings.top_weight * means["top_loss"]
-        metrics = {name: jnp.mean(value) for name, value in means.items() if name != "is_right"}
+        found = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
+        loss = found["token_loss"]
+        if "top_loss" in found:
+            loss = loss + settings.top_weight * found["top_loss"]
+        metrics = {name: jnp.mean(value) for name, value in found.items() if name != "is_right"}
         weights = jnp.array([settings.head_decay**depth for depth in depths])
-        return jnp.sum(weights * loss), metrics | {"accuracy": means["is_right"]}
+        return jnp.sum(weights * loss), metrics | {"accuracy": found["is_right"]}
 
     return loss_fn
 

@@ -28,7 +28,7 @@ class TopLossOptions:
     top_loss: TopLoss = "top-k"
     """The loss on the target's most likely tokens: top-k, or one of HASS's Table 3."""
     top_weight: float = 0.0
-    """Its weight (w)."""
+    """Its weight (w); at 0 there is no such loss, and the next two do nothing."""
     top_k: int = 10
     """Tokens that it looks at (K)."""
     top_p: float = 0.9

@@ -33,7 +33,7 @@ from specjax.training.objectives.eagle import (
 )
 from specjax.training.objectives.medusa import token_values
 from specjax.training.objectives.options import ParallelEagleObjective, ParallelMedusaObjective
-from specjax.training.objectives.slots import SlotValues, later, over_slots
+from specjax.training.objectives.slots import SlotValues, later, means, over_slots
 
 # (params, keys and values of the depths above) -> loss, metrics, keys and values of this depth
 Depth = Callable[[Any, tuple[Stream, ...]], tuple[Float[Array, ""], Metrics, Stream]]
@@ -61,7 +61,7 @@ def parallel_eagle_loss(
         def reader(here: Slots, above: int) -> Reader:
             if wanted_logits is None:
                 return logit_reader(target, frozen, here, values_of, recompute)
-            wanted = later(wanted_logits, above)  # computed once for all depths
+            wanted = later(wanted_logits, above)  # computed once, and kept once for each depth
             return lambda predicted: values_of(target.logits(frozen, predicted), wanted)
 
         def one_depth(params: Any, streams: tuple[Stream, ...]):
@@ -110,11 +110,11 @@ def parallel_medusa_loss(
             if settings.top_weight > 0:
                 arrays["wanted"] = later(features, depth)
             values = over_slots(partial(_token_values, target, frozen, settings), arrays, recompute)
-            means = _means(values, _counts(batch, depth))
-            loss, accuracy = means["token_loss"], means.pop("is_right")
-            if "top_loss" in means:
-                loss = loss + settings.top_weight * means["top_loss"]
-            return loss, means | {"accuracy": accuracy[None]}, own
+            found = means(values, _counts(batch, depth))
+            loss, accuracy = found["token_loss"], found.pop("is_right")
+            if "top_loss" in found:
+                loss = loss + settings.top_weight * found["top_loss"]
+            return loss, found | {"accuracy": accuracy[None]}, own
 
         weights = [settings.head_decay**masks for masks in range(head.config.num_depths)]
         return _over_depths(one_depth, params, weights, recompute)
@@ -134,13 +134,6 @@ def _counts(batch: dict[str, Array], depth: int) -> Bool[Array, "B T"]:
     return slot_mask(batch["is_answer"], batch["segments"], ahead=1 + depth)
 
 
-def _means(values: SlotValues, counts: Bool[Array, "B T"]) -> Metrics:
-    num_counted = jnp.maximum(jnp.sum(counts), 1)
-    return {
-        name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted for name, value in values.items()
-    }
-
-
 def _over_depths(
     one_depth: Depth, params: Any, weights: list[float], recompute: bool
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -154,5 +147,5 @@ def _over_depths(
         of_depths.append(metrics)
         streams = (*streams, own)
     accuracy = jnp.concatenate([metrics.pop("accuracy") for metrics in of_depths])
-    means = {name: jnp.mean(jnp.stack([each[name] for each in of_depths])) for name in of_depths[0]}
-    return total, means | {"accuracy": accuracy}
+    found = {name: jnp.mean(jnp.stack([each[name] for each in of_depths])) for name in of_depths[0]}
+    return total, found | {"accuracy": accuracy}

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 # Slots of each row whose logits are there at a time when they are computed again: with a vocabulary
 # of 128k and 8 rows an array of them is 1 GB (of 2048 slots 8 GB), and the LM head, which each
@@ -51,3 +51,11 @@ def over_slots(
         return jnp.moveaxis(values, 0, 1).reshape(batch, -1)[:, :length]
 
     return jax.tree.map(join, lax.map(jax.checkpoint(read), jax.tree.map(split, arrays)))
+
+
+def means(values: SlotValues, counts: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:
+    """Of each value its mean over the slots that count; 0 if there are none."""
+    num_counted = jnp.maximum(jnp.sum(counts), 1)
+    return {
+        name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted for name, value in values.items()
+    }
