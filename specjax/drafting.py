@@ -19,7 +19,7 @@ from specjax.files import cache_folder, expand_user
 from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
 from specjax.models.checkpoint import CHECKPOINTS
 from specjax.models.heads.files import HEAD, check_owner
-from specjax.models.heads.kinds import KINDS, judge, kind_in
+from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
 
@@ -55,7 +55,7 @@ def load_drafter(
     if method == "draft-model":
         drafter, params = _draft_model(target, source, known, settings)
     elif METHODS[method].head:
-        drafter, params = _with_head(method, target, source, known, settings)
+        drafter, params = _with_head(method, target, source, known, settings, tuned)
     else:
         drafter = make_drafter(method, target.config, {**known, **settings})
         params = _datastore(target, source) if method == "rest" else None
@@ -127,7 +127,7 @@ def find_head(source: str | Path, kind: str | None = None) -> Path:
             f"{folder} is a run that has not finished and has no head yet; repeat its command with "
             "--resume"
         )
-    return head_folder(source, kind_in if kind is None else partial(judge, kind=kind))
+    return head_folder(source, kind_in if kind is None else partial(refuse_other_kind, kind=kind))
 
 
 def load_head(
@@ -198,12 +198,18 @@ def _with_head(
     source: str | Path | None,
     known: Mapping[str, Any],
     given: Mapping[str, Any],
+    tuned: str | Path | None,
 ) -> tuple[Drafter, Any]:
     """`known` settings were tuned; they belong to one head."""
     row = METHODS[method]
     head, params = load_head(_source_of(method, target, source), target, kind=row.head)
     known = dict(known)
-    if known.pop(TUNED_HEAD, None) != params_fingerprint(params):
+    if known and known.pop(TUNED_HEAD, None) != params_fingerprint(params):
+        if tuned is not None:
+            raise SpecjaxError(
+                f"{tuned} holds settings of {method!r} for another head; tune this one, or leave "
+                "the file out"
+            )
         known = {}
     check_settings(method, {**known, **given})
     return row.drafter(**{**known, **given}).build(head, target.model), params

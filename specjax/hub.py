@@ -42,7 +42,7 @@ SMALL_FILES = [
     "merges.txt",
     "chat_template*",
 ]
-# No "consolidated" twins; Medusa and Hydra heads have names of their own.
+# No "consolidated" twins; the third are Medusa's and Hydra's heads, which targets have no use for.
 SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"]
 TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*_lm_head.pt"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of these makes one
@@ -146,7 +146,7 @@ def head_folder(
     Raises:
         SpecjaxError: if there is no such head, it cannot be fetched, or `judge` refuses it.
     """
-    folder = _found(str(name), revision, progress, judge)
+    folder = _found(str(name), revision, progress, judge, is_head=True)
     if folder is None:
         raise SpecjaxError(
             f"{str(name)!r} is no head: give an existing folder with config.json and weights, "
@@ -161,6 +161,7 @@ def _found(
     progress: bool,
     judge: Callable[[Path], Any],
     with_weights: bool = True,
+    is_head: bool = False,
 ) -> Path | None:
     """The folder of this name, or the local copy of the hub id; None if it is neither."""
     folder = expand_user(name)
@@ -171,7 +172,7 @@ def _found(
         _refuse_revision(name, revision)
         return folder
     if HUB_ID.fullmatch(name) and is_free:
-        return _download(name, revision, progress, judge, with_weights)
+        return _download(name, revision, progress, judge, with_weights, is_head)
     return None
 
 
@@ -199,6 +200,7 @@ def _download(
     progress: bool,
     judge: Callable[[Path], Any],
     with_weights: bool,
+    is_head: bool,
 ) -> Path:
     """The local copy of a hub repository: its config is judged before its weights are fetched."""
     with _download_bars(progress), _hub_errors(name, revision):
@@ -207,10 +209,10 @@ def _download(
         if not with_weights:
             return folder
         commit = folder.name  # should the branch move meanwhile
-        snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS)
-        if not any(folder.glob("*.safetensors")):
+        snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS[: 2 + is_head])
+        if not any(path for each in SAFETENSORS[: 2 + is_head] for path in folder.glob(each)):
             import_torch(name)
-            snapshot_download(name, revision=commit, allow_patterns=TORCH_WEIGHTS)
+            snapshot_download(name, revision=commit, allow_patterns=TORCH_WEIGHTS[: 2 + is_head])
     return folder
 
 

@@ -24,6 +24,7 @@ MODELS = ("models", *FLOOR)
 WORDS = ("decoding.tree", "decoding.sampling", "decoding.prompt", *MODELS)
 DRAFTER = (
     *("decoding.drafter", "decoding.drafters.length_rules", "decoding.drafters.with_head"),
+    *(f"decoding.drafters.{kind}_trees" for kind in ("level", "pool", "depth")),
     *WORDS,
 )
 ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
@@ -55,20 +56,7 @@ RULES = {
     "pocket.*": ("", "pocket", "datastore", *UPPER),
     "training.*": ("", "training", "chat", "documents", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
-    "decoding.drafters.eagle2": ("decoding.drafters.eagle", *DRAFTER),
-    "decoding.drafters.hydra": (
-        *("decoding.drafters.eagle", "decoding.drafters.depth_trees"),
-        *DRAFTER,
-    ),
-    "decoding.drafters.depth_trees": (
-        *("decoding.drafters.eagle", "decoding.drafters.eagle2"),
-        *DRAFTER,
-    ),
-    "decoding.drafters.medusa": ("decoding.drafters.depth_trees", *DRAFTER),
-    "decoding.drafters.parallel_spec": (
-        *("decoding.drafters.eagle", "decoding.drafters.depth_trees"),
-        *DRAFTER,
-    ),
+    "decoding.drafters.parallel_spec": ("decoding.drafters.eagle", *DRAFTER),  # for its tree
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
     "decoding.generate": ("decoding.round", "decoding.request", *ROUND),
@@ -266,7 +254,7 @@ def test_a_wrong_arrow_is_reported_with_its_file_line_and_import(package, name, 
         ("decoding.reference", "from specjax.decoding.sampling import Sampling"),
         ("decoding.__init__", "from specjax.decoding.generate import speculative_generate"),
         ("decoding.drafters.__init__", "from specjax.decoding.drafters.eagle import Eagle"),
-        ("decoding.drafters.eagle2", "from specjax.decoding.drafters.eagle import Eagle"),
+        ("decoding.drafters.parallel_spec", "from specjax.decoding.drafters.eagle import Eagle"),
         ("decoding.drafters.lookahead", "from specjax.decoding.drafters import length_rules"),
         ("decoding.drafters.lookahead", "from specjax.decoding.drafter import Drafter"),
         ("decoding.drafters.lookahead", "from specjax.models.heads.eagle import EagleHead"),

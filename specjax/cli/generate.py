@@ -40,8 +40,9 @@ class Generate:
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """A setting of the method, such as num_tokens=20."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """What the method reads, if anything: for rest a datastore; for draft-model a draft, for eagle,
-    eagle2 and hass a head or the run of `specjax train` (also hub ids); by default pocket's own."""
+    """What the method reads, if anything: for rest a datastore; for draft-model a draft, for the
+    methods with a head that head or the run of `specjax train` (also hub ids); by default pocket's
+    own."""
     tuned: Annotated[Path | None, arg(metavar="FILE")] = None
     """Settings that `specjax tune` found; by default those beside the target, if any."""
     max_new_tokens: int = 256
@@ -56,7 +57,8 @@ class Generate:
     """Decides what is drawn."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
-    typical, of Medusa, is LOSSY: above temperature 0 it accepts whatever is likely enough."""
+    typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever
+    is likely enough."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None

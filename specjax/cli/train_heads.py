@@ -195,10 +195,10 @@ class TrainHead(ABC):
         from specjax.decoding.drafters.depth_trees import TreeSettings
 
         method = METHOD_OF[type(self.told)]
-        settings: Any = METHODS["eagle2" if method == "eagle" else method].drafter()
-        depths = getattr(head.config, "num_depths", 0)
-        if isinstance(settings, TreeSettings) and settings.max_depth(depths) < depths:
-            settings = replace(settings, tree="dynamic")
+        row = METHODS["eagle2" if method == "eagle" else method]
+        tree, depths = row.drafter(), getattr(head.config, "num_depths", 0)
+        is_short = isinstance(tree, TreeSettings) and tree.max_depth(depths) < depths
+        settings: Any = row.drafter(tree="dynamic") if is_short else tree
         return settings.build(head, target.model)
 
 

@@ -1,7 +1,7 @@
 """The contract between the loop and a drafting method.
 
 A drafter is a frozen, hashable dataclass whose fields are its settings. It proposes tokens and
-learns from the outcome; it never decides what is said.
+learns from the outcome; it does not decide what is said (unless acceptance is `typical`).
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -44,6 +44,8 @@ def speculative_generate(
 ) -> Generation:
     """Generates up to `max_new_tokens` per row, saying what plain decoding with `key` would say.
 
+    So it is under `coupled` verification; see `Sampling` for the others.
+
     One compiled program per shape of prompt and static settings. Row b of a batch equals its
     prompt alone under `jax.random.fold_in(key, b)`.
 
@@ -52,7 +54,7 @@ def speculative_generate(
         prompt: at least 2 tokens per row.
         key: decides the text above temperature 0.
         target: the model; static, as are all that follow but the last.
-        drafter: the method; it decides the speed, never the text.
+        drafter: the method; it decides the speed, not the text.
         sampling: temperature, filters, and the way of verification.
         max_new_tokens: new tokens per row at most.
         eos: token or tokens that end a row.

@@ -80,6 +80,14 @@ class Sampling:
         """Whether the tokens are not even in distribution those of plain decoding."""
         return self.verification == "typical" and not self.is_greedy
 
+    @property
+    def noise_is_known(self) -> bool:
+        """Whether the noise decides what the target says, and a drafter may look at it.
+
+        Under `rejection` it may not, and typical acceptance asks for what is likely, not drawn.
+        """
+        return self.verification == "coupled" and not self.is_greedy
+
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Log-probabilities after temperature, top-k and top-p, in float32; -inf where cut.
 

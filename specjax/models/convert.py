@@ -130,7 +130,11 @@ def write_weights(
     """
     kind = jnp.dtype(dtype).name
     values = {**config, "dtype": kind, "torch_dtype": kind}  # new and old spelling
-    torch = import_torch(file, "written") if file.endswith(".pt") else None
+    torch = (
+        import_torch(file, "written", "choose a layout in safetensors")
+        if file.endswith(".pt")
+        else None
+    )
     with new_folder(folder) as unfinished:
         tensors = {
             name: np.ascontiguousarray(jnp.asarray(leaf).astype(dtype))

@@ -134,7 +134,9 @@ def _from_torch(path: Path) -> list[StoredTensor]:
         raise SpecjaxError(f"{path} is damaged or holds no weights; download it again") from None
 
 
-def import_torch(path: Path | str, doing: str = "read") -> Any:
+def import_torch(
+    path: Path | str, doing: str = "read", instead: str = "use a checkpoint in safetensors format"
+) -> Any:
     """The torch module, which only its own files need.
 
     Raises:
@@ -144,7 +146,6 @@ def import_torch(path: Path | str, doing: str = "read") -> Any:
         import torch
     except ImportError:
         raise SpecjaxError(
-            f"{path} needs torch to be {doing}; run `pip install torch`, "
-            "or use a checkpoint in safetensors format"
+            f"{path} needs torch to be {doing}; run `pip install torch`, or {instead}"
         ) from None
     return torch

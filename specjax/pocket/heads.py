@@ -78,6 +78,9 @@ RECIPES = {
     "hydra": Recipe("hydra", (*TEXTS, *lasting(400, 3e-3), "--no-lm-heads")),
     "hydra-distilled": distilled("hydra", "hydra", "--no-lm-heads"),
     "parallel-medusa": Recipe("parallel-medusa", (*TEXTS, *lasting(300, 6e-3))),
+    "parallel-medusa-features": Recipe(
+        "parallel-medusa", (*TEXTS, *lasting(200, 4e-3), "--features"), "eagle"
+    ),
     "parallel-medusa-distilled": distilled("parallel-medusa", "parallel-medusa"),
     "parallel-eagle": Recipe("parallel-eagle", (*TEXTS, *lasting(500, 4e-3)), "eagle"),
     "parallel-eagle-distilled": distilled("parallel-eagle", "parallel-eagle"),

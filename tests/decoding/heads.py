@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.decoding.drafter import Context, Params
-from specjax.decoding.drafters.eagle import Choices, Eagle, EagleSettings
+from specjax.decoding.drafters.eagle import Eagle, EagleSettings
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
+from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.with_head import HeadDrafter
 from specjax.decoding.generate import start_loop
 from specjax.decoding.prompt import Prompt

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.eagle import Choices
 from specjax.decoding.drafters.hydra import Hydra, HydraSettings
+from specjax.decoding.drafters.level_trees import Choices
 from specjax.models.cache import KVCache
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.rows import causal_rows

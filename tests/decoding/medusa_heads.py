@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from specjax.decoding.drafters.eagle import Choices
+from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.medusa import Medusa, MedusaSettings
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from tests.decoding.tiny import target

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.eagle import Choices
+from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.parallel_spec import (
     ParallelMedusaSettings,
     ParallelSettings,

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Proposal
-from specjax.decoding.drafters.eagle import (
-    CUT_SETBACK,
-    PUBLISHED_TREE,
-    Choices,
-    Eagle,
-    EagleSettings,
-)
+from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle, EagleSettings
+from specjax.decoding.drafters.level_trees import CUT_SETBACK, Choices
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.errors import SpecjaxError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.eagle import CUT_SETBACK
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
+from specjax.decoding.drafters.level_trees import CUT_SETBACK
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.errors import SpecjaxError

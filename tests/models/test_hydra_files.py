@@ -185,6 +185,12 @@ def test_where_the_config_is_silent_the_tensors_decide(tmp_path, has_prefix):
     assert_loads(write(tmp_path / "heads", silent, published(has_prefix)), has_prefix)
 
 
+@pytest.mark.parametrize("said", [{}, {"has_lm_heads": None}])
+def test_where_the_config_says_nothing_of_lm_heads_the_tensors_decide(tmp_path, said):
+    tensors = published(False, has_lm_heads=False)
+    assert_loads(write(tmp_path / "heads", PLAIN_CONFIG | said, tensors), has_lm_heads=False)
+
+
 # ---- What is not loaded --------------------------------------------------------------------------
 
 

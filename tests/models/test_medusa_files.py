@@ -210,6 +210,8 @@ def test_vllm_leaves_out_what_is_by_default(tmp_path):
         expected = medusa_head(has_lm_heads=False)[1][f"blocks_{number}"]["weight"]
         np.testing.assert_array_equal(loaded[f"blocks_{number}"]["weight"], expected)
         np.testing.assert_array_equal(loaded[f"blocks_{number}"]["bias"], np.zeros(32))
+    checkpoints.edit_config(folder, logit_scale=None, truncated_vocab_size=None)
+    assert load_medusa(folder, TARGET, "float32")[0].config == module.config
     checkpoints.edit_config(folder, medusa_fc_bias=True)
     assert "missing: blocks.0.layers.0.bias, " in failure(folder)
 

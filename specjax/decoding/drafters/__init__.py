@@ -33,8 +33,8 @@ class Method:
     needs: str
     paper: str
     settings_for: Callable[[LlamaConfig], dict[str, Any]] = lambda config: {}  # that fit a target
-    part: str = ""  # reads arrays of its own: what of pocket, by default
-    head: str = ""  # and these are the weights of a head of this kind
+    part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
+    head: str = ""  # the kind of head that it reads, if any
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
 
@@ -119,7 +119,7 @@ METHODS: dict[str, Method] = {
     ),
 }
 
-KINDS = {  # declared type of a setting: what counts as one, and how a message calls it
+SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a message calls it
     bool: (bool, "True or False"),
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -154,7 +154,7 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
         if not _is_of(value, declared[name]):
-            wanted = KINDS.get(declared[name], (None, f"of the form {declared[name]}"))[1]
+            wanted = SETTING_TYPES.get(declared[name], (None, f"of the form {declared[name]}"))[1]
             raise SpecjaxError(
                 f"setting {name} of method {method!r} is {value!r}, not {wanted}; "
                 "`specjax methods` shows the defaults"
@@ -174,6 +174,8 @@ def _is_of(value: Any, declared: Any) -> bool:
         return any(_is_of(value, each) for each in get_args(declared))
     if declared is NoneType:
         return value is None
-    if declared not in KINDS:
+    if declared not in SETTING_TYPES:
         return True
-    return isinstance(value, KINDS[declared][0]) and isinstance(value, bool) == (declared is bool)
+    return isinstance(value, SETTING_TYPES[declared][0]) and isinstance(value, bool) == (
+        declared is bool
+    )

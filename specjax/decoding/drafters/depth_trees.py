@@ -6,7 +6,7 @@ best tokens of each depth, cut to the `choices`. The dynamic one takes the nodes
 products of probabilities, as EAGLE-2 does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +14,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters.eagle import Choices, foreseen, levels_of
-from specjax.decoding.drafters.eagle2 import best_of_pool, said_log_probs
+from specjax.decoding.drafters.level_trees import Choices, foreseen, levels_of
+from specjax.decoding.drafters.pool_trees import best_of_pool, said_log_probs
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
+from specjax.decoding.tree import DraftTree, from_choices, sorted_choices, valid_first
 from specjax.errors import SpecjaxError
 
 MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
@@ -122,7 +122,8 @@ def depth_tree(
         return _dynamic(settings, logits, context, draw)
     depths = settings.max_depth(logits.shape[1])
     logits = logits[:, :depths]
-    ordered, parents = sorted_choices(settings._ordered(depths))
+    choices = settings._ordered(depths)
+    ordered, _ = sorted_choices(choices)
     positions = context.length[:, None] + jnp.arange(depths)[None, :]
     law = None
     if draw.sampling.verification == "rejection" and not draw.sampling.is_greedy:
@@ -132,21 +133,17 @@ def depth_tree(
         at = [foreseen(logits[:, d : d + 1], positions[:, d], draw) for d in range(depths)]
         scores = jnp.concatenate(at, axis=1)
     best, ranked = lax.top_k(scores, 1 + max(map(max, ordered)))
-    depth = np.array([0] + [len(choice) for choice in ordered])
-    rank = np.array([choice[-1] for choice in ordered])
-    drafted = ranked[:, depth[1:] - 1, rank]
     # A node exists where all tokens of its path do: those that filters cut from a law do not.
     exists = best > -jnp.inf
     paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
     valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
-    tokens = jnp.concatenate([context.root[:, None], drafted], axis=1)
+    tree = from_choices(context.root, ranked, choices)
     proposal = None
     if law is not None:  # row n: the law at the depth below node n; leaves have no children
-        proposal = jnp.exp(law)[:, np.minimum(depth, depths - 1)]
-    tree = DraftTree(
-        tokens=tokens,
-        parents=jnp.broadcast_to(parents, tokens.shape),
-        depth=jnp.broadcast_to(depth, tokens.shape),
+        below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
+        proposal = jnp.take_along_axis(jnp.exp(law), below, axis=1)
+    tree = replace(
+        tree,
         valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
         proposal=proposal,
         is_chain=depths == len(ordered),

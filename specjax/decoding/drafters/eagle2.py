@@ -1,19 +1,16 @@
 """EAGLE-2: the tree grows where the head is confident (Li et al. 2024). HASS drafts with it too."""
 
-import math
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.eagle import foreseen
+from specjax.decoding.drafters.pool_trees import best_of_pool, said_log_probs
 from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, valid_first
 from specjax.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.llama import Llama
@@ -150,52 +147,3 @@ class Eagle2(HeadDrafter):
         own, ranked = lax.top_k(log_probs, self.settings.top_k)
         scores = beam.scores[..., None] + own
         return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)
-
-
-def said_log_probs(
-    logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
-) -> Float[Array, "B F V"]:
-    """How likely the target is to say each token at `position`: see `Eagle2` for the mixture."""
-    blind = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    if noise_share == 0 or draw.sampling.is_greedy or draw.sampling.verification == "rejection":
-        return blind
-    seeing = jax.nn.log_softmax(foreseen(logits, position, draw), axis=-1)
-    if noise_share == 1:
-        return seeing
-    return jnp.logaddexp(seeing + math.log(noise_share), blind + math.log(1 - noise_share))
-
-
-def best_of_pool(
-    root: Int[Array, " B"],
-    tokens: Int[Array, "B S"],
-    scores: Float[Array, "B S"],
-    parents: Int[Array, "B S"],
-    pool_depth: np.ndarray,
-    num_nodes: int,
-    is_chain: bool,
-) -> DraftTree:
-    """The tree of the root and the best nodes of a pool, whose nodes are S, in its order.
-
-    Args:
-        root: the last committed token.
-        tokens: of the pool's nodes; parents stand before their children.
-        scores: log-probabilities of their paths, -inf for nodes that do not exist.
-        parents: places in the pool, -1 for the root.
-        pool_depth: `[S]`, the depth of each node.
-        num_nodes: of the tree, root included.
-        is_chain: whether the pool is one path.
-    """
-    kept = jnp.sort(lax.top_k(scores, num_nodes - 1)[1], axis=1)
-    of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731
-    # A kept node is numbered from 1 on, so its number is how many stand up to it in the pool.
-    parents = jnp.sum(kept[:, None, :] <= of_kept(parents)[:, :, None], axis=2)
-    with_root = lambda first, values: jnp.concatenate([first, values], axis=1)  # noqa: E731
-    first = jnp.zeros_like(kept[:, :1])
-    tree = DraftTree(
-        tokens=with_root(root[:, None], of_kept(tokens)),
-        parents=with_root(first - 1, parents),
-        depth=with_root(first, jnp.asarray(pool_depth)[kept]),
-        valid=with_root(first == 0, of_kept(scores) > -jnp.inf),
-        is_chain=is_chain,
-    )
-    return valid_first(tree)

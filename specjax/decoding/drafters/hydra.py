@@ -13,7 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
-from specjax.decoding.drafters.eagle import Choices, Level, check_widths, level_tree, levels_of
+from specjax.decoding.drafters.level_trees import (
+    Choices,
+    Level,
+    check_widths,
+    level_tree,
+    levels_of,
+)
 from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.eagle import embed

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.depth_trees import MEDUSA_TREE, TreeSettings, depth_tree
-from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Choices
+from specjax.decoding.drafters.eagle import PUBLISHED_TREE
+from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.parallel import ParallelHead

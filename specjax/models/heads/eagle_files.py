@@ -34,6 +34,7 @@ ARCHITECTURES = {  # by whose loader is to read it; vLLM puts "Eagle" in front b
     "vllm": "LlamaForCausalLM",
     "sglang": "LlamaForCausalLMEagle",
 }
+LAYOUTS = tuple(ARCHITECTURES)  # the first is what training writes
 EMBEDDING, FC_BIAS = "embed_tokens.weight", "fc.bias"
 LayeredHead = EagleHead | ParallelHead  # whose files have the same names
 OF_THE_TARGET = (EMBEDDING, "lm_head.weight")  # ignored: the target's own are used

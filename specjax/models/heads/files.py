@@ -1,15 +1,30 @@
-"""What the folders of all heads have in common: a config that says whose head it is."""
+"""What the files of several kinds of heads have in common.
 
+Of all kinds that is a config that says whose head it is. Those of Medusa and Hydra repeat one block
+within a head, of which their files hold a copy for each time.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable
-from specjax.models.checkpoint import CONFIG
+from specjax.models.checkpoint import CONFIG, mismatches
 from specjax.models.config import CHECK, LlamaConfig
+from specjax.models.convert import check_weights, read_params
+from specjax.models.weights import StoredTensor
 
 ABOUT = "specjax"  # the key of config.json for what other loaders do not ask
 HEAD = "head"  # the folder of the head within that of its training run
+
+
+# ---- The config --------------------------------------------------------------------------------
 
 
 def read_values(folder: Path, kind: str = "") -> dict[str, Any]:
@@ -69,3 +84,65 @@ def check_sizes(place: str, hidden_size: int, vocab_size: int, target: LlamaConf
                 f"{place}: the head is for a target of {title} {ours}, but this one has {theirs}; "
                 "give a head that was trained for this target"
             )
+
+
+# ---- The tensors -------------------------------------------------------------------------------
+
+
+def read_repeated(
+    folder: Path,
+    head: Any,
+    stored: Mapping[str, StoredTensor],
+    paths: Mapping[str, str],
+    repeated: str,
+    dtype: DTypeLike,
+    progress: bool,
+) -> dict[str, Any]:
+    """The params of `head`, of which files hold some more than once.
+
+    Args:
+        folder: of the head, for messages.
+        head: the module.
+        stored: its tensors, by name.
+        paths: the path in its params of each name; copies have the same.
+        repeated: what the copies are, such as "the layers of a Medusa head", for the message.
+        dtype: of the params, whatever the files store.
+        progress: show a bar on stderr, if that is a terminal.
+
+    Raises:
+        SpecjaxError: if the tensors are not those of the head, or quantised, or copies differ.
+    """
+    shapes = param_shapes(head)
+    check_weights(folder, stored, {name: shapes[path] for name, path in paths.items()})
+    wanted: dict[str, StoredTensor] = {}
+    for name, path in paths.items():
+        tensor = wanted.setdefault(path, stored[name])
+        if tensor is not stored[name] and not np.array_equal(tensor.read(), stored[name].read()):
+            raise SpecjaxError(
+                f"{folder}: {name} is not equal to {tensor.name}, but {repeated} are one block, "
+                "repeated; others are not supported"
+            )
+    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
+
+
+def leaves_to_save(folder: Path, head: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of the params by their paths, such as `blocks_0.weight`.
+
+    Raises:
+        SpecjaxError: if they are not those of the head; the message names `folder`.
+    """
+    leaves = _leaves(params)
+    found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    if complaints := mismatches(found, param_shapes(head)):
+        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the heads of these params")
+    return leaves
+
+
+def param_shapes(head: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of each leaf of a head's params, by its path."""
+    params = jax.eval_shape(head.initialise, jax.random.key(0))
+    return {path: leaf.shape for path, leaf in _leaves(params).items()}
+
+
+def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten_dict(params, sep="."))

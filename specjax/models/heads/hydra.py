@@ -23,7 +23,8 @@ from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.eagle import through_layers
-from specjax.models.llama import DecoderLayer, Linear, Llama, RMSNorm, project
+from specjax.models.heads.own_lm_heads import LMHead
+from specjax.models.llama import DecoderLayer, Linear, Llama, RMSNorm
 from specjax.models.rows import QueryRows, causal_rows
 
 
@@ -90,20 +91,6 @@ class FirstBlock(nn.Module):
         return self.res_connection(x) + nn.silu(self.linear(x))
 
 
-class LMHead(nn.Module):
-    """`weight [V, D]` and `bias [V]` that read features."""
-
-    vocab_size: int
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        shape = (self.vocab_size, x.shape[-1])
-        weight = self.param("weight", nn.initializers.normal(0.02), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
-        logits = project(x, weight, jnp.float32)
-        return logits + jnp.broadcast_to(bias.astype(jnp.float32), logits.shape)
-
-
 class HydraHeads(nn.Module):
     """All heads of one target, and their prefix layer.
 
@@ -124,7 +111,7 @@ class HydraHeads(nn.Module):
         if config.num_layers > 1:
             self.later_blocks = [Linear(width, use_bias=True) for _ in heads]
         if config.has_lm_heads:
-            self.lm_heads = [LMHead(config.vocab_size) for _ in heads]
+            self.lm_heads = [LMHead(config.vocab_size, use_bias=True) for _ in heads]
 
     def prefixed(
         self, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache

@@ -11,18 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG, mismatches
+from specjax.models.checkpoint import CONFIG
 from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import ROTARY_BUFFER, check_weights, read_params, write_weights
-from specjax.models.heads.files import ABOUT, check_sizes, read_values
+from specjax.models.convert import ROTARY_BUFFER, write_weights
+from specjax.models.heads.files import (
+    ABOUT,
+    check_sizes,
+    leaves_to_save,
+    param_shapes,
+    read_repeated,
+    read_values,
+)
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.hydra_names import (
     BLOCK,
@@ -34,13 +38,14 @@ from specjax.models.heads.hydra_names import (
     lm_head_name,
     stored_names,
 )
-from specjax.models.heads.medusa import lm_head_of
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
+from specjax.models.heads.own_lm_heads import lm_head_to_save
 from specjax.models.weights import StoredTensor, stored_tensors
 
-LAYOUTS = ("specjax", "hydra")  # by whose loader is to read it
+LAYOUTS = ("specjax", "hydra")  # by whose loader is to read it; training writes the first
 SAFETENSORS, TORCH = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
 ARCHITECTURES = {"mlp": False, "prefix-mlp": True}  # published name: whether it has a prefix layer
+REPEATED = "the blocks of a Hydra head behind its first"
 
 
 # ---- Reading -----------------------------------------------------------------------------------
@@ -79,7 +84,8 @@ def load_hydra(
         config = _read_config(folder / CONFIG, values, stored, target)
         _check_target(folder, values, stored, target)
         head = HydraHeads(config)
-        params = _read(folder, head, stored, has_dropout, dtype, progress)
+        paths = stored_names(config, has_dropout, param_shapes(head))
+        params = read_repeated(folder, head, stored, paths, REPEATED, dtype, progress)
     return head, params
 
 
@@ -129,7 +135,9 @@ def _read_config(
     num_blocks = sum(head == last for head, _ in blocks_in(stored))
     num_heads = _number(path, values, "hydra_num_heads", 1 + last)
     num_layers = _number(path, values, "hydra_num_layers", num_blocks)
-    has_lm_heads = values.get("has_lm_heads", True)
+    has_lm_heads = values.get("has_lm_heads")
+    if has_lm_heads is None:
+        has_lm_heads = any(name.startswith(LM_HEADS) for name in stored)
     if not isinstance(has_lm_heads, bool):
         raise SpecjaxError(f"{path}: has_lm_heads {has_lm_heads!r} is not true or false; {CHECK}")
     has_prefix = any(name.startswith(PREFIX) for name in stored)
@@ -163,28 +171,6 @@ def _check_target(
             check_sizes(str(folder), target.hidden_size, rows, target)
 
 
-def _read(
-    folder: Path,
-    head: HydraHeads,
-    stored: Mapping[str, StoredTensor],
-    has_dropout: bool,
-    dtype: DTypeLike,
-    progress: bool,
-) -> dict[str, Any]:
-    shapes = _shapes(head)
-    paths = stored_names(head.config, has_dropout, shapes)
-    check_weights(folder, stored, {name: shapes[path] for name, path in paths.items()})
-    wanted: dict[str, StoredTensor] = {}
-    for name, path in paths.items():
-        tensor = wanted.setdefault(path, stored[name])
-        if tensor is not stored[name] and not np.array_equal(tensor.read(), stored[name].read()):
-            raise SpecjaxError(
-                f"{folder}: {name} is not equal to {tensor.name}, but the blocks of a Hydra head "
-                "behind its first are one block, repeated; others are not supported"
-            )
-    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
-
-
 # ---- Writing -----------------------------------------------------------------------------------
 
 
@@ -196,7 +182,7 @@ def save_hydra(
     *,
     target: LlamaConfig,
     target_params: Mapping[str, Any] | None = None,
-    layout: str = "specjax",
+    layout: str = LAYOUTS[0],
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes heads into a new `folder`, wholly or not at all.
@@ -221,23 +207,19 @@ def save_hydra(
     """
     if layout not in LAYOUTS:
         raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(LAYOUTS)}")
-    config, shapes = head.config, _shapes(head)
+    config = head.config
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
     if config.has_prefix and config.layers != HydraConfig.for_target(target, True).layers:
         raise SpecjaxError(
             f"cannot save {folder}: the prefix layer is not shaped like one of the target's, as it "
             "will be read; give the target that these heads were made for"
         )
-    leaves = _leaves(params)
-    found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
-    if complaints := mismatches(found, shapes):
-        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the heads of these params")
-    tensors = {
-        name: leaves[path] for name, path in stored_names(config, config.has_prefix, shapes).items()
-    }
+    leaves = leaves_to_save(folder, head, params)
+    paths = stored_names(config, config.has_prefix, leaves)
+    tensors = {name: leaves[path] for name, path in paths.items()}
     values = _config(config)
     if layout == "hydra" and not config.has_lm_heads:
-        table = _lm_head(folder, target, target_params)
+        table = lm_head_to_save(folder, "the authors' code", target, target_params)
         tensors |= _copies(config, table)
         del values["has_lm_heads"]
     if about:
@@ -266,26 +248,3 @@ def _copies(config: HydraConfig, table: Any) -> dict[str, Any]:
         for head in range(config.num_heads)
         for part, value in parts.items()
     }
-
-
-def _lm_head(folder: Path, target: LlamaConfig, target_params: Mapping[str, Any] | None) -> Any:
-    if target_params is None:
-        raise SpecjaxError(
-            f"cannot save {folder}: these heads use the target's LM head, which the authors' code "
-            "reads from their file; give the target's params, too"
-        )
-    table = lm_head_of(target, target_params)
-    expected = {"lm_head": (target.vocab_size, target.hidden_size)}
-    if complaints := mismatches({"lm_head": tuple(table.shape)}, expected):
-        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the target of these heads")
-    return table
-
-
-def _shapes(head: HydraHeads) -> dict[str, tuple[int, ...]]:
-    """Of each leaf of the params, by its path."""
-    params = jax.eval_shape(head.initialise, jax.random.key(0))
-    return {path: leaf.shape for path, leaf in _leaves(params).items()}
-
-
-def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(flatten_dict(params, sep="."))

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from specjax.models.checkpoint import CONFIG
-from specjax.models.heads.eagle_files import load_eagle, save_eagle
+from specjax.models.heads import eagle_files, hydra_files, medusa_files, parallel_files
 from specjax.models.heads.files import read_values
-from specjax.models.heads.hydra_files import load_hydra, save_hydra
-from specjax.models.heads.medusa_files import load_medusa, save_medusa
 from specjax.models.heads.other_heads import TITLES, kind_of_config, refuse_other_configs
-from specjax.models.heads.parallel_files import load_parallel, save_parallel
 
 
 @dataclass(frozen=True)
@@ -24,14 +21,16 @@ class HeadKind:
 
 
 KINDS = {
-    "eagle": HeadKind(load_eagle, save_eagle, ("eagle", "vllm", "sglang")),
-    "medusa": HeadKind(load_medusa, save_medusa, ("specjax", "medusa", "vllm")),
-    "hydra": HeadKind(load_hydra, save_hydra, ("specjax", "hydra")),
-    "parallel": HeadKind(load_parallel, save_parallel, ("specjax",)),
+    "eagle": HeadKind(eagle_files.load_eagle, eagle_files.save_eagle, eagle_files.LAYOUTS),
+    "medusa": HeadKind(medusa_files.load_medusa, medusa_files.save_medusa, medusa_files.LAYOUTS),
+    "hydra": HeadKind(hydra_files.load_hydra, hydra_files.save_hydra, hydra_files.LAYOUTS),
+    "parallel": HeadKind(
+        parallel_files.load_parallel, parallel_files.save_parallel, parallel_files.LAYOUTS
+    ),
 }
 
 
-def judge(folder: Path, kind: str) -> None:
+def refuse_other_kind(folder: Path, kind: str) -> None:
     """Raises SpecjaxError if a folder's config is missing or describes a head of another kind."""
     refuse_other_configs(folder / CONFIG, read_values(folder, TITLES[kind]), kind)
 
@@ -44,5 +43,5 @@ def kind_in(folder: Path) -> str:
     """
     kind = kind_of_config(read_values(folder))
     kind = kind if kind in KINDS else "eagle"
-    judge(folder, kind)
+    refuse_other_kind(folder, kind)
     return kind

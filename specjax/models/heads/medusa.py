@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Key
 
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
-from specjax.models.llama import Linear, Llama, project
+from specjax.models.heads.own_lm_heads import LMHead
+from specjax.models.llama import Linear, Llama
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,6 @@ class MedusaConfig:
         return cls(*sizes, num_heads, num_layers, has_lm_heads)
 
 
-class LMHead(nn.Module):
-    """A table `weight [V, D]` that reads features."""
-
-    config: MedusaConfig
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        weight = self.param("weight", nn.initializers.normal(0.02), shape)
-        return project(x, weight, jnp.float32)
-
-
 class MedusaHeads(nn.Module):
     """All heads of one target; `heads.logits` is what they say, as drafting and training need it.
 
@@ -84,7 +73,7 @@ class MedusaHeads(nn.Module):
         config = self.config
         self.blocks = [Linear(config.hidden_size, use_bias=True) for _ in range(config.num_heads)]
         if config.has_lm_heads:
-            self.lm_heads = [LMHead(config) for _ in range(config.num_heads)]
+            self.lm_heads = [LMHead(config.vocab_size) for _ in range(config.num_heads)]
 
     def __call__(self, features: Float[Array, "... D"], depth: int) -> Float[Array, "... O"]:
         """The logits of one head, or what the target's LM head is to read: O is V, or D."""
@@ -153,9 +142,3 @@ class MedusaHeads(nn.Module):
                     table = 0.02 * jax.random.normal(head_key, (vocab_size, width))
                 params[f"lm_heads_{number}"] = {"weight": jnp.array(table, dtype)}
         return params
-
-
-def lm_head_of(target: LlamaConfig, target_params: Any) -> Float[Array, "V D"]:
-    """The table with which a target reads its features."""
-    table = "embed_tokens" if target.tie_word_embeddings else "lm_head"
-    return target_params[table]["weight"]

@@ -13,25 +13,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG, mismatches
+from specjax.models.checkpoint import CONFIG
 from specjax.models.config import LlamaConfig
-from specjax.models.convert import check_weights, read_params, write_weights
-from specjax.models.heads.files import ABOUT, check_sizes, read_values
-from specjax.models.heads.medusa import MedusaConfig, MedusaHeads, lm_head_of
+from specjax.models.convert import write_weights
+from specjax.models.heads.files import (
+    ABOUT,
+    check_sizes,
+    leaves_to_save,
+    read_repeated,
+    read_values,
+)
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_names import OF_AUTHORS, OF_VLLM, Names
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
+from specjax.models.heads.own_lm_heads import lm_head_to_save
 from specjax.models.weights import StoredTensor, stored_tensors
 
-LAYOUTS = ("specjax", "medusa", "vllm")  # by whose loader is to read it
+LAYOUTS = ("specjax", "medusa", "vllm")  # by whose loader is to read it; training writes the first
 SAFETENSORS, TORCH = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 WITHIN_A_MODEL = re.compile(r"medusa_heads?\.")
+REPEATED = "the layers of a Medusa head"
 
 
 # ---- Reading -----------------------------------------------------------------------------------
@@ -67,7 +73,8 @@ def load_medusa(
         if names is OF_VLLM:
             stored = _without_defaults(values, stored)
         head = MedusaHeads(_read_config(folder, values, stored, names, target))
-        params = _read(folder, head, stored, names, dtype, progress)
+        paths = names.paths(head.config)
+        params = read_repeated(folder, head, stored, paths, REPEATED, dtype, progress)
     return head, params
 
 
@@ -95,7 +102,7 @@ def _check_config(
             f"{path.parent}: these Medusa heads know a part of the vocabulary only ({told}), which "
             "is not supported; give heads of the whole vocabulary"
         )
-    if values.get("logit_scale", 1) != 1:
+    if values.get("logit_scale") not in (None, 1):
         raise SpecjaxError(
             f"{path}: logit_scale {values['logit_scale']} is not supported; scale the LM heads of "
             "the file by it and set it to 1"
@@ -152,27 +159,6 @@ def _read_config(
     return MedusaConfig.for_target(target, heads, layers, has_lm_heads)
 
 
-def _read(
-    folder: Path,
-    head: MedusaHeads,
-    stored: Mapping[str, StoredTensor],
-    names: Names,
-    dtype: DTypeLike,
-    progress: bool,
-) -> dict[str, Any]:
-    paths, shapes = names.paths(head.config), _shapes(head)
-    check_weights(folder, stored, {name: shapes[path] for name, path in paths.items()})
-    wanted: dict[str, StoredTensor] = {}
-    for name, path in paths.items():
-        tensor = wanted.setdefault(path, stored[name])
-        if tensor is not stored[name] and not np.array_equal(tensor.read(), stored[name].read()):
-            raise SpecjaxError(
-                f"{folder}: {name} is not equal to {tensor.name}, but the layers of a Medusa head "
-                "are one block, repeated; heads with layers of their own are not supported"
-            )
-    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
-
-
 def _zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:
     return StoredTensor(name, shape, "F32", lambda: np.zeros(shape, np.float32))
 
@@ -188,7 +174,7 @@ def save_medusa(
     *,
     target: LlamaConfig,
     target_params: Mapping[str, Any] | None = None,
-    layout: str = "specjax",
+    layout: str = LAYOUTS[0],
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes heads into a new `folder`, wholly or not at all.
@@ -201,8 +187,10 @@ def save_medusa(
         target: whose tokens the heads predict.
         target_params: of which the LM head is written along in the layout `vllm`, for heads that
             have none of their own.
-        layout: who is to read it. `specjax` and `medusa` (the authors' code) have the names of the
-            authors; of heads with LM heads these read a file of torch's only. `vllm` is a server.
+        layout: who is to read it. `specjax` has the published names in safetensors. `medusa` is the
+            authors' code, which reads LM heads from torch's files and five heads only; it finds the
+            target by `base_model_name_or_path`, which is to be added to the config by hand. `vllm`
+            is a server.
         about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
 
     Raises:
@@ -214,16 +202,14 @@ def save_medusa(
         raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(LAYOUTS)}")
     config = head.config
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
-    leaves = _leaves(params)
-    found = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
-    if complaints := mismatches(found, _shapes(head)):
-        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the heads of these params")
+    leaves = leaves_to_save(folder, head, params)
     names = OF_VLLM if layout == "vllm" else OF_AUTHORS
     tensors = {name: leaves[path] for name, path in names.paths(config).items()}
     if layout == "vllm":
         values, file = _vllm_config(config), "model.safetensors"
         if not config.has_lm_heads:
-            tensors[names.lm_head.format(head=0)] = _lm_head(folder, target, target_params)
+            table = lm_head_to_save(folder, "vLLM", target, target_params)
+            tensors[names.lm_head.format(head=0)] = table
     else:
         values = _config(config)
         file = TORCH if layout == "medusa" and config.has_lm_heads else SAFETENSORS
@@ -254,26 +240,3 @@ def _vllm_config(config: MedusaConfig) -> dict[str, Any]:
         "medusa_fc_bias": True,
         "original_lm_head": not config.has_lm_heads,  # one for all heads
     }
-
-
-def _lm_head(folder: Path, target: LlamaConfig, target_params: Mapping[str, Any] | None) -> Any:
-    if target_params is None:
-        raise SpecjaxError(
-            f"cannot save {folder}: these heads use the target's LM head, which vLLM reads from "
-            "their file; give the target's params, too"
-        )
-    table = lm_head_of(target, target_params)
-    expected = {"lm_head": (target.vocab_size, target.hidden_size)}
-    if complaints := mismatches({"lm_head": tuple(table.shape)}, expected):
-        raise SpecjaxError(f"cannot save {folder}: {complaints}; give the target of these heads")
-    return table
-
-
-def _shapes(head: MedusaHeads) -> dict[str, tuple[int, ...]]:
-    """Of each leaf of the params, by its path."""
-    params = jax.eval_shape(head.initialise, jax.random.key(0))
-    return {path: leaf.shape for path, leaf in _leaves(params).items()}
-
-
-def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(flatten_dict(params, sep="."))
