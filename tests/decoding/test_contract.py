@@ -223,13 +223,15 @@ def test_a_row_of_a_batch_equals_its_prompt_alone(name, rope):
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
 
-@pytest.mark.parametrize("rounds_per_call", [1, 5])
-def test_streaming_says_the_same(rounds_per_call):
+@pytest.mark.parametrize(
+    ("name", "rounds_per_call"), [("pld-plus", 1), ("pld-plus", 5), ("parallel-medusa", 5)]
+)
+def test_streaming_says_the_same(name, rounds_per_call):
     model, params = target()
-    drafter = DRAFTERS["pld-plus"]
+    drafter = DRAFTERS[name]
     seen = []
     for part in stream(
-        Params(params),
+        Params(params, OF_HEADS[drafter.head] if hasattr(drafter, "head") else None),
         prompt(3),
         jax.random.key(1),
         target=model,
@@ -239,7 +241,7 @@ def test_streaming_says_the_same(rounds_per_call):
     ):
         seen.append(part)
     seen = [jax.device_get(part) for part in seen]  # earlier parts stay readable to the end
-    whole = generate("pld-plus", "greedy", 3)
+    whole = generate(name, "greedy", 3)
     np.testing.assert_array_equal(seen[-1].tokens, whole.tokens)
     np.testing.assert_array_equal(seen[-1].from_draft, whole.from_draft)
     assert (seen[-1].stats.rounds == whole.stats.rounds).all()

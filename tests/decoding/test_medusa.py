@@ -1,7 +1,7 @@
 """Medusa: its trees against literal ones, the feature it keeps, its law, and what is refused."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.depth_trees import depth_tree
 from specjax.decoding.drafters.medusa import Medusa, MedusaSettings
-from specjax.decoding.generate import start_loop
+from specjax.decoding.generate import speculative_generate, start_loop
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
@@ -227,3 +227,33 @@ def test_heads_of_other_targets_and_params_of_other_heads_are_refused():
 def test_more_children_than_tokens_are_refused():
     with pytest.raises(SpecjaxError, match="10 children of one node, but the target has only 6"):
         MedusaSettings().build(medusa_head(VOCAB, 1)[0], target(VOCAB, 1)[0])
+
+
+# ---- Medusa's own acceptance, which is lossy -----------------------------------------------------
+
+
+def test_typical_acceptance_takes_what_is_likely_enough_and_nothing_else():
+    """In the finished text every accepted token is as likely as the rule asks."""
+    epsilon, delta = 0.05, 0.6
+    sampling = Sampling(1.0, verification="typical", typical_epsilon=epsilon, typical_delta=delta)
+    model, params = target()
+    given = prompt(BATCH)
+    run = partial(
+        speculative_generate, target=model, drafter=MEDUSA, max_new_tokens=LONGEST - 40, eos=(7,)
+    )
+    weights = Params(params, medusa_head()[1])
+    out = run(weights, given, jax.random.key(1), sampling=sampling)
+    coupled = run(weights, given, jax.random.key(1), sampling=Sampling(1.0))
+    assert (np.asarray(out.tokens) != np.asarray(coupled.tokens)).any(), "nothing is lost"
+    accepted = 0
+    for row in range(BATCH):
+        start, count = int(given.length[row]), int(out.length[row])
+        text = jnp.concatenate([given.tokens[row, :start], out.tokens[row, :count]])
+        logits = model.logits(params, features_of(weights, text[None], model)[0])
+        law = np.exp(np.asarray(jax.nn.log_softmax(logits), np.float64))
+        for place in np.flatnonzero(np.asarray(out.from_draft[row, :count])):
+            before = law[start + place - 1]
+            least = min(epsilon, delta * np.exp(np.sum(before * np.log(before + 1e-5))))
+            assert before[int(out.tokens[row, place])] > least - 1e-5
+            accepted += 1
+    assert accepted > 10

@@ -187,10 +187,17 @@ def test_a_round_takes_one_pass_with_as_many_masks_as_the_tree_needs(own, rows):
     assert [rows] == CALLS
 
 
-def test_drawn_trees_keep_the_law():
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ParallelSettings(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0))),
+        ParallelSettings(tree="dynamic", top_k=2, num_tokens=6),
+    ],
+    ids=["drawn", "chosen"],
+)
+def test_trees_keep_the_law(settings):
     """Algorithm 1; that `p_value` sees when something is wrong, test_distribution.py shows."""
     module, params = parallel_head(vocab_size=VOCAB, layers=1)
-    settings = ParallelSettings(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0)))
     own = ParallelSpec(module, target(VOCAB, layers=1)[0], settings)
     assert p_value(own, params) > 1e-3
 
