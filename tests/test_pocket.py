@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.decoding.drafters import METHODS
+from specjax.hub import pocket_folder
+from specjax.models.heads.files import read_about
 from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
+from specjax.tuned import fingerprint
 
 NEW_TOKENS = 256
 
@@ -102,3 +106,15 @@ def test_answers_end_and_are_often_right():
     right = sum(text == answer_text(task) for text, task in zip(texts, tasks(), strict=True))
     assert ended >= 18
     assert right >= 4
+
+
+HEADS = [name for name, row in METHODS.items() if row.head]
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_heads_ship_that_were_measured_to_draft(method):
+    drafter, params = specjax.load_drafter(method, pocket())
+    drafter.check(pocket().config, params)
+    about = read_about(pocket_folder().parent / METHODS[method].part)
+    assert about["score"] > 1.4
+    assert about["target"] == fingerprint(pocket().config, pocket().params)

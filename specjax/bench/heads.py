@@ -27,6 +27,7 @@ from specjax.bench.run import OwnMethod, compare
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS
+from specjax.decoding.drafters.depth_trees import TreeSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
@@ -39,6 +40,7 @@ from specjax.models.heads.kinds import kind_in
 
 TABLE_WIDTH = 150  # even where a terminal is narrower: no number is cut off
 STATIC, BLIND = "{} (static tree)", "{} (tree blind to the noise)"
+DYNAMIC = "{} (dynamic tree)"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Options:
     """Tokens of its longest path."""
     num_tokens: int = 60
     """Its nodes, root included; every node is a row of the target's pass."""
+    dynamic: bool = False
+    """Also measure the heads of Medusa and ParallelSpec behind a dynamic tree of so many nodes."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     """One table for each."""
     runs: int = 3
@@ -98,6 +102,9 @@ def contestants_of(
     for name, each in heads.items():
         grows = METHODS[each.method].drafter is Eagle2Settings
         asked[name] = each._replace(settings=tree) if grows else each
+        if options.dynamic and issubclass(METHODS[each.method].drafter, TreeSettings):
+            settings = {"tree": "dynamic", "num_tokens": options.num_tokens}
+            asked[DYNAMIC.format(name)] = each._replace(settings=settings)
     if is_grown and temperature > 0:
         asked[BLIND.format(first)] = head._replace(settings={**tree, "noise_share": 0.0})
     made = []

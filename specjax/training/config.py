@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from specjax.errors import SpecjaxError
 from specjax.training.objectives.options import METHOD_OF, Objective
@@ -20,7 +22,7 @@ class LoopOptions:
         SpecjaxError: for a number below 1.
     """
 
-    num_steps: int | None = None
+    num_steps: Annotated[int | None, arg(metavar="INT")] = None
     """Steps of the optimizer; by default 2000, or what --epochs comes to where that is given."""
     save_every: int = 500
     """Steps from checkpoint to checkpoint."""

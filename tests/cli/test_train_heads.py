@@ -251,7 +251,7 @@ def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, e
     assert "EAGLE-3" in error_line()
     with_bias = ("--start", str(eagle_run), "--fc-bias")
     assert train("eagle", tmp_path / "run", *SHORT, *with_bias) == 2
-    assert error_line().endswith("has no bias in fc; leave out --fc-bias")
+    assert "fc_bias False, but the options ask for True; set --fc-bias" in error_line()
     assert not (tmp_path / "run").exists()
 
 
