@@ -16,8 +16,8 @@ from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (
-    "method text tokens num_new_tokens rounds mean_accepted_length seconds tokens_per_second "
-    "compile_seconds"
+    "method verification is_lossy text tokens num_new_tokens rounds mean_accepted_length seconds "
+    "tokens_per_second compile_seconds"
 ).split()
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
 
@@ -65,10 +65,15 @@ def test_rejection_promises_no_equal_tokens(generate, tiny, capsys):
 
 
 def test_typical_acceptance_says_loudly_that_it_is_lossy(generate, tiny, capsys):
-    options = ("count = 1", "--method", "plain", "--compare", "--verification", "typical")
-    assert generate(*options)["identical"] is True  # greedy: nothing is lost
+    options = ("count = 1", "--method", "pld", "--compare", "--verification", "typical")
+    greedy = generate(*options)
+    assert greedy["identical"] is True
+    assert greedy["is_lossy"] is False
     drawn = (*options, "--temperature", "0.8")
-    assert generate(*drawn)["identical"] is None
+    found = generate(*drawn)
+    assert found["identical"] is None
+    assert found["is_lossy"] is True
+    assert found["plain"]["is_lossy"] is False
     assert main(["generate", *SHORT, "--target", str(tiny), *drawn]) == 0
     printed = capsys.readouterr()
     assert "LOSSY" in printed.out
