@@ -16,15 +16,20 @@ TRAINING_DAY = "01 Jan 2025"  # so that a text has the same tokens whenever a ru
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
 
-def chat_ids(tokenizer: Any, message: str) -> tuple[int, ...]:
-    """A user's message in the tokenizer's chat template, or Vicuna's, up to the answer.
+def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
+    """A chat in the tokenizer's chat template, or Vicuna's, up to the assistant's next answer.
 
     BOS comes from the template or else from the tokenizer, never from both.
+
+    Args:
+        tokenizer: of `transformers`.
+        chat: a user's message, or the messages so far, the user's last.
 
     Raises:
         SpecjaxError: as `chat_text`.
     """
-    text = chat_text(tokenizer, [{"role": "user", "content": message}], is_answer_next=True)
+    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
+    text = chat_text(tokenizer, messages, is_answer_next=True)
     return tuple(encode_chat(tokenizer, text)["input_ids"])
 
 

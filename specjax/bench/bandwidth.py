@@ -25,8 +25,8 @@ def read_bandwidth() -> float:
     return NUM_PASSES * NUM_BYTES / median(seconds)
 
 
-def bytes_per_round(target: Target, length: float) -> float:
-    """What a round must read: the target's weights, and keys and values of `length` tokens.
+def bytes_per_pass(target: Target, length: float, num_rows: int = 1) -> float:
+    """What a pass must read: the target's weights, and keys and values of `length` tokens per row.
 
     Of an embedding table that is not the LM head as well, it needs single rows only.
     """
@@ -34,4 +34,4 @@ def bytes_per_round(target: Target, length: float) -> float:
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
     unread = 0 if config.tie_word_embeddings else table.nbytes
     numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return weights - unread + length * numbers_per_token * table.dtype.itemsize
+    return weights - unread + num_rows * length * numbers_per_token * table.dtype.itemsize

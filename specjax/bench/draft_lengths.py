@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,22 +21,31 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import arg
 
-from specjax.bench.measure import PLAIN, Measurement, Request, measure, summarise, warm_up
-from specjax.bench.run import OwnMethod
+from specjax.bench.contestants import OwnMethod, Prepared, padded_length
+from specjax.bench.measure import PLAIN, Program, Request, Sample, batches_of, measure, warm_up
+from specjax.bench.oracle import (
+    OracleLengths,
+    OracleResults,
+    RuleFigures,
+    acceptance_rate,
+    drafted_lengths,
+    improvement_factor,
+    oracle_lengths,
+    rule_figures,
+    write_oracle,
+)
+from specjax.bench.summary import Measurement, summarise
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic, Oracle
-from specjax.decoding.generate import stream
-from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import Generation, LoopState
 from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import Target, load
 
 ORACLE = "oracle"
-NUM_BARS = 10  # parts of a run, in which the oracle's lengths are told apart
-MOST_SHOWN = 20  # longer drafts share the last bar of the histogram
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Options:
     """0 takes the most likely token; above, tokens are drawn."""
     runs: int = 3
     """How often each rule runs each prompt."""
+    out: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Also keep the figures in this folder, for `specjax report`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,52 +82,38 @@ class WithTruth(OwnMethod):
 
     plain: OwnMethod | None = None
 
-    def prepare(self, ids: Sequence[int]) -> Any:
-        """The prompt, and the whole text in the place of the rule's params."""
+    def prepare(self, rows: Sequence[Sequence[int]]) -> tuple[Prepared, Any]:
+        """The prompts, and params with the whole texts in the place of the rule's."""
         assert self.plain is not None
-        request = self.plain.prepare(ids)
-        answer = self.plain.read(self.plain.run(request)).tokens
-        text = np.full((1, self.padded_length + self.max_new_tokens), -1, np.int32)
-        text[0, : len(ids) + len(answer)] = [*ids, *answer]
-        return *request, {**self.params.drafter, "rule": jnp.asarray(text)}
+        asked = self.plain.prepare(rows)
+        said = self.plain.read(self.plain.finish(self.plain.start(asked)))
+        texts = np.full((len(rows), self.padded_length + self.max_new_tokens), -1, np.int32)
+        for text, ids, answer in zip(texts, rows, said, strict=True):
+            text[: len(ids) + len(answer.tokens)] = [*ids, *answer.tokens]
+        return asked, {**self.params.drafter, "rule": jnp.asarray(texts)}
 
-    def run(self, request: Any) -> Any:
-        """The new text, finished."""
-        *asked, params = request
-        return OwnMethod.run(self._told(params), tuple(asked))
+    def compile(self, prepared: tuple[Prepared, Any]) -> Program:
+        """Compiles prefill and rounds."""
+        asked, params = prepared
+        return OwnMethod.compile(self._told(params), asked)
 
-    def lengths(self, request: Any) -> list[int]:
-        """How many tokens it drafted in each round that the target accepted, in order."""
-        *asked, params = request
-        told, total, lengths = self._told(params), 0, []
-        for part in stream(
-            told.params,
-            *asked,
-            target=told.target.model,
-            drafter=told.drafter,
-            sampling=told.sampling,
-            max_new_tokens=told.max_new_tokens,
-            eos=told.target.eos,
-            rounds_per_call=1,
-        ):
-            drafted = int(part.from_draft.sum())
-            lengths.append(drafted - total)
-            total = drafted
-        return lengths
+    def start(self, prepared: tuple[Prepared, Any]) -> tuple[LoopState, Any]:
+        """The state before the first round, and the params for those to come."""
+        asked, params = prepared
+        return OwnMethod.start(self._told(params), asked), params
+
+    def finish(self, state: tuple[LoopState, Any]) -> Generation:
+        """The new texts, finished."""
+        before, params = state
+        return OwnMethod.finish(self._told(params), before)
 
     def _told(self, params: Any) -> "WithTruth":
         return replace(self, params=Params(self.target.params, params))
 
 
-def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
-    """Equation 1: the gain of a static length; `cost` is that of a draft pass over a target's."""
-    if acceptance_rate == 1:
-        return (length + 1) / (length * cost + 1)
-    tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)
-    return tokens / (length * cost + 1)
-
-
-def contestants_of(target: Target, options: Options, longest: int) -> list[OwnMethod]:
+def contestants_of(
+    target: Target, options: Options, requests: Sequence[Request]
+) -> list[OwnMethod]:
     """Plain decoding, every rule, and the oracle.
 
     Raises:
@@ -145,8 +141,7 @@ def contestants_of(target: Target, options: Options, longest: int) -> list[OwnMe
         "target": target,
         "sampling": Sampling(options.temperature),
         "max_new_tokens": options.max_new_tokens,
-        "padded_length": -(-longest // BUCKET) * BUCKET,
-        "seed": 0,
+        "padded_length": padded_length([request.ids for request in requests]),
     }
     made = [
         OwnMethod(name=name, drafter=drafter, params=Params(target.params, own), **common)
@@ -159,35 +154,38 @@ def contestants_of(target: Target, options: Options, longest: int) -> list[OwnMe
     return [*made, told]
 
 
-def oracle_table(oracle: WithTruth, requests: Sequence[Request]) -> Table:
+def lengths_by_task(samples: Sequence[Sample]) -> list[OracleLengths]:
+    """What the oracle drafted in its first run of every prompt, by kind of task."""
+    runs: dict[str, list[list[int]]] = {}
+    for sample in samples:
+        if sample.method == ORACLE and sample.repeat == 0:
+            of_kind = runs.setdefault(sample.batch[0].kind, [])
+            of_kind += [drafted_lengths(text.from_draft) for text in sample.texts]
+    return [oracle_lengths(kind, of_kind) for kind, of_kind in runs.items()]
+
+
+def oracle_table(lengths: Sequence[OracleLengths]) -> Table:
     """Mean, deviation and course of the oracle's lengths, and their histogram, by kind of task."""
     table = Table("oracle lengths", "mean", "std", "by tenths of the run", "0, 1, 2, ...", box=None)
-    for kind, group in groupby(requests, key=lambda request: request.kind):
-        runs = [oracle.lengths(oracle.prepare(request.ids)) for request in group]
-        flat = np.array([length for run in runs for length in run])
-        bars: list[list[int]] = [[] for _ in range(NUM_BARS)]
-        for run in runs:
-            for number, length in enumerate(run):
-                bars[number * NUM_BARS // len(run)].append(length)
-        course = " ".join(f"{np.mean(bar):.1f}" if bar else "-" for bar in bars)
-        counts = np.bincount(np.minimum(flat, MOST_SHOWN))
-        histogram = " ".join(map(str, counts.tolist()))
-        table.add_row(kind, f"{flat.mean():.2f}", f"{flat.std():.2f}", course, histogram)
+    for each in lengths:
+        course = " ".join("-" if mean is None else f"{mean:.1f}" for mean in each.course)
+        histogram = " ".join(map(str, each.histogram))
+        table.add_row(each.task, f"{each.mean:.2f}", f"{each.std:.2f}", course, histogram)
     return table
 
 
-def rule_table(rows: Sequence[Measurement]) -> Table:
+def rule_table(rows: Sequence[RuleFigures]) -> Table:
     """Milliseconds per token and accepted length of every rule."""
     titles = "ms/token", "x plain", "quartiles", "accepted", "same"
     table = Table("task, rule", *titles, box=None)
     for row in rows:
         low, high = row.ratio_quartiles
         table.add_row(
-            f"{row.task}, {row.method}",
-            f"{1e3 / row.tokens_per_second:.3f}",
+            f"{row.task}, {row.rule}",
+            f"{row.ms_per_token:.3f}",
             f"{row.ratio:.2f}",
             f"{low:.2f}-{high:.2f}",
-            f"{row.mean_accepted_length:.2f}",
+            f"{row.accepted_length:.2f}",
             "yes" if row.identical else "NO",
         )
     return table
@@ -200,26 +198,35 @@ def _run(options: Options) -> None:
     tokenizer = target.require_tokenizer()
     tasks = read_tasks(options.tasks, options.limit)
     requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
-    contestants = contestants_of(target, options, max(len(request.ids) for request in requests))
-    compiling = warm_up(contestants, requests[0].ids)
-    rows, samples = [], []
-    for kind, group in groupby(requests, key=lambda request: request.kind):
-        fresh = list(measure(contestants, list(group), options.runs))
-        rows += summarise(kind, fresh, compiling)
-        num_before = len(samples)  # numbers of prompts differ between kinds
-        samples += [sample._replace(number=sample.number + num_before) for sample in fresh]
-    rows += summarise("all", samples, compiling)
+    contestants, batches = contestants_of(target, options, requests), batches_of(requests)
+    programs = warm_up(contestants, batches[0])
+    samples = list(measure(contestants, batches, options.runs))
+    rows = summarise(samples, programs, temperature=options.temperature)
+    plain, oracle = contestants[0], contestants[-1]
+    cost = draft_cost(plain, oracle, requests)
+    about = {
+        "target": target.name,
+        "device": jax.devices()[0].device_kind,
+        "dtype": plain.dtype,
+        "temperature": options.temperature,
+        "runs": options.runs,
+        "max_new_tokens": options.max_new_tokens,
+        "max_length": options.max_length,
+    }
+    lengths, rules = lengths_by_task(samples), list(map(rule_figures, rows))
+    found = OracleResults(about, lengths, rules, _equation_1(rows, options.static_length, cost))
+    if options.out is not None:
+        write_oracle(options.out, found)
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    console.print(rule_table(rows))
-    oracle = contestants[-1]
-    assert isinstance(oracle, WithTruth)
-    console.print(oracle_table(oracle, requests))
-    _show_equation_1(rows, options.static_length, draft_cost(contestants[0], oracle, requests))
-    print(f"medians of {options.runs} runs in turn on {jax.devices()[0].device_kind}")
+    console.print(rule_table(found.rules))
+    console.print(oracle_table(found.lengths))
+    for line in found.equation_1:
+        print(line)
+    print(f"medians of {options.runs} runs in turn on {about['device']}")
 
 
 def draft_cost(plain: OwnMethod, oracle: OwnMethod, requests: Sequence[Request]) -> float:
-    """A step of the draft over one of the target, each decoding plainly; prefill counts in both."""
+    """A step of the draft over one of the target, each decoding plainly; prefill does not count."""
     drafter = oracle.drafter
     assert isinstance(drafter, DraftModel)
     weights = oracle.params.drafter["draft"]
@@ -228,36 +235,29 @@ def draft_cost(plain: OwnMethod, oracle: OwnMethod, requests: Sequence[Request])
         target=replace(plain.target, model=drafter.draft, params=weights),
         params=Params(weights),
     )
-    seconds = []
+    seconds, batches = [], batches_of(requests)
     for method in (plain, alone):
-        warm_up([method], requests[0].ids)
-        samples = list(measure([method], requests, num_runs=1))
-        rounds = sum(sample.answer.rounds for sample in samples)
-        seconds.append(sum(sample.seconds for sample in samples) / rounds)
+        warm_up([method], batches[0])
+        samples = list(measure([method], batches, num_runs=1))
+        passes = sum(sample.passes for sample in samples)
+        seconds.append(sum(sample.decode_seconds for sample in samples) / passes)
     return seconds[1] / seconds[0]
 
 
-def _show_equation_1(rows: Sequence[Measurement], static_length: int, cost: float) -> None:
+def _equation_1(rows: Sequence[Measurement], static_length: int, cost: float) -> list[str]:
     """What equation 1 says of the static lengths, with the rate that their drafts show."""
-    everything = {row.method: row for row in rows if row.task == "all"}
+    last_task = rows[-1].task  # all kinds, or the only one
+    overall = {row.method: row for row in rows if row.task == last_task}
+    lines = []
     for name, length in (("static-5", 5), ("static-opt", static_length)):
-        row = everything[name]
-        rate = _acceptance_rate(row.mean_accepted_length, length)
+        row = overall[name]
+        rate = acceptance_rate(row.mean_accepted_length, length)
         predicted = improvement_factor(rate, length, cost)
-        print(
+        lines.append(
             f"equation 1, {name} of {length}: acceptance rate {rate:.3f}, a draft pass costs "
             f"{cost:.2f} plain steps; factor {predicted:.2f}, measured {row.ratio:.2f}"
         )
-
-
-def _acceptance_rate(accepted_length: float, length: int) -> float:
-    """The rate at which drafts of `length` would give this accepted length (bisection)."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        tokens = improvement_factor(middle, length, cost=0.0)
-        low, high = (middle, high) if tokens < accepted_length else (low, middle)
-    return (low + high) / 2
+    return lines
 
 
 if __name__ == "__main__":

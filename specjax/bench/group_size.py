@@ -23,9 +23,9 @@ from rich.console import Console
 
 from specjax.bench.heads import HeadSource, contestants_of, speed_table
 from specjax.bench.heads import Options as HeadsOptions
-from specjax.bench.measure import Measurement, Request
-from specjax.bench.report import ALL
+from specjax.bench.measure import Request
 from specjax.bench.run import compare
+from specjax.bench.summary import ALL, Measurement
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafters import check_settings
 from specjax.decoding.request import check_length
@@ -87,9 +87,8 @@ def measure(
         for num_masks, run in runs.items()
     }
     asked = HeadsOptions(max_new_tokens=options.max_new_tokens)
-    longest = max(len(request.ids) for request in requests)
-    contestants = contestants_of(target, heads, asked, options.temperature, longest)
-    return list(compare(contestants, requests, options.runs))
+    contestants = contestants_of(target, heads, asked, options.temperature, requests)
+    return compare(contestants, requests, options.runs)
 
 
 def tree_of(options: Options) -> dict[str, Any]:

@@ -21,15 +21,15 @@ from rich.table import Table
 from tyro.conf import UseAppendAction
 
 from specjax.bench.acceptance import acceptance, advice
-from specjax.bench.measure import PLAIN, Measurement, Request
-from specjax.bench.report import ALL
-from specjax.bench.run import OwnMethod, compare
+from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.measure import PLAIN, Request
+from specjax.bench.run import compare
+from specjax.bench.summary import ALL, Measurement
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.depth_trees import TreeSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
-from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import find_head, load_drafter
 from specjax.errors import SpecjaxError, exit_code
@@ -86,7 +86,7 @@ def contestants_of(
     heads: dict[str, HeadSource],
     options: Options,
     temperature: float,
-    longest: int,
+    requests: Sequence[Request],
 ) -> list[OwnMethod]:
     """Plain decoding, the static tree of the first head if it is EAGLE's, and every head.
 
@@ -118,8 +118,7 @@ def contestants_of(
                 params=Params(target.params, params),
                 sampling=Sampling(temperature),
                 max_new_tokens=options.max_new_tokens,
-                padded_length=-(-longest // BUCKET) * BUCKET,
-                seed=0,
+                padded_length=padded_length([request.ids for request in requests]),
             )
         )
     return made
@@ -223,12 +222,11 @@ def _run(options: Options) -> None:
     tokenizer = target.require_tokenizer()
     tasks = read_tasks(options.tasks, options.limit)
     requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
-    longest = max(len(request.ids) for request in requests)
     width = max(Console().width, TABLE_WIDTH)
     console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
     for temperature in options.temperature:
-        contestants = contestants_of(target, heads, options, temperature, longest)
-        rows = list(compare(contestants, requests, options.runs))
+        contestants = contestants_of(target, heads, options, temperature, requests)
+        rows = compare(contestants, requests, options.runs)
         console.print(speed_table(rows, temperature))
         for row in rows[1 - len(contestants) :]:
             if row.mean_accepted_length == 1.0:

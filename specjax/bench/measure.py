@@ -1,26 +1,23 @@
-"""Paired measurement: each method runs on the same prompt in turn, and is compared in pairs.
+"""Paired measurement: each method runs on the same prompts in turn, and is compared in pairs.
 
-What is timed: one call of a method, from a padded prompt on the device until all that it returns is
-ready, so prefill and all rounds and the checks of the request. What is not: tokenizing, padding,
-compiling (every program runs twice before the first measured call) and turning tokens into text.
+What is timed, in two parts: the prefill, from padded prompts on the device until the state before
+the first round is ready, and the decoding of all rounds. What is not: tokenizing, padding,
+compiling (every program runs before the first measured call) and turning tokens into text.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
-from statistics import median
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import numpy as np
 
 PLAIN = "plain"  # what all others are compared with
-PREFILL = "(prefill)"  # plain decoding of one token, measured beside the others
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+CACHE_EVENT = "/jax/compilation_cache/cache_hits"
+NUM_WARM_RUNS = 2
 
 
 class Request(NamedTuple):
@@ -30,11 +27,24 @@ class Request(NamedTuple):
     ids: tuple[int, ...]
 
 
-class Answer(NamedTuple):
-    """What a method said to one request."""
+Batch = tuple[Request, ...]  # prompts of one kind that are served at once
+
+
+class Text(NamedTuple):
+    """What was said to one prompt."""
 
     tokens: tuple[int, ...]
     rounds: int  # passes of the target, prefill not counted
+    accepted_lengths: tuple[int, ...] = ()  # entry n: rounds that committed n tokens
+    from_draft: tuple[bool, ...] = ()  # which tokens were drafted
+
+
+class Program(NamedTuple):
+    """What it took to compile a contestant, and what it needs to run."""
+
+    compile_seconds: float = 0.0
+    is_cached: bool = False  # at least a part came from a cache of compiled programs
+    peak_bytes: int | None = None  # arguments, results and temporaries together
 
 
 @runtime_checkable
@@ -51,15 +61,33 @@ class Contestant(Protocol):
         """Of its weights and its arithmetic."""
         ...
 
-    def prepare(self, ids: Sequence[int]) -> Any:
-        """The request in the form that `run` takes; not timed."""
+    @property
+    def most_rows(self) -> int | None:
+        """The largest batch that it serves; None: any."""
         ...
 
-    def run(self, request: Any) -> Any:
-        """Serves the request, and returns when the result is there; timed."""
+    @property
+    def has_prefill(self) -> bool:
+        """Whether `start` is the prefill; if not, `finish` does everything."""
         ...
 
-    def read(self, result: Any) -> Answer:
+    def prepare(self, rows: Sequence[Sequence[int]]) -> Any:
+        """The prompts in the form that `start` takes; not timed."""
+        ...
+
+    def compile(self, prepared: Any) -> Program:
+        """Compiles what serves prompts of this shape."""
+        ...
+
+    def start(self, prepared: Any) -> Any:
+        """Prefills, and returns when that is done; timed."""
+        ...
+
+    def finish(self, state: Any) -> Any:
+        """Decodes to the end, and returns when the result is there; timed."""
+        ...
+
+    def read(self, result: Any) -> tuple[Text, ...]:
         """The result in Python's own numbers; not timed."""
         ...
 
@@ -69,208 +97,127 @@ class Sample(NamedTuple):
 
     method: str
     dtype: str
-    request: Request
-    number: int  # of the prompt
+    batch: Batch
+    number: int  # of the batch
     repeat: int
-    answer: Answer
-    seconds: float
+    texts: tuple[Text, ...]
+    prefill_seconds: float | None  # None: not told apart
+    decode_seconds: float
     num_compiled: int  # programs compiled meanwhile; 0 if all is well
 
-
-class Verdict(IntEnum):
-    """How a run's text compares with plain decoding's; the higher, the worse."""
-
-    NOT_COMPARED = 0  # another dtype rounds otherwise, and another way may draw otherwise
-    SAME = 1
-    NEAR_TIE = 2  # other, from a place on where the dtype cannot tell two tokens apart
-    DIFFERENT = 3
-
-
-Judge = Callable[[Sample, Sample], Verdict]  # of a run and plain decoding's of the same prompt
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One method on all prompts of one kind."""
-
-    method: str
-    dtype: str
-    task: str
-    num_prompts: int
-    num_new_tokens: int  # of one run of each prompt
-    rounds: int
-    mean_accepted_length: float  # new tokens per round, pooled, bonus included
-    mean_length: float  # tokens of prompt and text so far, mean over the rounds
-    seconds: float  # of one run of each prompt: the sum of the medians over the repeats
-    prefill_seconds: float  # likewise, for plain decoding of one token: its part in `seconds`
-    tokens_per_second: float
-    spread: float  # interquartile range of a prompt's seconds over their median; median of prompts
-    ratio: float  # speed over plain's, in pairs of runs (same prompt, same repeat): the median
-    ratio_quartiles: tuple[float, float]
-    is_compared: bool  # with what plain decoding said: not if the dtype or the drawing is another
-    num_near_ties: int  # prompts where a run said something else, but only from a near tie on
-    num_different: int  # prompts where a run said something else without that excuse
-    num_recompiled: int  # measured runs that compiled something, and so are not to be trusted
-    compile_seconds: float  # of the first call, beyond a later one
-    bandwidth_share: float | None = None  # of what the device can read; not known of peers
+    @property
+    def seconds(self) -> float:
+        """Of prefill and decoding."""
+        return (self.prefill_seconds or 0.0) + self.decode_seconds
 
     @property
-    def identical(self) -> bool | None:
-        """Whether every run said what plain decoding said; None if that is not compared."""
-        return self.num_near_ties + self.num_different == 0 if self.is_compared else None
+    def num_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(len(text.tokens) for text in self.texts)
+
+    @property
+    def passes(self) -> int:
+        """Passes of the target: the rounds of the row that took most."""
+        return max(text.rounds for text in self.texts)
 
 
-def exactly(own: Sample, plain: Sample) -> Verdict:
-    """The judge that accepts no difference within one dtype."""
-    if own.dtype != plain.dtype:
-        return Verdict.NOT_COMPARED
-    is_same = own.answer.tokens == plain.answer.tokens
-    return Verdict.SAME if is_same else Verdict.DIFFERENT
+Seen = Callable[[str, int, int], bool]  # method, number of the batch, repeat
 
 
-def warm_up(contestants: Sequence[Contestant], ids: Sequence[int]) -> dict[str, float]:
-    """Compiles every contestant; returns the seconds by name, those of a warm run taken off."""
-    seconds = {}
+def batches_of(requests: Iterable[Request], num_rows: int = 1) -> list[Batch]:
+    """Batches of `num_rows` prompts of one kind; the last is filled up with the kind's first ones.
+
+    Requests of one kind stand together.
+    """
+    batches: list[Batch] = []
+    for _, group in groupby(requests, key=lambda request: request.kind):
+        of_kind = list(group)
+        for first in range(0, len(of_kind), num_rows):
+            rows = of_kind[first : first + num_rows]
+            while len(rows) < num_rows:
+                rows += of_kind[: num_rows - len(rows)]
+            batches.append(tuple(rows))
+    return batches
+
+
+def warm_up(contestants: Sequence[Contestant], batch: Batch) -> dict[str, Program]:
+    """Compiles every contestant and runs it; returns what that took, by name."""
+    programs = {}
     for contestant in contestants:
-        request = contestant.prepare(ids)
-        times = [time.perf_counter()]
-        for _ in range(2):
-            contestant.read(contestant.run(request))
-            times.append(time.perf_counter())
-        first, second = (after - before for before, after in pairwise(times))
-        seconds[contestant.name] = max(first - second, 0.0)
-    return seconds
+        prepared = contestant.prepare([request.ids for request in batch])
+        programs[contestant.name] = contestant.compile(prepared)
+        for _ in range(NUM_WARM_RUNS):
+            contestant.read(contestant.finish(contestant.start(prepared)))
+    return programs
 
 
 def measure(
-    contestants: Sequence[Contestant], requests: Sequence[Request], num_runs: int
+    contestants: Sequence[Contestant],
+    batches: Sequence[Batch],
+    num_runs: int,
+    seen: Seen = lambda method, number, repeat: False,
 ) -> Iterator[Sample]:
-    """Runs all contestants on each prompt, `num_runs` times, in an order that rotates."""
-    for number, request in enumerate(requests):
-        entries = [(contestant, contestant.prepare(request.ids)) for contestant in contestants]
+    """Runs all contestants on each batch, `num_runs` times, in an order that rotates.
+
+    Runs that were `seen` are left out.
+    """
+    for number, batch in enumerate(batches):
+        prepared: dict[str, Any] = {}
         for repeat in range(num_runs):
-            first = (number + repeat) % len(entries)
-            for contestant, prepared in entries[first:] + entries[:first]:
-                num_before = _compilations().count
-                started = time.perf_counter()
-                result = contestant.run(prepared)
-                seconds = time.perf_counter() - started
-                num_compiled = _compilations().count - num_before
-                yield Sample(
-                    contestant.name,
-                    contestant.dtype,
-                    request,
-                    number,
-                    repeat,
-                    contestant.read(result),
-                    seconds,
-                    num_compiled,
-                )
+            first = (number + repeat) % len(contestants)
+            for contestant in [*contestants[first:], *contestants[:first]]:
+                name = contestant.name
+                if seen(name, number, repeat):
+                    continue
+                if name not in prepared:
+                    prepared[name] = contestant.prepare([request.ids for request in batch])
+                yield _timed(contestant, prepared[name], batch, number, repeat)
 
 
-def summarise(
-    task: str,
-    samples: Sequence[Sample],
-    compile_seconds: Mapping[str, float],
-    judge: Judge = exactly,
-) -> list[Measurement]:
-    """One Measurement per method, in the order of `compile_seconds`; plain must be among them."""
-    by_method = {
-        name: [sample for sample in samples if sample.method == name] for name in compile_seconds
-    }
-    prefill_seconds = sum(map(median, _seconds(by_method.get(PREFILL, []))), start=0.0)
-    return [
-        _summary(task, own, by_method[PLAIN], prefill_seconds, compile_seconds[name], judge)
-        for name, own in by_method.items()
-        if name != PREFILL
-    ]
-
-
-def _summary(
-    task: str,
-    samples: Sequence[Sample],
-    plain: Sequence[Sample],
-    prefill_seconds: float,
-    compile_seconds: float,
-    judge: Judge,
-) -> Measurement:
-    by_prompt = {sample.number: sample for sample in samples}.values()
-    num_new_tokens = sum(len(sample.answer.tokens) for sample in by_prompt)
-    rounds = sum(sample.answer.rounds for sample in by_prompt)
-    times = _seconds(samples)
-    medians = [median(own) for own in times]
-    baseline = {(sample.number, sample.repeat): sample for sample in plain}
-    pairs = [(sample, baseline[sample.number, sample.repeat]) for sample in samples]
-    ratios = [_speed(own) / _speed(other) for own, other in pairs]
-    low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
-    verdicts = _verdicts(pairs, judge)
-    return Measurement(
-        method=samples[0].method,
-        dtype=samples[0].dtype,
-        task=task,
-        num_prompts=len(by_prompt),
-        num_new_tokens=num_new_tokens,
-        rounds=rounds,
-        mean_accepted_length=num_new_tokens / max(rounds, 1),
-        mean_length=sum(map(_length_over_rounds, by_prompt)) / max(rounds, 1),
-        seconds=sum(medians),
-        prefill_seconds=prefill_seconds,
-        tokens_per_second=num_new_tokens / sum(medians),
-        spread=median(_spread(own) for own in times),
-        ratio=middle,
-        ratio_quartiles=(low, high),
-        is_compared=not verdicts[Verdict.NOT_COMPARED],
-        num_near_ties=verdicts[Verdict.NEAR_TIE],
-        num_different=verdicts[Verdict.DIFFERENT],
-        num_recompiled=sum(sample.num_compiled > 0 for sample in samples),
-        compile_seconds=compile_seconds,
+def _timed(contestant: Contestant, prepared: Any, batch: Batch, number: int, repeat: int) -> Sample:
+    num_before = compilations().num_compiled
+    started = time.perf_counter()
+    state = contestant.start(prepared)
+    prefilled = time.perf_counter()
+    result = contestant.finish(state)
+    done = time.perf_counter()
+    num_compiled = compilations().num_compiled - num_before
+    if contestant.has_prefill:
+        seconds = prefilled - started, done - prefilled
+    else:
+        seconds = None, done - started
+    texts = contestant.read(result)
+    return Sample(
+        contestant.name, contestant.dtype, batch, number, repeat, texts, *seconds, num_compiled
     )
 
 
-def _verdicts(pairs: Sequence[tuple[Sample, Sample]], judge: Judge) -> Counter[Verdict]:
-    """Prompts by the worst verdict on their runs."""
-    worst: dict[int, Verdict] = {}
-    for own, plain in pairs:
-        verdict = judge(own, plain)
-        worst[own.number] = max(worst.get(own.number, verdict), verdict)
-    return Counter(worst.values())
-
-
-def _length_over_rounds(sample: Sample) -> float:
-    """The length of the text, summed over the rounds: it grows evenly."""
-    mean = len(sample.request.ids) + len(sample.answer.tokens) / 2
-    return mean * sample.answer.rounds
-
-
-def _seconds(samples: Sequence[Sample]) -> list[list[float]]:
-    """The seconds of each prompt's runs."""
-    by_prompt: dict[int, list[float]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.number, []).append(sample.seconds)
-    return list(by_prompt.values())
-
-
-def _speed(sample: Sample) -> float:
-    return len(sample.answer.tokens) / sample.seconds
-
-
-def _spread(seconds: Sequence[float]) -> float:
-    low, middle, high = np.percentile(seconds, (25, 50, 75))
-    return float((high - low) / middle)
-
-
 @dataclass
-class _Compilations:
-    """Counts the programs that JAX compiles in this process."""
+class Compilations:
+    """Counts what JAX compiles in this process, or takes from a cache of compiled programs."""
 
-    count: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: {COMPILE_EVENT: 0, CACHE_EVENT: 0})
 
-    def listen(self, event: str, duration_secs: float, **_: Any) -> None:
-        self.count += event == COMPILE_EVENT
+    def listen(self, event: str, *_: Any, **__: Any) -> None:
+        """Called by JAX."""
+        if event in self.counts:
+            self.counts[event] += 1
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled, or taken from a cache: both take time."""
+        return self.counts[COMPILE_EVENT]
+
+    @property
+    def num_cached(self) -> int:
+        """Programs taken from a cache."""
+        return self.counts[CACHE_EVENT]
 
 
 @cache
-def _compilations() -> _Compilations:
-    counter = _Compilations()
+def compilations() -> Compilations:
+    """The counter of this process."""
+    counter = Compilations()
     jax.monitoring.register_event_duration_secs_listener(counter.listen)
+    jax.monitoring.register_event_listener(counter.listen)
     return counter

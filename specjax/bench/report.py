@@ -1,20 +1,16 @@
-"""What a benchmark prints and writes."""
+"""What a benchmark prints."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, TextIO
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.acceptance import advice, is_useless
-from specjax.bench.measure import PLAIN, Measurement
+from specjax.bench.summary import ALL, Measurement
 from specjax.bench.ties import near_tie_in
 from specjax.decoding.sampling import LOSSY, Sampling
 
-ALL = "all"  # the task of the rows that sum up all kinds
-TABLE_WIDTH = 110  # even where a terminal is narrower: no number is cut off
+TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
 
 
 def show(
@@ -25,16 +21,18 @@ def show(
 ) -> None:
     """Prints the table, what its numbers mean, and in red whatever makes it worthless.
 
-    `bandwidth` is in bytes per second.
+    The rows are of one temperature and size of batch; `bandwidth` is in bytes per second.
     """
     width = max(Console().width, TABLE_WIDTH)
     console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
     console.print(table(measurements, sampling))
     one_task = [row for row in measurements if row.task == measurements[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
+    from_cache = ", partly from a cache" if any(row.is_cached for row in one_task) else ""
     console.print(
-        f"medians of {num_runs} runs in turn; prefill counts, compiling ({compiling:.1f} s) does "
-        "not; an idle machine tells more"
+        f"medians of {num_runs} runs in turn; prefill counts, compiling ({compiling:.1f} s"
+        f"{from_cache}) does not; round: a round of decoding over a plain step; memory: all that a "
+        "program holds at once, weights included; an idle machine tells more"
     )
     is_cached = any((row.bandwidth_share or 0) > 1 for row in measurements)
     console.print(
@@ -53,12 +51,16 @@ def show(
 def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
     """One row per method under each kind of task.
 
-    `x plain` and its quartiles come from pairs of runs, `bandwidth` is the share of what the device
-    can read, `prefill` its share of plain decoding's seconds, and `same` tells whether the tokens
-    are those of plain decoding, as far as `sampling` promises it.
+    `x plain` and its quartiles come from pairs of runs, `round` is the round overhead, `bandwidth`
+    the share of what the device can read, `prefill` its share of the seconds, `memory` in MB, and
+    `same` tells whether the tokens are those of plain decoding, as far as `sampling` promises it.
     """
-    result = Table("task, method", box=None, pad_edge=False)
-    titles = "tokens/s, x plain, quartiles, accepted, bandwidth, prefill, tokens, same"
+    first = measurements[0]
+    served = "" if first.batch == 1 else f", {first.batch} at once"
+    result = Table(f"T={first.temperature:g}{served}", box=None, pad_edge=False)
+    titles = (
+        "tokens/s, x plain, quartiles, accepted, round, bandwidth, prefill, memory, tokens, same"
+    )
     for title in titles.split(", "):
         result.add_column(title, justify="right")
     task = None
@@ -73,15 +75,18 @@ def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) 
             f"{row.ratio:.2f}",
             f"{low:.2f}-{high:.2f}",
             f"{row.mean_accepted_length:.2f}",
+            f"{row.round_overhead:.2f}",
             "" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
-            f"{row.prefill_seconds / row.seconds:.0%}" if row.method == PLAIN else "",
+            "" if row.prefill_seconds is None else f"{row.prefill_seconds / row.seconds:.0%}",
+            "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
             str(row.num_new_tokens),
-            _same(row, sampling),
+            same(row, sampling),
         )
     return result
 
 
-def _same(row: Measurement, sampling: Sampling) -> str:
+def same(row: Measurement, sampling: Sampling) -> str:
+    """Whether the tokens are plain decoding's, in a word or two."""
     if not row.is_compared and sampling.is_lossy:
         return "LOSSY"
     if not row.is_compared:
@@ -122,9 +127,3 @@ def complaints(measurements: Sequence[Measurement]) -> list[str]:
                 "compiled something; their times are wrong"
             )
     return lines
-
-
-def write(row: Measurement, out: TextIO, about: Mapping[str, Any]) -> None:
-    """Writes a row as one JSON object, at once, with `about` in it."""
-    values = asdict(row) | {"identical": row.identical} | dict(about)
-    print(json.dumps(values), file=out, flush=True)

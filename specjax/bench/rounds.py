@@ -5,16 +5,16 @@ are started one by one, and what one hands to the next must be written. So that 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from specjax.bench.run import OwnMethod
+from specjax.bench.contestants import OwnMethod
 from specjax.decoding.drafter import Drafter, Params, Proposal
 from specjax.decoding.generate import start_loop
 from specjax.decoding.round import conclude, draft, judge, one_round
@@ -94,6 +94,30 @@ def trace(contestants: Sequence[OwnMethod], prompts: Sequence[Sequence[int]]) ->
     ]
 
 
+def figures(each: Trace, plain: Trace) -> dict[str, Any]:
+    """What tables and JSON say of one method; seconds are medians."""
+    per_token = each.round_seconds / each.accepted_length
+    return {
+        "method": each.name,
+        "num_rounds": len(each.rounds),
+        "accepted_length": each.accepted_length,
+        **{f"{part}_seconds": each.seconds(part) for part in PARTS},
+        "round_seconds": each.round_seconds,
+        "one_program_seconds": each.one_program,
+        "speed_over_plain": plain.round_seconds / plain.accepted_length / per_token,
+        "one_program_speed_over_plain": each.accepted_length * plain.one_program / each.one_program,
+    }
+
+
+def told(traces: Sequence[Trace], count: int) -> Mapping[str, Any]:
+    """The figures of all methods, plain decoding first, with `count` rounds to draw."""
+    plain = traces[0]
+    return {
+        "device": jax.devices()[0].device_kind,
+        "methods": [figures(each, plain) | {"excerpt": each.excerpt(count)} for each in traces],
+    }
+
+
 def rounds_in_parts(own: OwnMethod, ids: Sequence[int]) -> list[Round]:
     """Continues a prompt to its end, and tells of every round."""
     state, plan = _start(own, ids)
@@ -126,7 +150,7 @@ def _start(own: OwnMethod, ids: Sequence[int]) -> tuple[LoopState, Plan]:
     plan = Plan(own.target.model, own.drafter, own.sampling, own.max_new_tokens, own.target.eos)
     state = start_loop(
         own.params,
-        *own.prepare(ids),
+        *own.prepare([ids]),
         target=plan.target,
         drafter=plan.drafter,
         max_new_tokens=plan.max_new_tokens,

@@ -1,6 +1,5 @@
-"""Which prompts are measured: tasks made from pocket's held-out code, or a JSONL file."""
+"""Which prompts are measured: tasks made from pocket's held-out code, or those of a file."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specjax.bench.task_files import read_questions
 from specjax.decoding.prompt import chat_ids
 from specjax.errors import SpecjaxError
-from specjax.files import expand_user
 
 POCKET = "pocket"
 COMPLETE = "complete"  # the kind of task that is no edit
@@ -18,12 +17,17 @@ COMPLETE = "complete"  # the kind of task that is no edit
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt and the kind of task that it is counted under."""
+    """One prompt, or the user's side of a chat, and the kind of task that it is counted under."""
 
     kind: str
-    text: str
-    is_chat: bool = False  # a user's message, which the target gets in chat form
+    turns: tuple[str, ...]  # one text, or what the user says, turn by turn
+    is_chat: bool = False  # a user's messages, which the target gets in chat form
     is_opening: bool = False  # of a text: BOS stands before it, even if the tokenizer adds none
+
+    @property
+    def text(self) -> str:
+        """The first turn."""
+        return self.turns[0]
 
 
 def _to_stderr(complaint: str) -> None:
@@ -40,13 +44,12 @@ def read_tasks(
     """The first `limit` tasks of each kind, ordered by kind.
 
     Args:
-        source: "pocket", or a file with a JSON object per line: `prompt` is continued as it
-            stands; else the first of `turns` is a user's message. The kind is `category`, or else
-            the name of the file. Other fields are ignored, so Spec-Bench's questions do.
+        source: "pocket", or a file with questions in any of the forms of `task_files.FORMS`. The
+            kind is their `category`, or else the name of the file.
         limit: tasks per kind.
         seed: decides which tasks pocket makes.
         is_validation: pocket makes them of other code than otherwise.
-        complain: told of every line that holds no task; such lines are left out.
+        complain: told of every record that holds no task; such records are left out.
 
     Raises:
         SpecjaxError: for a file that cannot be read or holds no task.
@@ -55,17 +58,48 @@ def read_tasks(
         raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
-    tasks = _file_tasks(Path(source), complain)
+    path = Path(source)
+    questions = read_questions(path, complain)
+    tasks = [Task(each.category or path.stem, each.turns, each.is_chat) for each in questions]
     return tuple(_first_of_each_kind(tasks, limit))
 
 
 def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
-    """The prompt in the target's tokens: a message in chat form, other text as it stands."""
+    """The first prompt in the target's tokens: a message in chat form, other text as it stands.
+
+    Raises:
+        SpecjaxError: if the chat template refuses a user's message.
+    """
     if task.is_chat:
         return chat_ids(tokenizer, task.text)
     ids = tuple(tokenizer(task.text)["input_ids"])
     has_bos = tokenizer.bos_token_id in (None, *ids[:1])
     return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
+
+
+def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
+    """The prompt of turn number `len(answers)`, from 0: the chat so far and what the user says now.
+
+    Args:
+        task: a chat.
+        answers: what the assistant said to each of the earlier turns.
+        tokenizer: the target's.
+
+    Raises:
+        SpecjaxError: if the task has no such turn, or the chat template refuses such a chat.
+    """
+    if not task.is_chat or len(answers) >= len(task.turns):
+        form = "chat" if task.is_chat else "text"
+        raise SpecjaxError(
+            f"a {form} of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
+            "a chat with more turns than answers"
+        )
+    messages = []
+    for message, answer in zip(task.turns, answers, strict=False):  # the last is not answered
+        messages.append({"role": "user", "content": message})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": task.turns[len(answers)]})
+    return chat_ids(tokenizer, messages)
 
 
 def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
@@ -87,45 +121,6 @@ def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
     for kind in edits.KINDS:
         for task in made:
             if task.kind == kind:
-                yield Task(kind, f"{task.instruction}\n{task.source}", is_chat=True)
+                yield Task(kind, (f"{task.instruction}\n{task.source}",), is_chat=True)
     for text in corpus.held_out_openings(limit, seed, is_validation):
-        yield Task(COMPLETE, text, is_opening=True)
-
-
-def _file_tasks(path: Path, complain: Callable[[str], None]) -> Sequence[Task]:
-    try:
-        lines = expand_user(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise SpecjaxError(
-            f"tasks {path} cannot be read ({reason}); give 'pocket' or a JSONL file"
-        ) from None
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                tasks.append(_task(line, f"{path}:{number}", path.stem))
-            except SpecjaxError as error:
-                complain(f"{error}; this line is left out")
-    if not tasks:
-        raise SpecjaxError(f"{path} holds no tasks; write one JSON object per line")
-    return tasks
-
-
-def _task(line: str, place: str, default_kind: str) -> Task:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise SpecjaxError(f"{place} is not JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise SpecjaxError(f'{place} is no JSON object such as {{"prompt": "..."}}')
-    is_chat = "prompt" not in fields
-    turns = fields.get("turns")
-    first_turn = turns[0] if isinstance(turns, list) and turns else None
-    text = first_turn if is_chat else fields["prompt"]
-    if not isinstance(text, str) or not text:
-        raise SpecjaxError(f"{place} has no text: it needs a `prompt`, or `turns` with a first one")
-    kind = fields.get("category", default_kind)
-    if not isinstance(kind, str) or not kind:
-        raise SpecjaxError(f"{place}: its category {kind!r} is no name")
-    return Task(kind, text, is_chat)
+        yield Task(COMPLETE, (text,), is_opening=True)

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.bench.measure import PLAIN, Sample, Verdict, exactly
+from specjax.bench.measure import PLAIN
+from specjax.bench.summary import Said, Verdict, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import LEAST_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.hub import Target
@@ -43,26 +44,29 @@ class NearTies:
     seed: int
     max_new_tokens: int
 
-    def __call__(self, own: Sample, plain: Sample) -> Verdict:
-        if own.method != PLAIN and not self.sampling.is_reproducible:
+    def __call__(self, said: Said) -> Verdict:
+        if said.method != PLAIN and not self.sampling.is_reproducible:
             return Verdict.NOT_COMPARED
-        verdict = exactly(own, plain)
-        if verdict != Verdict.DIFFERENT or jnp.finfo(own.dtype).bits > 16:
+        verdict = exactly(said)
+        dtype = said.dtypes[0]
+        if verdict != Verdict.DIFFERENT or jnp.finfo(dtype).bits > 16:
             return verdict
-        pairs = list(zip(own.answer.tokens, plain.answer.tokens, strict=False))
+        pairs = list(zip(said.own, said.plain, strict=False))
         at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if at == len(pairs):  # one text goes on where the other ends
             return verdict
-        text = (*plain.request.ids, *plain.answer.tokens[:at])
-        gap = self._gap(text, pairs[at], len(plain.request.ids) + self.max_new_tokens)
-        return Verdict.NEAR_TIE if gap <= near_tie_in(own.dtype) else verdict
+        text = (*said.ids, *said.plain[:at])
+        gap = self._gap(text, pairs[at], said.row, len(said.ids) + self.max_new_tokens)
+        return Verdict.NEAR_TIE if gap <= near_tie_in(dtype) else verdict
 
-    def _gap(self, text: tuple[int, ...], tokens: tuple[int, int], text_length: int) -> float:
+    def _gap(
+        self, text: tuple[int, ...], tokens: tuple[int, int], row: int, text_length: int
+    ) -> float:
         """How far the worse of two next tokens lies below the best, over the largest logit."""
         logits, scores = _next_token(
             self.target.params,
             from_ids([text], bucket=PREFILL_CHUNK),
-            jax.random.key(self.seed),
+            row_keys(jax.random.key(self.seed), row + 1)[row:],
             jnp.asarray([text_length]),
             target=self.target.model,
             sampling=self.sampling,
@@ -81,7 +85,7 @@ def near_tie_in(dtype: str) -> float:
 def _next_token(
     params,
     prompt: Prompt,
-    key: Key[Array, ""],
+    row_key: Key[Array, " B"],
     text_length: Int[Array, " B"],
     *,
     target: Llama,
@@ -95,6 +99,6 @@ def _next_token(
     root = jnp.take_along_axis(prompt.tokens, before[:, None], axis=1)
     output, _ = target.run(params, causal_rows(root, before), replace(cache, length=before))
     assert output.logits is not None
-    draw = Draw(row_keys(key, 1), prompt.length, sampling)
+    draw = Draw(row_key, prompt.length, sampling)
     scores = draw.perturbed(output.logits, prompt.length[:, None])
     return output.logits[0, 0], scores[0, 0]

@@ -1,9 +1,10 @@
 """Rounds of a few methods as bars over time (ParallelSpec, figures 1 and 5)."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from specjax.bench.rounds import PARTS, Trace
+from specjax.bench.rounds import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,54 @@ STYLES: dict[str, dict[str, Any]] = {
 BAR_HEIGHT = 0.7
 
 
-def draw(traces: Sequence[Trace], plain: Trace, count: int) -> "Figure":
+class Timed(Protocol):
+    """A method's rounds of median parts, as `Trace` has measured them or `Kept` has read them."""
+
+    @property
+    def name(self) -> str:
+        """Of the method."""
+        ...
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a round of median parts."""
+        ...
+
+    def seconds(self, part: str) -> float:
+        """Of `draft`, `verify` or `rest`."""
+        ...
+
+    def excerpt(self, count: int) -> list[int]:
+        """What `count` consecutive rounds committed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rounds as a file tells them: the figures of one method, its excerpt among them."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of the method."""
+        return self.values["method"]
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a round of median parts."""
+        return self.values["round_seconds"]
+
+    def seconds(self, part: str) -> float:
+        """Of `draft`, `verify` or `rest`."""
+        return self.values[f"{part}_seconds"]
+
+    def excerpt(self, count: int) -> list[int]:
+        """The first `count` of the rounds that were kept."""
+        return list(self.values["excerpt"][:count])
+
+
+def draw(traces: Sequence[Timed], plain: Timed, count: int) -> "Figure":
     """`count` rounds of each method, and below them plain decoding's steps for the same tokens.
 
     Bars are as long as the medians; the number on a round is what that round committed.
@@ -45,7 +93,7 @@ def draw(traces: Sequence[Trace], plain: Trace, count: int) -> "Figure":
     return figure
 
 
-def _draw_rounds(axes: "Axes", row: int, trace: Trace, excerpt: Sequence[int]) -> None:
+def _draw_rounds(axes: "Axes", row: int, trace: Timed, excerpt: Sequence[int]) -> None:
     bottom, length = row - BAR_HEIGHT / 2, 1e3 * trace.round_seconds
     offset = 0.0
     for part in PARTS:
@@ -60,7 +108,7 @@ def _draw_rounds(axes: "Axes", row: int, trace: Trace, excerpt: Sequence[int]) -
         axes.text(at, row, f"+{num_tokens}", ha="center", va="center", fontsize=8, bbox=box)
 
 
-def _draw_steps(axes: "Axes", row: int, plain: Trace, num_steps: int) -> None:
+def _draw_steps(axes: "Axes", row: int, plain: Timed, num_steps: int) -> None:
     length = 1e3 * plain.round_seconds
     bars = [(number * length, length) for number in range(num_steps)]
     place = row - BAR_HEIGHT / 2, BAR_HEIGHT

@@ -21,14 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import UseAppendAction
 
+from specjax.bench.contestants import OwnMethod, padded_length
 from specjax.bench.measure import PLAIN
-from specjax.bench.rounds import PARTS, Trace, trace
-from specjax.bench.run import OwnMethod
+from specjax.bench.rounds import PARTS, figures, trace
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.bench.timeline import draw
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import check_settings
-from specjax.decoding.prompt import BUCKET
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
@@ -82,9 +81,12 @@ def methods_in(texts: Sequence[str]) -> dict[str, str | None]:
 
 
 def contestants_of(
-    target: Target, methods: Mapping[str, str | None], options: Options, longest: int
+    target: Target,
+    methods: Mapping[str, str | None],
+    options: Options,
+    prompts: Sequence[Sequence[int]],
 ) -> list[OwnMethod]:
-    """The methods, for prompts of at most `longest` tokens.
+    """The methods, for these prompts.
 
     Raises:
         SpecjaxError: for a method whose weights are missing or do not fit.
@@ -100,26 +102,10 @@ def contestants_of(
                 params=Params(target.params, params),
                 sampling=Sampling(options.temperature),
                 max_new_tokens=options.max_new_tokens,
-                padded_length=-(-longest // BUCKET) * BUCKET,
-                seed=0,
+                padded_length=padded_length(prompts),
             )
         )
     return made
-
-
-def figures(each: Trace, plain: Trace) -> dict[str, Any]:
-    """What the table and the JSON say of one method; seconds are medians."""
-    per_token = each.round_seconds / each.accepted_length
-    return {
-        "method": each.name,
-        "num_rounds": len(each.rounds),
-        "accepted_length": each.accepted_length,
-        **{f"{part}_seconds": each.seconds(part) for part in PARTS},
-        "round_seconds": each.round_seconds,
-        "one_program_seconds": each.one_program,
-        "speed_over_plain": plain.round_seconds / plain.accepted_length / per_token,
-        "one_program_speed_over_plain": each.accepted_length * plain.one_program / each.one_program,
-    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -154,9 +140,8 @@ def _run(options: Options) -> None:
     tokenizer = target.require_tokenizer()
     tasks = read_tasks(options.tasks, options.limit)
     prompts = [token_ids(task, tokenizer) for task in tasks]
-    longest = max(map(len, prompts))
-    check_length(longest, options.max_new_tokens, target.config)
-    contestants = contestants_of(target, methods, options, longest)
+    check_length(max(map(len, prompts)), options.max_new_tokens, target.config)
+    contestants = contestants_of(target, methods, options, prompts)
     plain, *traces = trace(contestants, prompts)
     rows = [figures(each, plain) for each in (plain, *traces)]
     Console(soft_wrap=True, markup=False, highlight=False, width=120).print(table(rows))

@@ -19,6 +19,7 @@ from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
 from specjax.cli.methods import Methods
+from specjax.cli.report import Report
 from specjax.cli.train import Train
 from specjax.cli.tune import Tune
 from specjax.errors import exit_code
@@ -30,6 +31,7 @@ Start with `specjax generate --compare`; `specjax --version` tells the version."
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[DatastoreCommand, tyro.conf.subcommand("datastore")]

@@ -30,3 +30,5 @@ class Bench(BenchOptions):
         check_seed(self.seed)
         use_compilation_cache()
         run_bench(partial(load, self.target, dtype=self.dtype), self)
+        if self.out is not None:
+            print(f"kept in {self.out}; `specjax report {self.out}` makes a page of it")

@@ -75,8 +75,8 @@ class Generate:
     def run(self) -> None:
         """Generates, measures and prints."""
         source = read_source(self.prompt, self.prompt_file, self.prompt_ids, self.chat)
+        from specjax.cli.generate_report import Report
         from specjax.cli.measure import measure
-        from specjax.cli.report import Report
 
         report = Report(self.json)
         job = self._job(source)

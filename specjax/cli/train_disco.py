@@ -33,8 +33,9 @@ class TrainDisco:
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or a JSONL file with `prompt` or
-    `turns` in each line."""
+    """pocket for tasks of its own that `bench` does not measure, or a question file as `bench`
+    reads them: Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in
+    each line."""
     limit: int = 80
     """Prompts of each kind of task."""
     kinds: str = ""
@@ -61,7 +62,7 @@ class TrainDisco:
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
-        from specjax.bench.run import check_prompts
+        from specjax.bench.requests import check_prompts
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache, watched
         from specjax.distillation import answers_of

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from specjax.errors import SpecjaxError
 from specjax.training.config import LoopOptions
 from specjax.training.data import Batches
 from specjax.training.progress import Progress
-from specjax.training.run_folder import open_run
+from specjax.training.run_folder import Run, open_run
 
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # as devices say it, and as the CPU does
 
@@ -92,47 +93,39 @@ def train(
             do not spread evenly over the devices, or if memory is short.
     """
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    everywhere = NamedSharding(mesh, P())
     params = jax.tree.map(jnp.copy, params)  # steps donate theirs
-    state = jax.device_put({"params": params, "moments": optimizer.init(params)}, everywhere)
-    frozen = jax.device_put(frozen, everywhere)
-    train_step = _train_step(loss_fn, optimizer)
-    key = jax.random.key(options.seed)
+    state = {"params": params, "moments": optimizer.init(params)}
+    state, frozen = jax.device_put((state, frozen), NamedSharding(mesh, P()))  # everywhere
+    take_step = _step_taker(_train_step(loss_fn, optimizer), frozen, mesh, options.seed, accumulate)
     with (
         _memory_advice(advice),
         open_run(run_folder, config or {}, resume, options.keep_last) as run,
     ):
         first, state = run.restored(state, batches)
         with Progress(title, first, options.total_steps) as progress:
+            record = partial(_record, run, progress, options, evaluation, batches)
             for step in range(first, options.total_steps):
-                metrics = {}
-                for part in range(accumulate):
-                    batch = next(batches)
-                    progress.count(batch)
-                    part_key = jax.random.fold_in(key, step * accumulate + part)
-                    state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
-                done = step + 1
-                is_logged, is_measured, is_saved = (
-                    done % every == 0 or done == options.total_steps
-                    for every in (options.log_every, options.eval_every, options.save_every)
-                )
-                is_measured = is_measured and evaluation is not None
-                if is_logged or is_measured or is_saved:
-                    row = _numbers(metrics, done)
-                    if is_logged:
-                        run.log({"step": done, **row, **progress.show(done, row)})
-                score = None
-                if evaluation is not None and is_measured:
-                    measured = progress.measure(done, evaluation.measure, state["params"])
-                    run.log({"step": done, **measured})
-                    score = float(measured[evaluation.score])
-                if is_saved or is_measured:
-                    run.save(done, state, batches, score)
-        best = run.best(state)
-    if best is None:
-        return Trained(state["params"], state["params"], options.total_steps, None)
-    step, score, best_state = best
-    return Trained(state["params"], best_state["params"], step, score)
+                state, metrics = take_step(step, state, batches, progress)
+                record(step + 1, state, metrics)
+        return _trained(state, run.best(state), options.total_steps)
+
+
+def _step_taker(
+    train_step: Callable, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int
+) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
+    """What takes one step, over the next `accumulate` batches; metrics are those of the last."""
+    key = jax.random.key(seed)
+
+    def take_step(step, state, batches, progress):
+        metrics = {}
+        for part in range(step * accumulate, (step + 1) * accumulate):
+            batch = next(batches)
+            progress.count(batch)
+            part_key = jax.random.fold_in(key, part)
+            state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
+        return state, metrics
+
+    return take_step
 
 
 def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable:
@@ -156,6 +149,43 @@ def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
             f"{count} divides"
         )
     return jax.device_put(batch, NamedSharding(mesh, P("data")))
+
+
+def _record(
+    run: Run,
+    progress: Progress,
+    options: LoopOptions,
+    evaluation: Evaluation | None,
+    batches: Batches,
+    done: int,
+    state: PyTree,
+    metrics: Metrics,
+) -> None:
+    """Logs, measures and saves after `done` steps, if it is time; whatever is measured is saved."""
+    is_logged, is_measured, is_saved = (
+        done % every == 0 or done == options.total_steps
+        for every in (options.log_every, options.eval_every, options.save_every)
+    )
+    due = evaluation if is_measured else None
+    is_saved = is_saved or due is not None
+    if is_logged or is_saved:
+        row = _numbers(metrics, done)
+        if is_logged:
+            run.log({"step": done, **row, **progress.show(done, row)})
+    score = None
+    if due is not None:
+        measured = progress.measure(done, due.measure, state["params"])
+        run.log({"step": done, **measured})
+        score = float(measured[due.score])
+    if is_saved:
+        run.save(done, state, batches, score)
+
+
+def _trained(state: PyTree, best: tuple[int, float, PyTree] | None, total_steps: int) -> Trained:
+    if best is None:
+        return Trained(state["params"], state["params"], total_steps, None)
+    step, score, best_state = best
+    return Trained(state["params"], best_state["params"], step, score)
 
 
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:

@@ -11,14 +11,11 @@ A checkpoint that was damaged is passed over for the one before.
 
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +25,11 @@ from jaxtyping import PyTree
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable, writable
 from specjax.models.checkpoint import CHECKPOINTS
+from specjax.provenance import revision, versions
 from specjax.training import checkpoints
 
 METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"
 TENSORBOARD = "tensorboard"
-VERSIONS = ("specjax", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 @dataclass(frozen=True)
@@ -240,25 +237,8 @@ def _introduce(file: Path) -> None:
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "revision": _revision(),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in VERSIONS},
+        "revision": revision(),
+        "versions": versions(),
         "devices": [str(device) for device in jax.devices()],
     }
     _write_json(file, {"starts": [*starts, start]})
-
-
-def _revision() -> str | None:
-    """The commit of the source tree that this is, if it is one; changed files are told."""
-
-    def git(*arguments: str) -> str:
-        here = Path(__file__)
-        return subprocess.run(
-            ["git", *arguments], cwd=here.parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not somebody else's repository
-        return git("describe", "--always", "--dirty", "--abbrev=40")
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -1,9 +1,10 @@
-"""Curves of a sweep as PNG files."""
+"""Curves of a sweep as PNG files, and beside them as JSON for `specjax report`."""
 
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from specjax.bench.curves import keep_curve
 from specjax.errors import SpecjaxError
 from specjax.files import writable
 from specjax.tuning.sweep import Curve
@@ -18,10 +19,13 @@ def prepare(folder: Path) -> None:
 
 
 def plot(curve: Curve, folder: Path) -> Path:
-    """Draws accepted length over the setting, one line per series; returns the file.
+    """Draws accepted length over the setting, one line per series, and keeps the points.
+
+    Returns:
+        The picture.
 
     Raises:
-        SpecjaxError: if the file cannot be written.
+        SpecjaxError: if a file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -35,4 +39,5 @@ def plot(curve: Curve, folder: Path) -> Path:
     path = folder / (re.sub(r"\W+", "-", curve.title.lower()).strip("-") + ".png")
     with writable(path):
         figure.savefig(path, dpi=120)
+    keep_curve(folder, curve.title, curve.setting, curve.series)
     return path

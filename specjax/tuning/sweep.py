@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from specjax.bench.measure import Request, measure, warm_up
-from specjax.bench.run import OwnMethod
+from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.measure import Request, batches_of, measure, warm_up
 from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.prompt import BUCKET
 from specjax.decoding.sampling import Sampling
 from specjax.hub import Target
 
@@ -42,7 +41,6 @@ def sweep(
 
     `params` are what all the drafters read.
     """
-    longest = max(len(request.ids) for request in requests)
     contestants = [
         OwnMethod(
             name=str(value),
@@ -51,18 +49,18 @@ def sweep(
             params=Params(target.params, params),
             sampling=Sampling(),
             max_new_tokens=max_new_tokens,
-            padded_length=-(-longest // BUCKET) * BUCKET,
-            seed=0,
+            padded_length=padded_length([request.ids for request in requests]),
         )
         for value, drafter in drafters.items()
     ]
-    warm_up(contestants, requests[0].ids)
-    samples = list(measure(contestants, requests, num_runs=1))
+    batches = batches_of(requests)
+    warm_up(contestants, batches[0])
+    samples = list(measure(contestants, batches, num_runs=1))
     points = []
     for value in drafters:
         own = [sample for sample in samples if sample.method == str(value)]
-        tokens = sum(len(sample.answer.tokens) for sample in own)
-        rounds = sum(sample.answer.rounds for sample in own)
+        tokens = sum(sample.num_tokens for sample in own)
+        rounds = sum(sample.passes for sample in own)
         seconds = sum(sample.seconds for sample in own)
         points.append(Point(value, tokens / rounds, tokens / seconds))
     return points

@@ -3,7 +3,6 @@
 Nothing here asserts how long anything took.
 """
 
-import json
 from dataclasses import dataclass, replace
 
 import jax
@@ -12,30 +11,23 @@ import pytest
 from rich.console import Console
 
 from specjax.bench import run as run_module
-from specjax.bench.bandwidth import bytes_per_round
-from specjax.bench.measure import (
-    PREFILL,
-    Answer,
-    Request,
-    Sample,
-    Verdict,
-    measure,
-    summarise,
-    warm_up,
-)
+from specjax.bench.bandwidth import bytes_per_pass
+from specjax.bench.contestants import make_contestants
+from specjax.bench.measure import Program, Request, Text, batches_of, measure, warm_up
 from specjax.bench.memory import held, main
-from specjax.bench.options import methods_in
-from specjax.bench.report import ALL, complaints, near_ties, show, table
-from specjax.bench.run import BenchOptions, check_prompts, compare, make_contestants, run_bench
-from specjax.bench.tasks import Task, read_tasks, token_ids
+from specjax.bench.options import BenchOptions, methods_in
+from specjax.bench.report import complaints, table
+from specjax.bench.requests import check_prompts, requests_of
+from specjax.bench.results import Stage, read_results
+from specjax.bench.run import compare, run_bench
+from specjax.bench.summary import ALL, Said, Verdict, summarise
+from specjax.bench.tasks import Task
 from specjax.bench.ties import NearTies
-from specjax.decoding.prompt import VICUNA
 from specjax.decoding.sampling import Sampling
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.models.config import LlamaConfig
 from specjax.models.llama import Llama
-from specjax.pocket import corpus, edits
 from specjax.pocket.tokenizer import train_tokenizer
 
 CONFIG = LlamaConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
@@ -84,117 +76,143 @@ class Liar:
         return getattr(self.own, name)
 
     def read(self, result):
-        answer = self.own.read(result)
         self.num_answers += 1
-        last = answer.tokens[-1] + (self.num_answers > 3)  # two runs to warm up, and one
-        return answer._replace(tokens=(*answer.tokens[:-1], last))
+        texts = self.own.read(result)
+        is_lie = self.num_answers > 3  # two runs to warm up, and one
+        return tuple(
+            text._replace(tokens=(*text.tokens[:-1], text.tokens[-1] + is_lie)) for text in texts
+        )
+
+
+def contestants_of(target, requests, temperature=0.0, num_rows=1, **changes):
+    return make_contestants(
+        target, replace(OPTIONS, **changes), requests, Stage(temperature, num_rows)
+    )
 
 
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature, methods", [(0.0, "pld,pld-plus"), (0.8, "pld")])
+@pytest.mark.parametrize(
+    "temperature, methods, num_rows", [(0.0, "pld,pld-plus", 1), (0.8, "pld", 2)]
+)
 def test_every_method_says_the_same_and_nothing_compiles_again(
-    target, requests, temperature, methods
+    target, requests, temperature, methods, num_rows
 ):
-    options = replace(OPTIONS, temperature=temperature, methods=methods)
-    rows = list(compare(make_contestants(target, options, requests), requests, options.runs))
+    contestants = contestants_of(target, requests, temperature, num_rows, methods=methods)
+    rows = compare(contestants, requests, OPTIONS.runs, num_rows=num_rows)
     names = ["plain", *methods.split(",")]
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
-        for task, num_prompts in (("short", 2), ("long", 3), (ALL, 5))
+        for task, num_prompts in (("short", 2), ("long", 3 + (num_rows == 2)), (ALL, 0))
         for name in names
+        for num_prompts in [num_prompts or 5 + (num_rows == 2)]
     ]
     assert all(row.identical for row in rows)
     assert {row.num_recompiled for row in rows} == {0}
     assert complaints(rows) == []
-    assert {row.mean_accepted_length for row in rows if row.method == "plain"} == {1.0}
+    plain = [row for row in rows if row.method == "plain"]
+    assert {row.mean_accepted_length for row in plain} == {1.0}
+    assert {row.round_overhead for row in plain} == {1.0}
+    assert all(row.batch == num_rows for row in rows)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
+    assert all(row.peak_bytes > weights for row in rows)
+    for row in rows:
+        told = sum(n * count for n, count in enumerate(row.accepted_lengths))
+        assert (told, sum(row.accepted_lengths)) == (row.num_new_tokens, row.rounds)
 
 
-def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
-    def sample(method, number, repeat, num_tokens, rounds, seconds):
-        answer, request = Answer((7,) * num_tokens, rounds), Request("edits", (3,) * 5)
-        return Sample(method, "float32", request, number, repeat, answer, seconds, 0)
-
-    samples = [
-        sample("plain", 0, 0, 10, 10, 1.0),
-        sample("plain", 0, 1, 10, 10, 2.0),
-        sample("plain", 1, 0, 30, 30, 3.0),
-        sample("plain", 1, 1, 30, 30, 5.0),
-        sample("fast", 0, 0, 10, 4, 0.5),  # x 2
-        sample("fast", 0, 1, 10, 4, 0.5),  # x 4
-        sample("fast", 1, 0, 30, 6, 1.0),  # x 3
-        sample("fast", 1, 1, 30, 6, 5.0),  # x 1
-        sample(PREFILL, 0, 0, 1, 1, 0.1),
-        sample(PREFILL, 0, 1, 1, 1, 0.3),
-        sample(PREFILL, 1, 0, 1, 1, 0.5),
-        sample(PREFILL, 1, 1, 1, 1, 0.5),
-    ]
-    plain, fast = summarise("edits", samples, {"plain": 3.0, PREFILL: 1.0, "fast": 4.0})
-    assert (plain.method, plain.ratio, plain.compile_seconds) == ("plain", 1.0, 3.0)
-    assert (fast.num_new_tokens, fast.rounds, fast.mean_accepted_length) == (40, 10, 4.0)
-    assert plain.seconds == 1.5 + 4.0
-    assert fast.seconds == 0.5 + 3.0
-    assert fast.tokens_per_second == 40 / 3.5
-    assert fast.ratio == 2.5
-    assert fast.ratio_quartiles == (1.75, 3.25)
-    assert fast.spread == pytest.approx((0 + 2 / 3) / 2)
-    assert fast.prefill_seconds == pytest.approx(0.2 + 0.5)
-    assert fast.mean_length == pytest.approx((4 * (5 + 5) + 6 * (5 + 15)) / 10)
+def test_a_batch_says_what_its_prompts_say_alone(target, requests):
+    """At temperature 0; and prefill and decoding together are all that generating takes."""
+    _, alone = contestants_of(target, requests, methods="pld")
+    together = list(measure([alone], batches_of(requests, 2), num_runs=1))
+    singly = list(measure([alone], batches_of(requests), num_runs=1))
+    texts = {sample.batch[0]: sample.texts[0].tokens for sample in singly}
+    for sample in together:
+        assert [text.tokens for text in sample.texts] == [texts[each] for each in sample.batch]
+        assert sample.passes == max(text.rounds for text in sample.texts)
+        assert sample.seconds == sample.prefill_seconds + sample.decode_seconds
 
 
-def test_methods_take_turns():
-    class Counter:
-        dtype = "float32"
+def test_batches_hold_one_kind_and_are_filled_up(requests):
+    assert [len(batch) for batch in batches_of(requests, 4)] == [4, 4]
+    short, long = batches_of(requests, 4)
+    assert short == (*requests[:2], *requests[:2])
+    assert long == (*requests[2:], requests[2])
 
-        def __init__(self, name):
-            self.name = name
 
-        def prepare(self, ids):
-            return ids
+class Counter:
+    """A contestant that says what it is asked, in no time."""
 
-        def run(self, request):
-            return request
+    dtype, most_rows, has_prefill = "float32", None, True
 
-        def read(self, result):
-            return Answer(tuple(result), 1)
+    def __init__(self, name):
+        self.name = name
 
+    def compile(self, prepared):
+        return Program()
+
+    def prepare(self, rows):
+        return rows
+
+    def start(self, prepared):
+        return prepared
+
+    def finish(self, state):
+        return state
+
+    def read(self, result):
+        return tuple(Text(tuple(row), 1) for row in result)
+
+
+def test_methods_take_turns_and_runs_that_were_seen_are_left_out():
     contestants = [Counter(name) for name in "abc"]
-    samples = list(measure(contestants, [Request("", (1,)), Request("", (2,))], num_runs=3))
+    batches = batches_of([Request("", (1,)), Request("", (2,))])
+    samples = list(measure(contestants, batches, num_runs=3))
     assert "".join(sample.method for sample in samples) == "abcbcacab" + "bcacababc"
+    seen = {(sample.method, sample.number, sample.repeat) for sample in samples[:10]}
+    rest = list(measure(contestants, batches, 3, lambda *run: run in seen))
+    told = [(sample.method, sample.number, sample.repeat) for sample in rest]
+    assert told == [(each.method, each.number, each.repeat) for each in samples[10:]]
 
 
 def test_different_tokens_are_reported(target, requests):
-    plain, *_ = make_contestants(target, OPTIONS, requests)
-    rows = list(compare([plain, Liar(plain)], requests[:2], num_runs=1))
+    plain, *_ = contestants_of(target, requests)
+    rows = compare([plain, Liar(plain)], requests[:2], 1)
     assert [row.num_different for row in rows] == [0, 1]
     assert not rows[1].identical
     [line] = complaints(rows)
     assert line.startswith("DIFFERENT TOKENS: liar")
     assert line.endswith("1 of 2 short prompts")
-    console = Console(width=100)
+    console = Console(width=130)
     with console.capture() as capture:
         console.print(table(rows))
     assert capture.get().split()[-1] == "NO"
 
 
 def test_compiling_in_a_measured_run_is_reported(target, requests):
-    plain = replace(make_contestants(target, OPTIONS, requests)[0], padded_length=8)
-    compile_seconds = warm_up([plain], requests[0].ids)
-    samples = list(measure([plain], requests[:2], num_runs=2))  # 16 slots, then 24: a new program
+    plain = replace(contestants_of(target, requests)[0], padded_length=8)
+    batches = batches_of(requests[:2])
+    programs = warm_up([plain], batches[0])
+    samples = list(measure([plain], batches, num_runs=2))  # 16 slots, then 24: a new program
     assert [sample.num_compiled > 0 for sample in samples] == [False, False, True, False]
-    [line] = complaints(summarise("short", samples, compile_seconds))
+    [line] = complaints(summarise(samples, programs))
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
 
 
 def test_transformers_says_the_same(target, requests):
     pytest.importorskip("torch")
-    options = replace(OPTIONS, methods="plain", peers="transformers", max_new_tokens=12, runs=1)
-    contestants = make_contestants(target, options, requests)
-    rows = list(compare(contestants, requests[:2], options.runs))
-    assert [row.method for row in rows] == ["plain", "transformers"]
+    contestants = contestants_of(
+        target, requests, methods="plain", peers="transformers", max_new_tokens=12
+    )
+    rows = compare(contestants, requests[:2], 1)
+    assert [row.method for row in rows] == ["plain", "transformers", "transformers pld"]
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1
+    assert rows[1].prefill_seconds is None
+    table(rows)  # with what peers do not tell
+    at_once = contestants_of(target, requests, 0.0, 2, methods="plain", peers="transformers")
+    assert [each.name for each in at_once] == ["plain", "transformers"]
 
 
 @pytest.mark.parametrize(
@@ -203,131 +221,132 @@ def test_transformers_says_the_same(target, requests):
 def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperature, excused):
     """Token 9 gets the logits of what plain decoding says first; noise tells the two apart."""
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), target.params)
-    options = replace(OPTIONS, temperature=temperature)
-    plain = make_contestants(replace(target, params=half), options, requests)[0]
-    [sample] = measure([plain], requests[:1], num_runs=1)
-    said = sample.answer.tokens
+    plain = contestants_of(replace(target, params=half), requests, temperature)[0]
+    [sample] = measure([plain], batches_of(requests[:1]), num_runs=1)
+    said = sample.texts[0].tokens
     table = half["lm_head"]["weight"]
     twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
-    judge = NearTies(
-        replace(target, params=twins), Sampling(temperature), options.seed, options.max_new_tokens
-    )
+    sampling = Sampling(temperature)
+    judge = NearTies(replace(target, params=twins), sampling, OPTIONS.seed, OPTIONS.max_new_tokens)
 
-    def verdict(token, dtype="bfloat16", rest=said[1:]):
-        own = sample._replace(dtype=dtype, answer=Answer((token, *rest), 1))
-        return judge(own, sample._replace(dtype=dtype))
+    def verdict(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
+        return judge(Said("pld", dtypes, requests[0].ids, 0, (token, *rest), said))
 
     assert said[0] != 9
     assert verdict(said[0]) == Verdict.SAME
     assert verdict(9) == excused
-    assert verdict(9, "float32") == Verdict.DIFFERENT
+    assert verdict(9, ("float32", "float32")) == Verdict.DIFFERENT
     assert Verdict.NEAR_TIE not in [verdict(token) for token in range(20, 60)]
     assert verdict(said[0], rest=said[1:-1]) == Verdict.DIFFERENT
-    assert judge(sample._replace(dtype="float32"), sample) == Verdict.NOT_COMPARED
+    assert verdict(said[0], ("float32", "bfloat16")) == Verdict.NOT_COMPARED
 
 
-def test_near_ties_and_other_dtypes_are_told_apart_from_errors(target, requests):
-    @dataclass
-    class OtherDtype(Liar):
-        name = "peer"
-        dtype = "float16"
+# ---- Running ------------------------------------------------------------------------------------
 
-    plain, *_ = make_contestants(target, OPTIONS, requests)
-    forgiving = compare(
-        [plain, Liar(plain), OtherDtype(plain)],
-        requests[:2],
-        1,
-        lambda own, plain: (
-            Verdict.NOT_COMPARED
-            if own.dtype != plain.dtype
-            else Verdict(1 + (own.answer.tokens != plain.answer.tokens))
-        ),
+
+def tasks_in(folder):
+    path = folder / "copies.jsonl"
+    path.write_text(
+        '{"prompt": "total(values)"}\n{"turns": ["sum", "again"], "category": "chat"}\n'
     )
-    same, tied, other = forgiving
-    assert [row.identical for row in (same, tied, other)] == [True, False, None]
-    assert complaints([same, tied, other]) == []
-    [line] = near_ties([same, replace(tied, dtype="bfloat16"), other])
-    assert line.startswith("near ties: liar left plain decoding's text on 1 of 2 short prompts")
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(table([same, tied, other]))
-    ends = [line.rstrip() for line in capture.get().splitlines()[2:]]
-    assert ends[0].endswith("yes")
-    assert ends[1].endswith("near ties: 1")
-    assert ends[2].endswith("float16")
+    return str(path)
 
 
-@pytest.mark.parametrize(
-    "verification, told, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
-)
-def test_other_draws_are_not_compared_and_lossy_ones_are_told(
-    target, requests, capsys, verification, told, is_lossy
-):
-    def sample(method, token):
-        answer = Answer((3, 4, token), 2)
-        return Sample(method, "float32", requests[0], 0, 0, answer, 1.0, 0)
-
-    samples = [sample("plain", 5), sample("pld", 6)]
-    sampling = Sampling(0.8, verification=verification)
-    judge = NearTies(target, sampling, 0, OPTIONS.max_new_tokens)
-    rows = summarise("short", samples, {"plain": 0.0, "pld": 0.0}, judge)
-    assert [row.identical for row in rows] == [True, None]
-    show(rows, 1, 1e9, sampling)
-    printed = capsys.readouterr().out
-    [line] = [line for line in printed.splitlines() if line.startswith("  pld")]
-    assert line.rstrip().endswith(told)
-    assert ("LOSSY: " in printed) == is_lossy
-    assert "DIFFERENT" not in printed
-
-
-def test_run_bench_prints_a_table_and_writes_rows(target, tokenizer, tmp_path, capsys):
-    tasks, out = tmp_path / "copies.jsonl", tmp_path / "out.jsonl"
-    tasks.write_text('{"prompt": "total(values)"}\n{"turns": ["sum"], "category": "chat"}\n\n')
-    options = replace(OPTIONS, methods="pld", tasks=str(tasks), out=out, runs=1)
+def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = replace(
+        OPTIONS, methods="pld", tasks=tasks_in(tmp_path), out=out, runs=1, temperature="0,0.8"
+    )
     rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(row["task"], row["method"]) for row in written] == [
-        (kind, method) for kind in ("copies", "chat", ALL) for method in ("plain", "pld")
+    found = read_results(out)
+    assert found.rows == rows
+    assert [(row.temperature, row.task, row.method) for row in rows] == [
+        (temperature, kind, method)
+        for temperature in (0.0, 0.8)
+        for kind in ("copies", "chat", ALL)
+        for method in ("plain", "pld")
     ]
-    assert [row["rounds"] for row in written] == [row.rounds for row in rows]
-    assert all(row["identical"] and row["target"] == "tiny" for row in written)
-    assert {row["dtype"] for row in written} == {"float32"}
-    assert all(row["bandwidth_share"] > 0 for row in written)
+    assert [row.num_prompts for row in rows[:6]] == [1, 1, 2, 2, 3, 3]  # a chat of two turns
+    assert all(row.identical and row.dtype == "float32" for row in rows)
+    assert all(row.bandwidth_share > 0 for row in rows)
+    assert found.about["target"] == "tiny"
+    assert {(line["method"], line["kind"]) for line in found.texts} == {
+        (method, kind) for method in ("plain", "pld") for kind in ("copies", "chat")
+    }
+    for line in found.texts:
+        assert len(line["pieces"]) == len(line["from_draft"])
     printed = capsys.readouterr().out
-    assert "tokens/s" in printed
+    assert "T=0.8" in printed
     assert "GB/s that this device reads" in printed
     assert "DIFFERENT" not in printed
 
 
-def test_an_interrupt_loses_no_finished_kind(target, tokenizer, tmp_path, capsys, monkeypatch):
-    tasks, out = tmp_path / "two.jsonl", tmp_path / "out.jsonl"
-    tasks.write_text('{"prompt": "total(values)"}\n{"prompt": "sum(values)", "category": "sums"}\n')
+def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
+    target, tokenizer, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    options = replace(OPTIONS, methods="pld", tasks=tasks_in(tmp_path), out=out, runs=2)
+    whole_run = run_bench(
+        lambda: replace(target, tokenizer=tokenizer), replace(options, out=tmp_path / "whole")
+    )
 
-    def interrupted(contestants, requests, num_runs):
-        if requests[0].kind == "sums":
-            raise KeyboardInterrupt
-        return measure(contestants, requests, num_runs)
+    def interrupted(*arguments):
+        for count, sample in enumerate(measure(*arguments)):
+            if count == 5:
+                raise KeyboardInterrupt
+            yield sample
 
-    monkeypatch.setattr(run_module, "measure", interrupted)
-    options = replace(OPTIONS, methods="plain", tasks=str(tasks), out=out, runs=1)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(run_module, "measure", interrupted)
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
-    assert [json.loads(line)["task"] for line in out.read_text().splitlines()] == ["two"]
-    assert "\ntwo" in capsys.readouterr().out
+    assert [row.task for row in read_results(out).rows] == ["copies", "copies"]
+    assert "\ncopies" in capsys.readouterr().out
+    samples = out / "samples.jsonl"
+    before = samples.read_text()
+    samples.write_text(before + '{"temperature": 0.0, "num_r')  # as a killed process leaves it
+    rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+    assert samples.read_text().startswith(before)
+    assert samples.read_text().count("\n") == 12
+
+    def told(row):
+        names = "method task num_new_tokens rounds accepted_lengths identical".split()
+        return [getattr(row, name) for name in names]
+
+    assert list(map(told, rows)) == list(map(told, whole_run))
+    with pytest.raises(SpecjaxError, match=r"holds another benchmark .*runs was 2, now 3"):
+        run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
 
-def test_what_a_round_reads(target):
+def test_later_turns_stand_behind_plain_decodings_answers(target, tokenizer):
+    tasks = [Task("chat", ("sum", "more"), is_chat=True), Task("text", ("total(values)",))]
+    asked = []
+
+    def answer(prompts):
+        asked.extend(prompts)
+        return [tuple(tokenizer("def total")["input_ids"])]
+
+    found = requests_of(tasks, replace(target, tokenizer=tokenizer), 24, answer)
+    assert [request.kind for request in found] == ["chat", "chat", "text"]
+    assert asked == [found[0].ids]
+    history = tokenizer.decode(found[1].ids)
+    assert history.index("sum") < history.index("def total") < history.index("more")
+
+
+def test_what_a_pass_reads(target):
     """320 x 32 numbers of the LM head; of the layer 2 x 32 x 32, 2 x 16 x 32 and 3 x 32 x 48."""
     weights = 320 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48 + 3 * 32
     per_token = 2 * 2 * 8
-    assert bytes_per_round(target, 100.0) == 4 * (weights + 100 * per_token)
+    assert bytes_per_pass(target, 100.0) == 4 * (weights + 100 * per_token)
     tied = replace(target, config=replace(CONFIG, tie_word_embeddings=True))
-    assert bytes_per_round(tied, 0.0) == 4 * (weights + 320 * 32)
+    assert bytes_per_pass(tied, 0.0) == 4 * (weights + 320 * 32)
+    assert bytes_per_pass(target, 100.0, 4) == 4 * (weights + 400 * per_token)
 
 
 def test_by_default_all_methods_without_params_are_measured():
     assert {"plain", "pld", "pld-plus"} <= set(methods_in("", CONFIG))
     assert methods_in(" pld,, plain ", CONFIG) == ["pld", "plain"]
+    assert methods_in("all", CONFIG) == methods_in("", CONFIG)
+    assert {"eagle", "rest", "draft-model"} <= set(methods_in("all", CONFIG, has_parts=True))
 
 
 @pytest.mark.parametrize(
@@ -337,16 +356,23 @@ def test_by_default_all_methods_without_params_are_measured():
         ({"runs": 0}, "runs 0 must be at least 1"),
         ({"limit": 0}, "limit 0 must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"temperature": -1.0}, "temperature -1.0 is not a finite number"),
+        ({"temperature": "-1"}, "temperature -1.0 is not a finite number"),
+        ({"temperature": "0,hot"}, "'0,hot' is not a list of numbers"),
+        ({"temperature": "0,0"}, "must name different numbers"),
+        ({"batch": "0"}, "must name different whole numbers"),
+        ({"batch": "1,two"}, "must name different whole numbers"),
+        ({"trace": True}, "name one with --out"),
         ({"tasks": "no/such/file"}, "cannot be read"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
-        ({"peers": "transformers", "temperature": 1.0}, "use temperature 0 with peers"),
-        ({"out": "no/such/folder/x"}, "cannot be written"),
+        ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),
+        ({"out": "file/x"}, "cannot write"),
+        ({"out": ""}, "holds something else"),
     ],
 )
 def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "total(values)"}')
+    (tmp_path / "file").touch()
     if "out" in changes:
         changes = {"out": tmp_path / changes["out"]}
     options = replace(OPTIONS, **({"tasks": str(tasks)} | changes))
@@ -369,90 +395,6 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
 def test_a_prompt_that_cannot_be_served_is_named(wrong, message):
     with pytest.raises(SpecjaxError, match=message):
         check_prompts("writing", [(5, 6, 7), wrong], CONFIG, max_new_tokens=24)
-
-
-# ---- Tasks --------------------------------------------------------------------------------------
-
-
-def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenizer, monkeypatch):
-    made = [
-        edits.EditTask(kind, "Rename `a` to `b`.", f"a = {number}\n", f"b = {number}\n")
-        for number in range(2)
-        for kind in edits.KINDS
-    ]
-    monkeypatch.setattr(edits, "held_out_tasks", lambda count, seed, **_: made[:count])
-    monkeypatch.setattr(corpus, "held_out_openings", lambda count, *_: ("import os\n",) * count)
-    tasks = read_tasks("pocket", limit=2)
-    kinds = [*edits.KINDS, "complete"]
-    assert [task.kind for task in tasks] == [kind for kind in kinds for _ in range(2)]
-    opening = tokenizer("<|begin|>import os\n")["input_ids"]
-    assert token_ids(tasks[-1], tokenizer) == tuple(opening)
-    assert token_ids(Task("x", "<|begin|>import os\n", is_opening=True), tokenizer) == tuple(
-        opening
-    )
-    expected = tokenizer(edits.prompt_text(made[0]))["input_ids"]
-    assert token_ids(tasks[0], tokenizer) == tuple(expected)
-
-
-def test_a_message_without_a_template_is_asked_as_vicuna_is(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", None)
-    asked = tokenizer(VICUNA.format(message="sum"))["input_ids"]
-    assert token_ids(Task("chat", "sum", is_chat=True), tokenizer) == tuple(asked)
-    assert token_ids(Task("text", "sum"), tokenizer) == tuple(tokenizer("sum")["input_ids"])
-
-
-def test_a_file_gives_the_first_of_each_kind(tmp_path):
-    path = tmp_path / "mixed.jsonl"
-    lines = [
-        {"question_id": 81, "category": "writing", "turns": ["one", "ignored"]},
-        {"prompt": "two"},
-        {"category": "writing", "turns": ["three"]},
-        {"category": "writing", "turns": ["four"]},
-    ]
-    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
-    assert read_tasks(str(path), limit=2) == (
-        Task("writing", "one", is_chat=True),
-        Task("writing", "three", is_chat=True),
-        Task("mixed", "two"),
-    )
-
-
-@pytest.mark.parametrize(
-    "line, problem",
-    [
-        ('{"prompt": "cut', "is not JSON"),
-        ('["a list"]', "is no JSON object"),
-        ('{"text": "wrong name"}', "has no text"),
-        ('{"prompt": ""}', "has no text"),
-        ('{"prompt": 3}', "has no text"),
-        ('{"turns": []}', "has no text"),
-        ('{"turns": "not a list"}', "has no text"),
-        ('{"prompt": "fine", "category": 3}', "is no name"),
-    ],
-)
-def test_a_malformed_line_is_named_and_the_rest_still_runs(tmp_path, capsys, line, problem):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n{{"prompt": "too"}}')
-    assert [task.text for task in read_tasks(str(path), limit=2)] == ["fine", "too"]
-    complaint = capsys.readouterr().err
-    assert complaint.startswith(f"specjax: {path}:3")
-    assert problem in complaint
-    assert complaint.endswith("this line is left out\n")
-    path.write_text(line)
-    with pytest.raises(SpecjaxError, match="holds no tasks"):
-        read_tasks(str(path), limit=2)
-
-
-@pytest.mark.parametrize(
-    "content, problem",
-    [(None, "cannot be read"), (b"\xff\xfe", "not UTF-8"), (b"\n\n", "holds no tasks")],
-)
-def test_a_file_without_tasks(tmp_path, content, problem):
-    path = tmp_path / "tasks.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SpecjaxError, match=problem):
-        read_tasks(str(path), limit=1)
 
 
 # ---- Memory -------------------------------------------------------------------------------------

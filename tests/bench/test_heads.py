@@ -5,25 +5,24 @@ from dataclasses import replace
 import pytest
 
 from specjax.bench.heads import HeadSource, Options, _run, heads_in, speed_table
-from specjax.bench.measure import PLAIN, Answer, Measurement, Request, Sample, summarise
+from specjax.bench.measure import PLAIN, Program, Request, Sample, Text
 from specjax.bench.report import complaints
+from specjax.bench.summary import ALL, Measurement, summarise
 from specjax.errors import SpecjaxError
 from specjax.hub import pocket_folder
 
 
 def rows(method: str, accepted: int) -> list[Measurement]:
     """Plain decoding, and a method that accepts `accepted` tokens per round; the same text."""
-    request, tokens = Request("edit", (1, 2)), tuple(range(12))
-    answers = {PLAIN: Answer(tokens, 12), method: Answer(tokens, 12 // accepted)}
+    batch, tokens = (Request("edit", (1, 2)),), tuple(range(12))
+    texts = {PLAIN: Text(tokens, 12), method: Text(tokens, 12 // accepted)}
     samples = [
-        Sample(name, "float32", request, 0, repeat, answer, 1.0 / len(name), 0)
+        Sample(name, "float32", batch, 0, repeat, (text,), 0.0, 1.0 / len(name), 0)
         for repeat in range(2)
-        for name, answer in answers.items()
+        for name, text in texts.items()
     ]
-    return [
-        *summarise("edit", samples, dict.fromkeys(answers, 0.0)),
-        *summarise("all", samples, dict.fromkeys(answers, 0.0)),
-    ]
+    of_edits = summarise(samples, dict.fromkeys(texts, Program()))
+    return [*of_edits, *(replace(row, task=ALL) for row in of_edits)]
 
 
 def cells(table) -> list[list[str]]:

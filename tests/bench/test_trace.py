@@ -9,9 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.bench.rounds import PARTS, Round, Trace, rounds_at_once, rounds_in_parts, trace
+from specjax.bench.rounds import (
+    PARTS,
+    Round,
+    Trace,
+    figures,
+    rounds_at_once,
+    rounds_in_parts,
+    trace,
+)
 from specjax.bench.timeline import draw
-from specjax.bench.trace import Options, _run, contestants_of, figures, methods_in
+from specjax.bench.trace import Options, _run, contestants_of, methods_in
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.models.config import LlamaConfig
@@ -35,12 +43,13 @@ def test_every_part_of_every_round_is_measured(tmp_path):
     model = Llama(CONFIG)
     target = Target(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
     options = Options(tmp_path / "trace.png", max_new_tokens=20)
-    contestants = contestants_of(target, methods_in(["pld"]), options, len(PROMPT))
+    contestants = contestants_of(target, methods_in(["pld"]), options, [PROMPT])
     plain, pld = trace(contestants, [PROMPT])
     assert [each.num_tokens for each in plain.rounds] == [1] * 20
-    answer = contestants[1].read(contestants[1].run(contestants[1].prepare(PROMPT)))
-    assert [len(pld.rounds), sum(each.num_tokens for each in pld.rounds)] == [answer.rounds, 20]
-    assert answer.rounds < 20, "nothing was ever accepted"
+    own = contestants[1]
+    [text] = own.read(own.finish(own.start(own.prepare([PROMPT]))))
+    assert [len(pld.rounds), sum(each.num_tokens for each in pld.rounds)] == [text.rounds, 20]
+    assert text.rounds < 20, "nothing was ever accepted"
     assert all(min(each[:3]) > 0 for each in pld.rounds)
     assert len(rounds_at_once(contestants[1], PROMPT)) == len(pld.rounds)
     again = rounds_in_parts(contestants[1], PROMPT)

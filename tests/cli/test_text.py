@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.cli.text import DRAFTED, GrowingText, decode, show_live
+from specjax.cli.text import DRAFTED, show_live
 from specjax.decoding.prompt import VICUNA, chat_ids
+from specjax.text import GrowingText, decode
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])

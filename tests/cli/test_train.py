@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.bench import draft_lengths
+from specjax.bench import draft_lengths, oracle
 from specjax.cli import main
 from specjax.models.convert import save_llama
 from specjax.models.llama import Llama
@@ -200,6 +200,6 @@ def test_rules_and_oracle_are_measured_side_by_side(tiny, draft, classifier, tas
 def test_equation_1_is_the_mean_of_truncated_runs(rate, length, cost):
     """Tokens per round are 1 + rate + rate^2 + ... + rate^length, in 1 + length * cost passes."""
     expected = sum(rate**power for power in range(length + 1)) / (1 + length * cost)
-    assert draft_lengths.improvement_factor(rate, length, cost) == pytest.approx(expected)
-    tokens = draft_lengths.improvement_factor(rate, length, cost=0.0)
-    assert draft_lengths._acceptance_rate(tokens, length) == pytest.approx(rate, abs=1e-6)
+    assert oracle.improvement_factor(rate, length, cost) == pytest.approx(expected)
+    tokens = oracle.improvement_factor(rate, length, cost=0.0)
+    assert oracle.acceptance_rate(tokens, length) == pytest.approx(rate, abs=1e-6)

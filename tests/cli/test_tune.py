@@ -14,7 +14,7 @@ from specjax.drafting import load_drafter
 from specjax.hub import load
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_files import save_medusa
-from specjax.tuning import prompt_lookup
+from specjax.tuning import costs, prompt_lookup
 from tests.cli.target import VOCABULARY
 
 FEW = ("--limit", "1", "--max-new-tokens", "24")
@@ -97,6 +97,52 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(target, tune, tmp_path, 
         drafter, _ = load_drafter("medusa", loaded, tmp_path / name)
         assert isinstance(drafter, Medusa)
         assert drafter.settings.choices == expected
+
+
+def test_what_is_fastest_on_this_machine_is_kept(target, tune, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(costs, "WIDTHS", (1, 8))
+    monkeypatch.setattr(costs, "NUM_REPEATS", 2)
+    out = tmp_path / "other.json"
+    assert tune("machine", "--methods", "pld", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    for title in ("The target's pass", "Predicted, prefill apart", "auto is "):
+        assert title in printed
+    found = json.loads(out.read_text())["settings"]
+    assert list(found) == ["auto"]
+    assert found["auto"]["device"] == jax.devices()[0].device_kind
+    assert found["auto"]["method"] in ("plain", "pld")
+    assert not (target / "specjax.json").exists()
+
+
+@pytest.mark.parametrize(
+    "what, options, message",
+    [
+        ("tree", ("--plots", "x"), "--plots is for `specjax tune pld-plus|pld-plus-attention|len"),
+        ("machine", ("--plots", "x"), "not for machine; leave it out"),
+        ("induction-heads", ("--plots", "x"), "not for induction-heads; leave it out"),
+        ("length", ("--method", "hydra"), "--method is for `specjax tune tree`, not for length"),
+        ("machine", ("--num-choices", "3"), "--num-choices is for `specjax tune tree`"),
+        ("tree", ("--by", "speed"), "--by is for"),
+        ("tree", ("--rule", "fixed"), "--rule is for `specjax tune length`, not for tree"),
+        ("machine", ("--classifier", "x"), "--classifier is for `specjax tune length`"),
+        ("pld-plus", ("--drafter", "x"), "--drafter is for `specjax tune length|tree|machine`"),
+        ("length", ("--methods", "pld"), "--methods is for `specjax tune machine`"),
+        ("length", ("--temperature", "1"), "--temperature is for `specjax tune machine`"),
+        ("length", ("--drafter", "x", "--drafter", "y"), "--drafter is given 2 times; length"),
+        ("machine", ("--drafter", "x"), "--drafter 'x' is not METHOD=FOLDER"),
+        ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
+        ("machine", ("--methods", "plain"), "plain is no method to be tried"),
+        ("machine", ("--temperature", "-1"), "temperature -1.0"),
+        ("machine", ("--methods", "eagle2"), "method 'eagle2' needs an EAGLE head"),
+    ],
+)
+def test_options_that_do_not_serve_are_refused(
+    target, tune, error_line, monkeypatch, what, options, message
+):
+    monkeypatch.setattr(costs, "WIDTHS", (1,))
+    assert tune(what, *options) == 2
+    assert message in error_line()
+    assert not (target / "specjax.json").exists()
 
 
 def test_a_file_of_another_target_is_refused(tiny, target, tune, tmp_path, error_line, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.decoding.drafter import Context
 from specjax.decoding.drafters.depth_trees import MEDUSA_TREE, TreeSettings, depth_tree
+from specjax.decoding.drafters.parallel_spec import ParallelSettings
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.errors import SpecjaxError
 
@@ -153,6 +154,18 @@ def test_choices_deeper_than_the_head_are_left_out():
 def test_settings_that_draft_nothing_are_refused(settings, reason):
     with pytest.raises(SpecjaxError, match=reason):
         TreeSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_k", 3), ("num_tokens", 26), ("depth", 2), ("noise_share", 0.0)]
+)
+def test_a_static_tree_refuses_what_only_a_dynamic_one_reads(name, value):
+    with pytest.raises(SpecjaxError, match=f"^{name} {value} .* static tree; add tree=dynamic"):
+        ParallelSettings(**{name: value})
+    for settings in (TreeSettings, ParallelSettings):  # whose choices may be tuned ones
+        assert getattr(settings(CHOICES, "dynamic", **{name: value}), name) == value
+    default = getattr(TreeSettings(), name)
+    assert TreeSettings(CHOICES, "static", **{name: default}) == TreeSettings(CHOICES)
 
 
 def test_more_children_than_tokens_are_refused():

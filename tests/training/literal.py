@@ -57,10 +57,14 @@ def batch_of(rows: Sequence[Sequence[int]], length: int = LENGTH) -> dict[str, n
     return batch
 
 
-def counted(text: int) -> list[int]:
-    """Slots whose prediction, two tokens on, is an answer of the text."""
-    example = EXAMPLES[text]
-    return [slot for slot in range(len(example.tokens) - 2) if example.is_answer[slot + 2]]
+def counted(depth: int = 1) -> list[tuple[int, int]]:
+    """Texts and slots whose token `1 + depth` later is an answer of the text."""
+    return [
+        (text, slot)
+        for text, example in enumerate(EXAMPLES)
+        for slot in range(len(example.tokens) - 1 - depth)
+        if example.is_answer[slot + 1 + depth]
+    ]
 
 
 def each_alone(values: Any) -> np.ndarray:
@@ -129,7 +133,7 @@ def _loss(settings: EagleObjective, predict: Any, params: Any, features: Any, cl
     places = (jnp.asarray(alone[name]) for name in ("positions", "segments"))
     texts = Texts(jnp.asarray(behind), features, *places)
     predictions = predict(HEAD, params, FROZEN, texts, hass.align_steps)
-    texts_of, slots = np.array([(t, s) for t in range(len(EXAMPLES)) for s in counted(t)]).T
+    texts_of, slots = np.array(counted()).T
     wanted = clean[texts_of, slots + 1]
     table = FROZEN["lm_head"]["weight"]
     law = jax.nn.softmax(wanted @ table.T)

@@ -21,7 +21,6 @@ from specjax.training.objectives.hass import hass_loss, next_stream
 from specjax.training.objectives.options import EagleObjective, HassObjective, TopLoss
 from tests.models import test_eagle_head as simulation
 from tests.training.literal import (
-    EXAMPLES,
     FROZEN,
     HEAD,
     KEY,
@@ -36,6 +35,7 @@ from tests.training.literal import (
     each_alone,
     slots_of,
 )
+from tests.training.objective_checks import check_bfloat16_target, check_recomputing, measure_of
 
 # Nothing is a default, so that a setting that is not read shows.
 SETTINGS = HassObjective(
@@ -51,11 +51,14 @@ BATCH = batch_of(PACKED)
 
 
 @cache
-def measured(settings: HassObjective, recompute: bool = False):
+def measure(settings: HassObjective):
+    return measure_of(hass_loss(HEAD, TARGET, settings))
+
+
+@cache
+def measured(settings: HassObjective):
     """Loss, gradient and metrics of the packed texts."""
-    loss = hass_loss(HEAD, TARGET, settings, recompute)
-    measure = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
+    (loss, metrics), gradient = measure(settings)(PARAMS, FROZEN, BATCH, KEY)
     return loss, gradient, metrics
 
 
@@ -108,11 +111,10 @@ def test_a_gradient_between_steps_would_be_caught():
 
 def test_one_step_without_top_loss_is_eagle():
     one = replace(SETTINGS, align_steps=1, top_weight=0.0)
-    weights = {"feature_weight": one.feature_weight, "logit_weight": one.logit_weight}
+    weights: Any = {"feature_weight": one.feature_weight, "logit_weight": one.logit_weight}
     settings = EagleObjective(noise=one.noise, **weights)
     loss_of_eagle = eagle_loss(HEAD, TARGET, settings)
-    measure = jax.jit(jax.value_and_grad(loss_of_eagle, has_aux=True))
-    (loss, metrics), gradient = measure(PARAMS, FROZEN, BATCH, KEY)
+    (loss, metrics), gradient = measure_of(loss_of_eagle)(PARAMS, FROZEN, BATCH, KEY)
     found = measured(one)
     jax.tree.map(np.testing.assert_array_equal, found, (loss, gradient, metrics))
 
@@ -120,22 +122,14 @@ def test_one_step_without_top_loss_is_eagle():
 def test_recomputing_changes_nothing(monkeypatch):
     """Nor does it when 12 slots are no multiple of a chunk."""
     settings = replace(SETTINGS, token_alignment=0.5)
-    kept = measured(settings)
     for slots in (slot_values.LOGIT_SLOTS, 5):
         monkeypatch.setattr(slot_values, "LOGIT_SLOTS", slots)
-        again = measured.__wrapped__(settings, recompute=True)
-        assert_same(again, kept, tolerance=1e-6)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), again[2], kept[2])
+        loss = hass_loss(HEAD, TARGET, settings, recompute=True)
+        check_recomputing(measure(settings), loss, PARAMS)
 
 
 def test_a_bfloat16_target_trains_float32_params():
-    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
-    measure = jax.jit(jax.value_and_grad(hass_loss(HEAD, TARGET, SETTINGS), has_aux=True))
-    (loss, metrics), gradient = measure(PARAMS, narrow, BATCH, KEY)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
-    wide = measured(SETTINGS)
-    np.testing.assert_allclose(loss, wide[0], rtol=0.1)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    check_bfloat16_target(measure(SETTINGS), PARAMS)
 
 
 # ---- From step to step ---------------------------------------------------------------------------
@@ -218,10 +212,7 @@ def first_logits() -> tuple[Any, Any]:
         PARAMS, slots.embedded, slots.features, (), slots.positions, slots.segments
     )
     both = [each_alone(TARGET.logits(FROZEN, each)) for each in (predicted, slots.wanted)]
-    own, wanted = (
-        np.concatenate([each[text, counted(text)] for text in range(len(EXAMPLES))])
-        for each in both
-    )
+    own, wanted = (each[*np.array(counted()).T] for each in both)
     return jnp.asarray(own), jnp.asarray(wanted)
 
 

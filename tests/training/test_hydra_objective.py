@@ -23,7 +23,6 @@ from specjax.training.objectives.eagle import logit_values
 from specjax.training.objectives.hydra import hydra_loss
 from specjax.training.objectives.options import HydraObjective
 from tests.decoding.hydra_heads import hydra_head
-from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.literal import (
     EXAMPLES,
     FROZEN,
@@ -34,7 +33,17 @@ from tests.training.literal import (
     assert_same,
     batch_of,
     clean_features,
+    counted,
     each_alone,
+)
+from tests.training.objective_checks import (
+    check_bfloat16_target,
+    check_chunks,
+    check_no_slot,
+    check_other_slots,
+    check_padding,
+    check_recomputing,
+    measure_of,
 )
 
 DEPTHS = 3
@@ -53,17 +62,7 @@ def measure(
     settings: HydraObjective = SETTINGS, has_prefix: bool = True, has_lm_heads: bool = True
 ):
     loss = hydra_loss(heads(has_prefix, has_lm_heads)[0], TARGET, settings)
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))
-
-
-def counted(depth: int) -> list[tuple[int, int]]:
-    """Texts and slots whose token `1 + depth` later is an answer of the text."""
-    return [
-        (text, slot)
-        for text, example in enumerate(EXAMPLES)
-        for slot in range(len(example.tokens) - 1 - depth)
-        if example.is_answer[slot + 1 + depth]
-    ]
+    return measure_of(loss)
 
 
 def read_by_cache(module: HydraHeads, params: Any, clean: np.ndarray, text: int) -> Any:
@@ -189,63 +188,29 @@ def test_what_is_trained_is_what_drafts(monkeypatch):
 
 
 def test_what_stands_in_padding_changes_nothing():
-    batch = batch_of(PACKED)
-    padding = batch["segments"] == 0
-    filled = batch | {"tokens": np.where(padding, 7, batch["tokens"])}
-    filled["is_answer"] = batch["is_answer"] | padding
-    filled["positions"] = np.where(padding, 90, batch["positions"])
-    params = heads()[1]
-    (loss, _), gradient = measure()(params, FROZEN, batch, KEY)
-    (again, _), same = measure()(params, FROZEN, filled, KEY)
-    assert_same((again, same), (loss, gradient), tolerance=1e-6)
+    check_padding(measure(), heads()[1])
 
 
 def test_a_batch_in_which_no_slot_counts_gives_nothing():
-    batch = batch_of(((0,), ()))
-    batch["is_answer"][:] = batch["positions"] < 2
-    for leaf in jax.tree.leaves(measure()(heads()[1], FROZEN, batch, KEY)):
-        np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+    check_no_slot(measure(), heads()[1])
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_slots_counted_elsewhere_would_be_caught(shift):
-    batch = batch_of(PACKED)
-    (loss, _), gradient = measure()(heads()[1], FROZEN, batch, KEY)
-    batch["is_answer"] = np.roll(batch["is_answer"], shift, axis=1)
-    (moved, _), other = measure()(heads()[1], FROZEN, batch, KEY)
-    assert abs(loss - moved) > 1e-3 * loss
-    assert gradients_differ_by(other, gradient) > 1e-2
+    check_other_slots(measure(), heads()[1], shift)
 
 
 # ---- Recomputation and precision -----------------------------------------------------------------
 
 
 def test_recomputing_changes_nothing_and_never_has_all_logits(monkeypatch):
-    """12 slots a row in chunks of at most 5, so of 4; without, their logits are there at once."""
+    """12 slots a row in chunks of at most 5, so of 4."""
     monkeypatch.setattr(slot_values, "LOGIT_SLOTS", 5)
     module, params = heads()
-    arguments = (params, FROZEN, batch_of(PACKED), KEY)
-    expected = measure()(*arguments)
-    texts = {}
-    for recompute in (False, True):
-        loss = hydra_loss(module, TARGET, SETTINGS, recompute)
-        program = jax.value_and_grad(loss, has_aux=True)
-        texts[recompute] = str(jax.make_jaxpr(program)(*arguments))
-    (again, metrics), gradient = jax.jit(program)(*arguments)
-    assert_same((again, gradient), (expected[0][0], expected[1]), tolerance=1e-6)
-    for name, value in metrics.items():
-        np.testing.assert_allclose(value, expected[0][1][name], rtol=1e-6)
-    assert f"f32[2,12,{VOCAB}]" in texts[False] and f"f32[2,12,{VOCAB}]" not in texts[True]
-    assert f"f32[2,4,{VOCAB}]" in texts[True]
-    assert f",4,{VOCAB}]" not in texts[True].replace(f"f32[2,4,{VOCAB}]", "")  # of all chunks
+    make_loss = partial(hydra_loss, module, TARGET, SETTINGS)
+    check_recomputing(measure(), make_loss(recompute=True), params)
+    check_chunks(make_loss, params)
 
 
 def test_a_bfloat16_target_trains_float32_params():
-    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
-    batch, params = batch_of(PACKED), heads()[1]
-    (loss, metrics), gradient = measure()(params, narrow, batch, KEY)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
-    (wide, _), wide_gradient = measure()(params, FROZEN, batch, KEY)
-    np.testing.assert_allclose(loss, wide, rtol=0.05)
-    for own, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(wide_gradient), strict=True):
-        assert np.vdot(own, other) > 0.9 * np.linalg.norm(own) * np.linalg.norm(other)
+    check_bfloat16_target(measure(), heads()[1])

@@ -1,7 +1,7 @@
 """ParallelSpec's losses and gradients by their definitions: text by text and group by group."""
 
 import math
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,6 @@ from tests.models.test_eagle_head import Texts
 from tests.models.test_parallel_head import drafts
 from tests.training.literal import (
     ALONE,
-    EXAMPLES,
     FROZEN,
     KEY,
     NOISE,
@@ -32,9 +31,11 @@ from tests.training.literal import (
     VOCAB,
     assert_same,
     batch_of,
+    counted,
     each_alone,
     slots_of,
 )
+from tests.training.objective_checks import check_bfloat16_target, check_recomputing, measure_of
 
 
 class Kind(NamedTuple):
@@ -78,11 +79,15 @@ every_kind = pytest.mark.parametrize("name", KINDS)
 
 
 @cache
-def measured(name: str, recompute: bool = False):
+def measure(name: str):
+    return measure_of(KINDS[name].loss())
+
+
+@cache
+def measured(name: str):
     """Loss, gradient and metrics of the packed texts."""
     kind = KINDS[name]
-    measure = jax.jit(jax.value_and_grad(kind.loss(recompute), has_aux=True))
-    (loss, metrics), gradient = measure(kind.params, FROZEN, kind.batch(), KEY)
+    (loss, metrics), gradient = measure(name)(kind.params, FROZEN, kind.batch(), KEY)
     return loss, gradient, metrics
 
 
@@ -103,13 +108,9 @@ def literal(kind: Kind):
     def total(params):
         of_depths, loss = [], 0.0
         for depth, predicted in enumerate(drafts(kind.head, params, FROZEN, texts), start=1):
-            groups = [
-                (text, slot)
-                for text, example in enumerate(EXAMPLES)
-                for slot in range(len(example.tokens) - 1 - depth)
-                if example.is_answer[slot + 1 + depth]
+            own = [
+                one_token(kind, tokens, clean, predicted, depth, *group) for group in counted(depth)
             ]
-            own = [one_token(kind, tokens, clean, predicted, depth, *group) for group in groups]
             parts = {name: sum(each[name] for each in own) / len(own) for name in own[0]}
             weights = {"feature_loss": 0.7, "logit_loss": 0.3}
             decay = 1.0
@@ -169,11 +170,7 @@ def test_the_target_runs_only_where_its_features_are_read():
 
 def test_a_bfloat16_target_trains_float32_params():
     kind = KINDS["medusa"]
-    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
-    measure = jax.jit(jax.value_and_grad(kind.loss(), has_aux=True))
-    (loss, metrics), gradient = measure(kind.params, narrow, kind.batch(), KEY)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
-    np.testing.assert_allclose(loss, measured("medusa")[0], rtol=0.1)
+    check_bfloat16_target(measure("medusa"), kind.params, kind.batch())
 
 
 def test_a_top_loss_that_cannot_be_is_refused_before_training():
@@ -191,9 +188,8 @@ def test_a_top_loss_that_cannot_be_is_refused_before_training():
 def test_recomputing_changes_nothing(name, monkeypatch):
     """12 slots a row are no multiple of a chunk."""
     monkeypatch.setattr(slot_values, "LOGIT_SLOTS", 5)
-    again, kept = measured.__wrapped__(name, recompute=True), measured(name)
-    assert_same(again, kept, tolerance=1e-5)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), again[2], kept[2])
+    kind = KINDS[name]
+    check_recomputing(measure(name), kind.loss(recompute=True), kind.params, kind.batch(), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["eagle", "medusa"])

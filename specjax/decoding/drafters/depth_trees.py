@@ -6,7 +6,7 @@ best tokens of each depth, cut to the `choices`. The dynamic one takes the nodes
 products of probabilities, as EAGLE-2 does.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
     *((0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0)),
     *((0, 0, 0, 0), (0, 0, 0, 1)),
 )
+ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # settings no static tree reads
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class TreeSettings:
     `tree` is `static`, of the shape of `choices`, paths of ranks; those deeper than the head
     predicts are left out. Or it is `dynamic`: of all paths over the `top_k` best tokens of each
     depth the `num_tokens - 1` most likely nodes (`num_tokens` counts the root), down to `depth` (0:
-    as deep as the head predicts), and `noise_share` as in EAGLE-2.
+    as deep as the head predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it
+    does not read: they may have been tuned for the head.
 
     Raises:
-        SpecjaxError: for choices that are no tree or leave out a rank better than one they have, or
-            settings by which nothing would be drafted.
+        SpecjaxError: for choices that are no tree or leave out a rank better than one they have,
+            settings by which nothing would be drafted, or a static tree with settings of a dynamic.
     """
 
     choices: Choices = MEDUSA_TREE
@@ -62,6 +64,16 @@ class TreeSettings:
                 raise SpecjaxError(f"{name} {getattr(self, name)} must be at least {least}")
         if not 0 <= self.noise_share <= 1:
             raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
+        self._refuse_unread()
+
+    def _refuse_unread(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if self.tree == "static" and field.name in ONLY_DYNAMIC and value != field.default:
+                raise SpecjaxError(
+                    f"{field.name} {value} is not read by a static tree; add tree=dynamic, or "
+                    f"leave {field.name} out"
+                )
 
     def max_depth(self, depths: int) -> int:
         """The longest path, of a head that predicts so many depths."""

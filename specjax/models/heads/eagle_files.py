@@ -22,9 +22,9 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
 from specjax.models.checkpoint import CONFIG, mismatches
 from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import ROTARY_BUFFER, check_weights, read_params, write_weights
+from specjax.models.convert import ROTARY_BUFFER, check_weights, read_params
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.files import ABOUT, check_sizes, read_values
+from specjax.models.heads.files import check_layout, check_sizes, read_values, write_head, zeros
 from specjax.models.heads.other_heads import refuse_other_configs, refuse_other_weights
 from specjax.models.heads.parallel import ParallelHead
 from specjax.models.weights import StoredTensor, stored_tensors
@@ -143,14 +143,10 @@ def read_head(
     }
     for name, shape in expected.items():
         if name.endswith("o_proj.bias") and name not in found:  # `qkv_bias` gives it none
-            found[name] = _zeros(name, shape)
+            found[name] = zeros(name, shape)
     check_weights(folder, found, expected)
     wanted = {_path(name): tensor for name, tensor in found.items()}
     return read_params(wanted, dtype, f"Loading {folder.name}", progress)
-
-
-def _zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(name, shape, "F32", lambda: np.zeros(shape, np.float32))
 
 
 # ---- Writing -----------------------------------------------------------------------------------
@@ -184,15 +180,12 @@ def save_eagle(
         SpecjaxError: if `folder` already holds something or cannot be written, the params are not
             those of the head, the head is not one for this target, or the layout cannot hold it.
     """
-    if layout not in ARCHITECTURES:
-        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(ARCHITECTURES)}")
+    check_layout(layout, LAYOUTS)
     check_sizes(f"cannot save {folder}", head.config.hidden_size, head.config.vocab_size, target)
     tensors = tensors_of(folder, head, params, target_params)
     tensors = _with_bias_of(layout, tensors, folder)
     config = _config(head.config.layers, target, layout, FC_BIAS in tensors)
-    if about:
-        config[ABOUT] = dict(about)
-    write_weights(folder, config, tensors, dtype)
+    write_head(folder, config, tensors, dtype, about)
 
 
 def _with_bias_of(layout: str, tensors: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What the files of several kinds of heads have in common.
 
-Of all kinds that is a config that says whose head it is. Those of Medusa and Hydra repeat one block
-within a head, of which their files hold a copy for each time.
+Of all kinds that is a config that says whose head it is, and how they are written. Those of Medusa
+and Hydra repeat one block within a head, of which their files hold a copy for each time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable
 from specjax.models.checkpoint import CONFIG, mismatches
 from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import check_weights, read_params
+from specjax.models.convert import check_weights, read_params, write_weights
 from specjax.models.weights import StoredTensor
 
 ABOUT = "specjax"  # the key of config.json for what other loaders do not ask
+WEIGHTS = "model.safetensors"  # where other loaders look first
 HEAD = "head"  # the folder of the head within that of its training run
 
 
@@ -86,7 +87,38 @@ def check_sizes(place: str, hidden_size: int, vocab_size: int, target: LlamaConf
             )
 
 
+# ---- Saving ------------------------------------------------------------------------------------
+
+
+def check_layout(layout: str, layouts: Sequence[str], because: str = "") -> None:
+    """Raises SpecjaxError, which ends in `because`, if a head is not written in this layout."""
+    if layout not in layouts:
+        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(layouts)}{because}")
+
+
+def write_head(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    dtype: DTypeLike,
+    about: Mapping[str, Any] | None,
+    file: str = WEIGHTS,
+) -> None:
+    """As `write_weights`, with `about` in the config for `read_about`.
+
+    Raises:
+        SpecjaxError: as `write_weights`.
+    """
+    told = {ABOUT: dict(about)} if about else {}
+    write_weights(folder, {**config, **told}, tensors, dtype, file)
+
+
 # ---- The tensors -------------------------------------------------------------------------------
+
+
+def zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:
+    """A tensor that a file leaves out because it is zero."""
+    return StoredTensor(name, shape, "F32", lambda: np.zeros(shape, np.float32))
 
 
 def read_repeated(

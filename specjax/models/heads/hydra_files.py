@@ -18,14 +18,15 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
 from specjax.models.checkpoint import CONFIG
 from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import ROTARY_BUFFER, write_weights
+from specjax.models.convert import ROTARY_BUFFER
 from specjax.models.heads.files import (
-    ABOUT,
+    check_layout,
     check_sizes,
     leaves_to_save,
     param_shapes,
     read_repeated,
     read_values,
+    write_head,
 )
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.hydra_names import (
@@ -205,8 +206,7 @@ def save_hydra(
             those of the heads, the heads are not for this target, or `hydra` needs torch or
             `target_params`, and they are not there.
     """
-    if layout not in LAYOUTS:
-        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(LAYOUTS)}")
+    check_layout(layout, LAYOUTS)
     config = head.config
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
     if config.has_prefix and config.layers != HydraConfig.for_target(target, True).layers:
@@ -222,9 +222,8 @@ def save_hydra(
         table = lm_head_to_save(folder, "the authors' code", target, target_params)
         tensors |= _copies(config, table)
         del values["has_lm_heads"]
-    if about:
-        values[ABOUT] = dict(about)
-    write_weights(folder, values, tensors, dtype, TORCH if layout == "hydra" else SAFETENSORS)
+    file = TORCH if layout == "hydra" else SAFETENSORS
+    write_head(folder, values, tensors, dtype, about, file)
 
 
 def _config(config: HydraConfig) -> dict[str, Any]:

@@ -13,20 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
 from specjax.models.checkpoint import CONFIG
 from specjax.models.config import LlamaConfig
-from specjax.models.convert import write_weights
 from specjax.models.heads.files import (
-    ABOUT,
+    WEIGHTS,
+    check_layout,
     check_sizes,
     leaves_to_save,
     read_repeated,
     read_values,
+    write_head,
+    zeros,
 )
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_names import OF_AUTHORS, OF_VLLM, Names
@@ -124,7 +125,7 @@ def _without_defaults(
     if not has_biases and values.get("medusa_fc_bias") is not True:
         for name in filter(OF_VLLM.block_in, stored):
             bias = name.removesuffix("weight") + "bias"
-            found[bias] = _zeros(bias, stored[name].shape[:1])
+            found[bias] = zeros(bias, stored[name].shape[:1])
     return found
 
 
@@ -157,10 +158,6 @@ def _read_config(
         )
     heads, layers = (1 + max(int(match[each]) for match in blocks) for each in ("head", "layer"))
     return MedusaConfig.for_target(target, heads, layers, has_lm_heads)
-
-
-def _zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:
-    return StoredTensor(name, shape, "F32", lambda: np.zeros(shape, np.float32))
 
 
 # ---- Writing -----------------------------------------------------------------------------------
@@ -198,24 +195,21 @@ def save_medusa(
             those of the heads, the heads are not for this target, torch is needed and not
             installed, or `vllm` needs `target_params`.
     """
-    if layout not in LAYOUTS:
-        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(LAYOUTS)}")
+    check_layout(layout, LAYOUTS)
     config = head.config
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
     leaves = leaves_to_save(folder, head, params)
     names = OF_VLLM if layout == "vllm" else OF_AUTHORS
     tensors = {name: leaves[path] for name, path in names.paths(config).items()}
     if layout == "vllm":
-        values, file = _vllm_config(config), "model.safetensors"
+        values, file = _vllm_config(config), WEIGHTS
         if not config.has_lm_heads:
             table = lm_head_to_save(folder, "vLLM", target, target_params)
             tensors[names.lm_head.format(head=0)] = table
     else:
         values = _config(config)
         file = TORCH if layout == "medusa" and config.has_lm_heads else SAFETENSORS
-    if about:
-        values[ABOUT] = dict(about)
-    write_weights(folder, values, tensors, dtype, file)
+    write_head(folder, values, tensors, dtype, about, file)
 
 
 def _config(config: MedusaConfig) -> dict[str, Any]:

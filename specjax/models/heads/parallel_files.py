@@ -17,7 +17,6 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user, readable
 from specjax.models.checkpoint import CONFIG
 from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import write_weights
 from specjax.models.heads.eagle_files import (
     FC_BIAS,
     check_bias,
@@ -27,7 +26,7 @@ from specjax.models.heads.eagle_files import (
     stored_head,
     tensors_of,
 )
-from specjax.models.heads.files import ABOUT, check_sizes, read_values
+from specjax.models.heads.files import check_layout, check_sizes, read_values, write_head
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.weights import StoredTensor
@@ -110,10 +109,7 @@ def save_parallel(
             those of the head, the head is not one for this target, or the layout is unknown.
     """
     del target_params
-    if layout not in LAYOUTS:
-        raise SpecjaxError(
-            f"layout {layout!r} is unknown; choose {LAYOUTS[0]}, as no server reads these heads"
-        )
+    check_layout(layout, LAYOUTS, ", as no server reads these heads")
     config = head.config
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
     tensors = tensors_of(folder, head, params)
@@ -125,6 +121,4 @@ def save_parallel(
     }
     if config.reads_features:
         values["bias"] = config.fc_bias
-    if about:
-        values[ABOUT] = dict(about)
-    write_weights(folder, values, tensors, dtype)
+    write_head(folder, values, tensors, dtype, about)

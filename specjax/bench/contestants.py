@@ -1,0 +1,139 @@
+"""Our methods as contestants of a measurement."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.bench.measure import PLAIN, Contestant, Program, Request, Text, compilations
+from specjax.bench.options import BenchOptions, methods_in, names_in, sampling_of, sources_in
+from specjax.bench.peers import peers
+from specjax.bench.results import Stage
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.generate import finish_loop, start_loop
+from specjax.decoding.prompt import BUCKET, Prompt, from_ids
+from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import Generation, LoopState
+from specjax.drafting import load_draft, load_drafter
+from specjax.hub import POCKET, Target
+
+Prepared = tuple[Prompt, jax.Array]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnMethod:
+    """A drafting method of ours as a contestant."""
+
+    name: str
+    target: Target
+    drafter: Drafter
+    params: Params
+    sampling: Sampling
+    max_new_tokens: int
+    padded_length: int  # the one length of all prompts, so that one program serves them all
+    seed: int = 0
+
+    most_rows = None
+    has_prefill = True
+
+    @property
+    def dtype(self) -> str:
+        """Of the target's weights."""
+        return str(self.target.params["embed_tokens"]["weight"].dtype)
+
+    def prepare(self, rows: Sequence[Sequence[int]]) -> Prepared:
+        """The padded prompts and the key, on the device."""
+        prompt = from_ids(rows, bucket=self.padded_length), jax.random.key(self.seed)
+        return jax.block_until_ready(prompt)
+
+    def compile(self, prepared: Prepared) -> Program:
+        """Compiles prefill and rounds; the calls that follow use the same programs."""
+        num_cached, started = compilations().num_cached, time.perf_counter()
+        prefill = start_loop.lower(self.params, *prepared, **self._settings()).compile()
+        state = jax.eval_shape(lambda: start_loop(self.params, *prepared, **self._settings()))
+        rounds = finish_loop.lower(
+            self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
+        ).compile()
+        seconds = time.perf_counter() - started
+        peak_bytes = max(map(_peak_bytes, (prefill, rounds)))
+        return Program(seconds, compilations().num_cached > num_cached, peak_bytes)
+
+    def start(self, prepared: Prepared) -> LoopState:
+        """The state before the first round."""
+        return jax.block_until_ready(start_loop(self.params, *prepared, **self._settings()))
+
+    def finish(self, state: LoopState) -> Generation:
+        """The new texts, finished."""
+        _, generation = finish_loop(
+            self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
+        )
+        return jax.block_until_ready(generation)
+
+    def read(self, result: Generation) -> tuple[Text, ...]:
+        """The texts, their rounds, and how their tokens came."""
+        found = jax.device_get(result)
+        return tuple(_text(found, row) for row in range(len(found.length)))
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "target": self.target.model,
+            "drafter": self.drafter,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+    def _drawing(self) -> dict[str, Any]:
+        return {"sampling": self.sampling, "eos": self.target.eos}
+
+
+def make_contestants(
+    target: Target, options: BenchOptions, requests: Sequence[Request], stage: Stage
+) -> list[Contestant]:
+    """Plain decoding, the other methods in the order they are named, then peers.
+
+    Raises:
+        SpecjaxError: for an unknown method, or one that cannot be had for this target.
+    """
+    sampling = sampling_of(options, stage.temperature)
+    sources = sources_in(options.drafter)
+    longest = padded_length([request.ids for request in requests])
+    named = methods_in(options.methods, target.config, target.name == POCKET)
+    made: list[Contestant] = []
+    for name in dict.fromkeys([PLAIN, *named, *sources]):
+        drafter, params = load_drafter(name, target, sources.get(name))
+        settings = sampling, options.max_new_tokens, longest, options.seed
+        made.append(OwnMethod(name, target, drafter, Params(target.params, params), *settings))
+    if names_in(options.peers) and stage.temperature == 0:
+        has_draft = target.name == POCKET or "draft-model" in sources
+        draft = load_draft(target, sources.get("draft-model")) if has_draft else None
+        others = peers(target, options.max_new_tokens, draft)
+        made += [each for each in others if stage.num_rows <= (each.most_rows or stage.num_rows)]
+    return made
+
+
+def padded_length(rows: Sequence[Sequence[int]]) -> int:
+    """The length to which all these prompts are padded."""
+    return -(-max(map(len, rows)) // BUCKET) * BUCKET
+
+
+def _text(found: Generation, row: int) -> Text:
+    length = int(found.length[row])
+    return Text(
+        tokens=tuple(np.asarray(found.tokens)[row, :length].tolist()),
+        rounds=int(found.stats.rounds[row]),
+        accepted_lengths=tuple(np.asarray(found.stats.accepted_lengths)[row].tolist()),
+        from_draft=tuple(np.asarray(found.from_draft)[row, :length].tolist()),
+    )
+
+
+def _peak_bytes(program: Any) -> int:
+    """Bytes that a compiled program holds at once: what it is given, returns and needs between."""
+    held = program.memory_analysis()
+    return (
+        held.argument_size_in_bytes
+        + held.output_size_in_bytes
+        - held.alias_size_in_bytes
+        + held.temp_size_in_bytes
+    )

@@ -1,0 +1,74 @@
+"""Curves of settings that were swept, kept as lines of JSON beside what else a report shows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax.bench.results import replace_lines
+from specjax.errors import SpecjaxError
+from specjax.files import readable
+
+CURVES = "curves.jsonl"
+
+
+class Point(NamedTuple):
+    """What one value of a setting gave."""
+
+    value: Any
+    accepted_length: float
+    tokens_per_second: float
+
+
+class Curve(NamedTuple):
+    """A swept setting; one series per method."""
+
+    title: str
+    setting: str
+    series: Mapping[str, Sequence[Point]]
+
+
+def keep_curve(
+    folder: Path, title: str, setting: str, series: Mapping[str, Sequence[tuple[Any, float, float]]]
+) -> None:
+    """Adds a curve to those in the folder; one of the same title is replaced.
+
+    Args:
+        folder: where the file is.
+        title: what tells curves apart.
+        setting: what was swept.
+        series: name of a method -> its value, accepted length and tokens per second, by value.
+
+    Raises:
+        SpecjaxError: if the file is damaged or cannot be written.
+    """
+    others = [each._asdict() for each in read_curves(folder) if each.title != title]
+    curve = {"title": title, "setting": setting, "series": dict(series)}
+    replace_lines(folder / CURVES, [*others, curve])
+
+
+def read_curves(folder: Path) -> list[Curve]:
+    """The curves in the folder; none if there is no such file.
+
+    Raises:
+        SpecjaxError: if the file cannot be read, or a line of it is damaged.
+    """
+    path = folder / CURVES
+    if not path.is_file():
+        return []
+    with readable(path):
+        content = path.read_bytes()
+    curves = []
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            values = json.loads(line)
+            series = {
+                name: [Point(*point) for point in points]
+                for name, points in values["series"].items()
+            }
+            curves.append(Curve(values["title"], values["setting"], series))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SpecjaxError(
+                f"{path}:{number} is damaged ({error}); delete this line and tune again"
+            ) from None
+    return curves

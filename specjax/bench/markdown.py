@@ -1,0 +1,113 @@
+"""The report of a benchmark as Markdown: tables, and pictures as PNG files beside it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specjax.bench import page_plots
+from specjax.bench.page_contents import Contents, StagePage, facts_of
+from specjax.bench.page_tables import (
+    COLUMNS,
+    Grid,
+    curve_table,
+    oracle_table,
+    rule_table,
+    trace_table,
+)
+from specjax.files import writable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT = "report.md"
+
+
+def write_markdown(contents: Contents, folder: Path) -> Path:
+    """Writes the report and its pictures, and returns its file.
+
+    Raises:
+        SpecjaxError: if a file cannot be written.
+    """
+    text = "\n\n".join(_parts(contents, folder)) + "\n"
+    path = folder / REPORT
+    with writable(path):
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def table(grid: Grid) -> str:
+    """A table in Markdown, its caption above."""
+    lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
+    rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
+    return "\n".join([f"**{grid.caption}**", "", *rows])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _parts(contents: Contents, folder: Path) -> Iterator[str]:
+    yield f"# {contents.title}"
+    if contents.alarms:
+        yield "> **WRONG WITH THESE RESULTS**\n>\n" + _list(contents.alarms, "> - ")
+    yield _list([f"{name}: {text}" for name, text in contents.facts])
+    if contents.command:
+        yield f"    {contents.command}"
+    if contents.overview:
+        yield table(contents.overview)
+    for stage in contents.stages:
+        yield from _stage(stage, folder)
+    yield "## What the columns mean"
+    yield _list([f"{column.title}: {column.meaning}" for column in COLUMNS])
+    yield from _traces(contents, folder)
+    yield from _oracle(contents, folder)
+    for curve in contents.curves:
+        yield f"## {curve.title}"
+        yield _picture(page_plots.curve(curve), folder, f"curve-{curve.title}")
+        yield table(curve_table(curve))
+
+
+def _stage(stage: StagePage, folder: Path) -> Iterator[str]:
+    yield f"## {stage.name}"
+    yield table(stage.main)
+    if stage.notes:
+        yield _list(stage.notes)
+    for grid in stage.tables:
+        if grid.rows:
+            yield table(grid)
+    if stage.drafting:
+        yield _picture(page_plots.histograms(stage.drafting), folder, f"rounds-{stage.name}")
+        yield _picture(page_plots.rates(stage.drafting), folder, f"depths-{stage.name}")
+
+
+def _traces(contents: Contents, folder: Path) -> Iterator[str]:
+    methods = contents.traces.get("methods", [])
+    if len(methods) < 2:
+        return
+    yield f"## Rounds over time, T={contents.traces['temperature']:g}"
+    yield _picture(page_plots.rounds_over_time(methods), folder, "rounds-over-time")
+    yield table(trace_table(methods))
+
+
+def _oracle(contents: Contents, folder: Path) -> Iterator[str]:
+    found = contents.oracle
+    if found is None:
+        return
+    yield "## Draft lengths of the oracle"
+    yield facts_of(found.about)
+    yield _picture(page_plots.oracle_lengths(found.lengths), folder, "oracle-lengths")
+    yield _picture(page_plots.oracle_course(found.lengths), folder, "oracle-course")
+    yield table(oracle_table(found.lengths))
+    yield table(rule_table(found.rules))
+    yield _list(found.equation_1)
+
+
+def _list(lines: Sequence[str], bullet: str = "- ") -> str:
+    return "\n".join(bullet + " ".join(line.split()) for line in lines)
+
+
+def _picture(figure: "Figure", folder: Path, name: str) -> str:
+    file = re.sub(r"[^\w.]+", "-", name.lower()).strip("-") + ".png"
+    page_plots.save_png(figure, folder / file)
+    return f"![{name}]({file})"

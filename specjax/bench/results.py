@@ -1,0 +1,221 @@
+"""The folder of a benchmark: runs as they come, so that a killed one resumes, and what they show.
+
+run.json       what was measured, on what, and the command
+programs.jsonl what it took to compile each method, at each temperature and size of batch
+samples.jsonl  one line per timed run
+rows.jsonl     one line per method and kind of task: `Measurement`
+texts.jsonl    of the first prompt of each kind, how each token of each method came
+traces.json    the parts of the rounds, where they were asked for
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax.bench.measure import Batch, Program, Sample, Text
+from specjax.bench.summary import Measurement
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user, read_json, writable
+
+RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
+ROWS, TEXTS, TRACES = "rows.jsonl", "texts.jsonl", "traces.json"
+DEVICE_FIGURES = ("bandwidth", "command")  # of run.json: not the same when a run is resumed
+
+
+class Stage(NamedTuple):
+    """What is measured together: its methods share prompts, noise and size of batch."""
+
+    temperature: float
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder, open for more runs of one benchmark."""
+
+    folder: Path
+
+    def programs(self, stage: Stage) -> dict[str, Program]:
+        """What is known of the methods' programs."""
+        return {
+            line["method"]: Program(**{name: line[name] for name in Program._fields})
+            for line in _lines(self.folder / PROGRAMS)
+            if _stage(line) == stage
+        }
+
+    def add_programs(self, stage: Stage, programs: Mapping[str, Program]) -> None:
+        """Keeps what it took to compile each method."""
+        for method, program in programs.items():
+            self._append(PROGRAMS, {**stage._asdict(), "method": method, **program._asdict()})
+
+    def samples(self, stage: Stage, batches: Sequence[Batch]) -> list[Sample]:
+        """The runs that were finished; `batches` are those of the run."""
+        return [
+            _sample(line, batches)
+            for line in _lines(self.folder / SAMPLES)
+            if _stage(line) == stage
+        ]
+
+    def add_sample(self, stage: Stage, sample: Sample) -> None:
+        """Keeps one run, at once."""
+        self._append(SAMPLES, {**stage._asdict(), **_values(sample)})
+
+    def write_rows(self, rows: Iterable[Measurement]) -> None:
+        """Replaces the rows."""
+        lines = [asdict(row) | {"identical": row.identical, "rates": row.rates} for row in rows]
+        replace_lines(self.folder / ROWS, lines)
+
+    def write_texts(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces the texts."""
+        replace_lines(self.folder / TEXTS, lines)
+
+    def write_traces(self, values: Mapping[str, Any]) -> None:
+        """Replaces the parts of the rounds."""
+        path = self.folder / TRACES
+        with writable(path):
+            path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        path = self.folder / name
+        with writable(path), path.open("a", encoding="utf-8") as file:
+            print(json.dumps(values), file=file, flush=True)
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, which can be written to and holds nothing but a benchmark's results.
+
+    Raises:
+        SpecjaxError: if it cannot be written, or holds something else.
+    """
+    folder = expand_user(folder)
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{RUN}"
+        probe.touch()
+        probe.unlink()
+    if any(folder.iterdir()) and not (folder / RUN).is_file():
+        raise SpecjaxError(f"--out {folder} holds something else; name a new folder")
+    return folder
+
+
+def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
+    """The results in `folder`: new ones, or those of a run of the same that was stopped.
+
+    A last line that was cut off in the middle is taken away.
+
+    Raises:
+        SpecjaxError: if the folder holds another benchmark.
+    """
+    path = folder / RUN
+    if path.is_file():
+        before = read_json(path)
+        now = json.loads(json.dumps(about))
+        others = [
+            name
+            for name in {**before, **now}
+            if name not in DEVICE_FIGURES and before.get(name) != now.get(name)
+        ]
+        if others:
+            name = others[0]
+            raise SpecjaxError(
+                f"{folder} holds another benchmark ({name} was {before.get(name)!r}, now "
+                f"{now.get(name)!r}); name another folder, or delete this one"
+            )
+        for name in (PROGRAMS, SAMPLES):
+            _drop_cut_line(folder / name)
+    else:
+        with writable(path):
+            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return Results(folder)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds for those who only read."""
+
+    about: Mapping[str, Any]
+    rows: Sequence[Measurement]
+    texts: Sequence[Mapping[str, Any]]
+    traces: Mapping[str, Any]
+
+
+def read_results(folder: Path) -> Found:
+    """What a finished or interrupted benchmark has left.
+
+    Raises:
+        SpecjaxError: if there is no such benchmark, it has no rows yet, or a file is damaged.
+    """
+    folder = expand_user(folder)
+    if not (folder / RUN).is_file():
+        raise SpecjaxError(f"{folder} holds no benchmark; run `specjax bench --out {folder}` first")
+    about = read_json(folder / RUN)
+    names = [field.name for field in fields(Measurement)]
+    lists = {field.name for field in fields(Measurement) if "tuple" in str(field.type)}
+    rows = []
+    for number, line in enumerate(_lines(folder / ROWS), 1):
+        if missing := [name for name in names if name not in line]:
+            raise SpecjaxError(f"{folder / ROWS}:{number} lacks {missing[0]}; measure again")
+        values = {name: line[name] for name in names}
+        values |= {name: tuple(values[name]) for name in lists}
+        rows.append(Measurement(**values))
+    if not rows:
+        raise SpecjaxError(f"{folder} has no results yet; repeat its command to finish it")
+    traces = read_json(folder / TRACES) if (folder / TRACES).is_file() else {}
+    return Found(about, rows, list(_lines(folder / TEXTS)), traces)
+
+
+def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file of JSON lines in one step."""
+    partial = path.with_name(f".{path.name}")
+    with writable(path):
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        partial.replace(path)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file; none if there is no file."""
+    if not path.is_file():
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise SpecjaxError(
+                f"{path}:{number} is damaged ({error}); delete this line and measure again"
+            ) from None
+
+
+def _drop_cut_line(path: Path) -> None:
+    if path.is_file():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def _stage(line: Mapping[str, Any]) -> Stage:
+    return Stage(line["temperature"], line["num_rows"])
+
+
+def _values(sample: Sample) -> dict[str, Any]:
+    """A run in JSON's terms; the prompts are known by the number of the batch."""
+    texts = [
+        text._asdict() | {"from_draft": "".join(map(str, map(int, text.from_draft)))}
+        for text in sample.texts
+    ]
+    return sample._asdict() | {"batch": sample.batch[0].kind, "texts": texts}
+
+
+def _sample(line: Mapping[str, Any], batches: Sequence[Batch]) -> Sample:
+    texts = [
+        Text(
+            tuple(text["tokens"]),
+            text["rounds"],
+            tuple(text["accepted_lengths"]),
+            tuple(flag == "1" for flag in text["from_draft"]),
+        )
+        for text in line["texts"]
+    ]
+    values = {name: line[name] for name in Sample._fields}
+    return Sample(**values | {"batch": batches[line["number"]], "texts": tuple(texts)})

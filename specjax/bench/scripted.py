@@ -1,0 +1,163 @@
+"""Accepted length by construction: a drafter that works as ever, and then is told what to say.
+
+So one reads off how fast a method would be at an accepted length that another drafter, or a paper,
+has reached; random weights do.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import DraftTree
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.pytree import pytree
+
+CYCLE_ROUNDS = 100  # rounds after which a script begins anew, so hundredths can be asked for
+
+
+@pytree
+class ScriptedState:
+    """What is carried from round to round."""
+
+    inner: State
+    round: Int[Array, ""]
+    prompt_length: Int[Array, " B"]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Lets `inner` draft and learn, and changes its tokens so that a script of them is accepted.
+
+    `params.drafter` is a script as `script_of` makes it. In round r the first `pattern[r]` tokens
+    along one path are what the target will say, as `text` tells, and no other node carries what the
+    target will say in its place. The path is the one to the deepest node, of equals the first;
+    where it is shorter than the script asks, all of it is accepted. A chain that is too short is
+    continued. All other tokens stay those of `inner`, so that nothing it does is for nothing.
+
+    It remains a drafter: whatever the script says, the target decides. But with `inner` it has in
+    common the cost, not the quality: a drafter that caches what it has drafted itself knows nothing
+    of the change. Drawn tokens count as chosen ones (`DraftTree.proposal` is dropped).
+    """
+
+    inner: Drafter
+
+    @property
+    def taps(self) -> Taps:
+        return self.inner.taps
+
+    @property
+    def num_nodes(self) -> int:
+        return self.inner.num_nodes
+
+    @property
+    def num_probes(self) -> int:
+        return self.inner.num_probes
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        if not isinstance(params, dict) or set(params) != {"inner", "text", "pattern"}:
+            raise SpecjaxError("Scripted needs a script as params; make one with script_of")
+        self.inner.check(config, params["inner"])
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> ScriptedState:
+        inner = self.inner.init(_of_inner(params), prompt, prefill, num_slots)
+        return ScriptedState(inner, jnp.zeros((), jnp.int32), prompt.length)
+
+    def propose(
+        self, params: Params, state: ScriptedState, context: Context, draw: Draw
+    ) -> tuple[Proposal, ScriptedState]:
+        proposal, inner = self.inner.propose(_of_inner(params), state.inner, context, draw)
+        pattern = params.drafter["pattern"]
+        num_right = pattern[state.round % len(pattern)]
+        num_new = context.length - state.prompt_length
+        tree = _told(proposal.tree, params.drafter["text"], num_new, num_right, self.max_depth)
+        return proposal._replace(tree=tree), replace(state, inner=inner)
+
+    def update(self, params: Params, state: ScriptedState, outcome: Outcome) -> ScriptedState:
+        inner = self.inner.update(_of_inner(params), state.inner, outcome)
+        return replace(state, inner=inner, round=state.round + 1)
+
+
+def script_of(
+    inner: Drafter, params: Any, text: Int[Array, "B M"], accepted_length: float
+) -> dict[str, Any]:
+    """The params of a `Scripted(inner)`.
+
+    Args:
+        inner: the drafter.
+        params: of `inner`.
+        text: what the target will say to each prompt, from the first new token on.
+        accepted_length: tokens per round to be had, bonus included, to the hundredth.
+
+    Raises:
+        SpecjaxError: for an accepted length below 1, or beyond what the drafter can reach.
+    """
+    if not 1 <= accepted_length <= inner.max_depth + 1:
+        raise SpecjaxError(
+            f"accepted length {accepted_length} is outside 1 to {inner.max_depth + 1}, the drafter "
+            "cannot reach it; ask for another, or draft deeper"
+        )
+    return {"inner": params, "text": text, "pattern": jnp.asarray(pattern_of(accepted_length))}
+
+
+def pattern_of(accepted_length: float) -> np.ndarray:
+    """How many drafted tokens each of `CYCLE_ROUNDS` rounds accepts, the long ones spread evenly.
+
+    int32; with the bonus, their mean is `accepted_length` to the hundredth.
+    """
+    so_far = np.arange(CYCLE_ROUNDS + 1) * (accepted_length - 1)
+    return np.diff(np.floor(so_far + 0.5)).astype(np.int32)
+
+
+def _of_inner(params: Params) -> Params:
+    return Params(params.target, params.drafter["inner"])
+
+
+def _told(
+    tree: DraftTree,
+    text: Int[Array, "B M"],
+    num_new: Int[Array, " B"],
+    num_right: Int[Array, ""],
+    max_depth: int,
+) -> DraftTree:
+    """The tree, right in the first `num_right` nodes below the root of one path, else wrong.
+
+    `num_new` tokens of `text` are committed.
+    """
+    place = num_new[:, None] + tree.depth - 1  # in `text`
+    is_known = (tree.depth > 0) & (place < text.shape[1])
+    right = jnp.take_along_axis(text, jnp.clip(place, 0, text.shape[1] - 1), axis=1)
+    is_right = is_known & (tree.depth <= num_right) & _on_deepest_path(tree, max_depth)
+    other = jnp.where(right > 0, right - 1, 1)
+    wrong = jnp.where(is_known & (tree.tokens == right), other, tree.tokens)
+    return replace(
+        tree,
+        tokens=jnp.where(is_right, right, wrong),
+        valid=tree.valid | is_right,
+        proposal=None,
+    )
+
+
+def _on_deepest_path(tree: DraftTree, max_depth: int) -> Bool[Array, "B N"]:
+    """The deepest valid node and its ancestors; of a chain all nodes, the valid ones or not."""
+    if tree.is_chain:
+        return jnp.ones_like(tree.valid)
+    node = jnp.argmax(jnp.where(tree.valid, tree.depth, -1), axis=1)[:, None]
+    numbers, on_path = jnp.arange(tree.num_nodes)[None, :], jnp.zeros_like(tree.valid)
+    for _ in range(max_depth):
+        on_path = on_path | (numbers == node)
+        node = jnp.maximum(jnp.take_along_axis(tree.parents, node, axis=1), 0)
+    return on_path

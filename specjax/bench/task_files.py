@@ -1,0 +1,231 @@
+"""Question files: the public formats, told apart by their fields, and the prompts made of them.
+
+A file is JSONL (an object per line) or one JSON array of objects. What is malformed is told with
+file and line, and left out.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from reprlib import Repr
+from typing import Any, NamedTuple
+
+from specjax.errors import SpecjaxError
+from specjax.files import expand_user
+
+# DISCO, appendix B, figures 7 to 10. In figure 7 the quotes are the prompt's own: it follows work
+# where the task is a docstring. In the others they only stand around it, and lines of Alpaca's
+# first paragraph are broken only to fit the page.
+MBPP = '"""{text}\n{test}\n"""'
+CNN = "Summarize:\n{article}\nSummary:\n"
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n"
+)
+
+Fields = Mapping[str, Any]
+Tell = Callable[[int, str], None]  # of the line with this number, what is wrong with it
+_SPACE = re.compile(r"\s*")
+_ARRAY = re.compile(r"\s*\[\s*[{\]]")  # else a list is but one malformed line
+
+
+class Question(NamedTuple):
+    """One record of a file."""
+
+    category: str | None
+    turns: tuple[str, ...]
+    is_chat: bool  # what a user says, turn by turn; else one text to be continued
+
+
+class Form(NamedTuple):
+    """A format: the fields that tell it from others, and how its prompts are made of them."""
+
+    name: str
+    fields: tuple[str, ...]
+    turns: Callable[[Fields], tuple[str, ...]]
+    is_chat: bool = False
+
+
+def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question]:
+    """The questions of a file, in their order.
+
+    Args:
+        path: JSONL, or one JSON array, in any of `FORMS`.
+        complain: told of every record that is left out, with file and line, if others are good.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read, or holds no good record; it then says what
+            is wrong with the first one.
+    """
+    questions, problems = [], []
+
+    def tell(number: int, problem: str) -> None:
+        problems.append(f"{path}:{number} {problem}")
+
+    for number, record in _records(_text_of(path), tell):
+        try:
+            questions.append(_question(record))
+        except SpecjaxError as error:
+            tell(number, str(error))
+    if not questions:
+        why = f" ({problems[0]})" if problems else ""
+        raise SpecjaxError(f"{path} holds no tasks{why}; write one JSON object per line")
+    for problem in problems:
+        complain(f"{problem}; it is left out")
+    return questions
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return expand_user(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise SpecjaxError(
+            f"tasks {path} cannot be read ({reason}); give 'pocket' or a JSONL file"
+        ) from None
+
+
+# ---- Records -----------------------------------------------------------------------------------
+
+
+def _records(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
+    """Every value that is JSON, with the number of its first line."""
+    if _ARRAY.match(text):
+        yield from _items(text, tell)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                tell(number, _no_json(error))
+            else:
+                yield number, record
+
+
+def _items(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
+    """The items of an array, one by one: those before its first mistake are good."""
+    number, counted, at = 1, 0, text.index("[") + 1
+    while True:
+        at = _end_of_space(text, at)
+        number, counted = number + text.count("\n", counted, at), at
+        if text.startswith("]", at):
+            break
+        try:
+            item, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", number)
+            tell(line, f"{_no_json(error)}, and what follows cannot be told apart")
+            return
+        yield number, item
+        at = _end_of_space(text, at)
+        if text.startswith(",", at):
+            at += 1
+        elif not text.startswith("]", at):
+            line = number + text.count("\n", counted, at)
+            tell(line, "neither goes on with a comma nor ends the array with ]")
+            return
+    if text[at + 1 :].strip():
+        tell(number, "ends the array, but more follows")
+
+
+def _end_of_space(text: str, start: int) -> int:
+    found = _SPACE.match(text, start)
+    return found.end() if found else start
+
+
+def _no_json(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON ({error.msg} at column {error.colno})"
+    return f"is not JSON that can be read ({error})"
+
+
+def short(value: Any) -> str:
+    """A value of the file, fit for a message of one line."""
+    writer = Repr()
+    writer.maxlist, writer.maxstring = 12, 40
+    return writer.repr(value)
+
+
+# ---- Forms -------------------------------------------------------------------------------------
+
+
+def _question(record: Any) -> Question:
+    """Raises SpecjaxError, which says what is wrong but not where."""
+    if not isinstance(record, dict):
+        raise SpecjaxError('is no JSON object such as {"prompt": "..."}')
+    form = next((form for form in FORMS if all(name in record for name in form.fields)), None)
+    if form is None:
+        known = ", ".join(f"{form.name} ({', '.join(form.fields)})" for form in FORMS)
+        found = short(list(record))[1:-1] or "none"
+        raise SpecjaxError(f"is of no known form: its fields are {found}; known forms are {known}")
+    category = record.get("category")
+    if "category" in record and (not isinstance(category, str) or not category.strip()):
+        raise SpecjaxError(f"has a category that is no name: {short(category)}")
+    return Question(category, form.turns(record), form.is_chat)
+
+
+def _text(value: Any, name: str) -> str:
+    """`value`, if it is a text that says something."""
+    if not isinstance(value, str):
+        raise SpecjaxError(f"has no text in `{name}`, but {short(value)}")
+    if not value.strip():
+        raise SpecjaxError(f"has an empty text in `{name}`")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise SpecjaxError(f"has half a surrogate pair, which is no text, in `{name}`") from None
+    return value
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise SpecjaxError(f"has no list of texts in `{name}`, but {short(value)}")
+    return tuple(_text(each, f"{name}[{number}]") for number, each in enumerate(value))
+
+
+def _as_it_stands(name: str) -> Callable[[Fields], tuple[str, ...]]:
+    return lambda fields: (_text(fields[name], name),)
+
+
+def _mbpp(name: str) -> Callable[[Fields], tuple[str, ...]]:
+    def turns(fields: Fields) -> tuple[str, ...]:
+        test, *_ = _texts(fields["test_list"], "test_list")
+        return (MBPP.format(text=_text(fields[name], name), test=test),)
+
+    return turns
+
+
+def _alpaca(fields: Fields) -> tuple[str, ...]:
+    instruction = _text(fields["instruction"], "instruction")
+    if fields["input"] == "":
+        return (ALPACA.format(instruction=instruction),)
+    given = _text(fields["input"], "input")
+    return (ALPACA_WITH_INPUT.format(instruction=instruction, input=given),)
+
+
+def _cnn(fields: Fields) -> tuple[str, ...]:
+    return (CNN.format(article=_text(fields["article"], "article")),)
+
+
+# The first form that fits decides, so those with more fields come before those with fewer.
+FORMS = (
+    Form("MBPP", ("text", "test_list", "code"), _mbpp("text")),
+    Form("sanitized MBPP", ("prompt", "test_list", "code"), _mbpp("prompt")),
+    Form("GSM8K", ("question", "answer"), _as_it_stands("question"), is_chat=True),
+    Form("Alpaca", ("instruction", "input", "output"), _alpaca),
+    Form("CNN/DailyMail", ("article", "highlights"), _cnn),
+    Form("HumanEval or plain text", ("prompt",), _as_it_stands("prompt")),
+    Form(
+        "Spec-Bench or plain messages",
+        ("turns",),
+        lambda fields: _texts(fields["turns"], "turns"),
+        is_chat=True,
+    ),
+)

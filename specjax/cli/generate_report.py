@@ -1,0 +1,167 @@
+"""What `specjax generate` prints: results on stdout, everything else on stderr."""
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specjax.bench.acceptance import advice, is_useless
+from specjax.bench.measure import PLAIN
+from specjax.cli.example import INSTRUCTION
+from specjax.cli.measure import Job, Measured
+from specjax.cli.prompts import Source
+from specjax.cli.sources import show_sources, spans_in_prompt, write_page
+from specjax.cli.text import DRAFTED, show_live
+from specjax.decoding.sampling import LOSSY
+from specjax.text import decode
+
+
+def _console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The output of one command."""
+
+    is_json: bool
+    output: Console = field(default_factory=_console)
+    notes: Console = field(default_factory=lambda: _console(stderr=True))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the text is shown as it comes."""
+        return self.output.is_terminal and not self.is_json
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is printed once it is complete."""
+        return not self.is_live and not self.is_json
+
+    def busy(self, doing: str) -> AbstractContextManager[Any]:
+        """A sign of life on a terminal; few redraws, so that what is timed is left in peace."""
+        if not self.notes.is_terminal:
+            return nullcontext()
+        return self.notes.status(f"{doing} ...", refresh_per_second=2)
+
+    def source(self, source: Source) -> None:
+        """Says so if the prompt is the example, which the user has not seen."""
+        if source.is_example and not self.is_json:
+            self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
+
+    def stream(self, job: Job) -> float:
+        """Shows the text as it comes, and returns the seconds that compiling took."""
+        with self.busy("compiling"):
+            seconds = job.compile_stream()
+        if self.output.color_system is not None and not self.output.no_color:
+            legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
+            self.output.print(legend)
+        show_live(job.stream(), job.target.tokenizer, self.output)
+        return seconds
+
+    def text(self, job: Job, tokens: Sequence[int]) -> None:
+        """Prints the finished text at once, and nothing but the text."""
+        self.output.file.write(decode(job.target.tokenizer, tokens) + "\n")
+        self.output.file.flush()
+
+    def figures(self, job: Job, results: Sequence[Measured], stream_seconds: float) -> None:
+        """Prints the speed, and with two results their comparison."""
+        compiling = stream_seconds + sum(result.compile_seconds for result in results)
+        not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
+        timed = "timed in a run of its own; " if self.is_live else ""
+        if len(results) == 2:
+            self.output.print(_table(results))
+            self.output.print(_comparison(job, *results))
+            self.notes.print(f"medians of interleaved runs; {not_counted}")
+            return
+        [result] = results
+        self.notes.print(
+            f"{result.method}: {len(result.tokens)} tokens in {result.seconds:.3f} s, "
+            f"{result.tokens_per_second:.1f} tokens/s, accepted length "
+            f"{result.mean_accepted_length:.2f} over {result.rounds} rounds"
+        )
+        self.notes.print(f"{timed}{not_counted}")
+
+    def warn(self, job: Job, results: Sequence[Measured]) -> None:
+        """Says so if a drafter was of no use, or the text is not the target's own."""
+        if job.sampling.is_lossy and any(result.method != PLAIN for result in results):
+            self.notes.print(LOSSY, style="bold red")
+        for result in results:
+            if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
+                self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
+
+    def sources(self, job: Job, result: Measured) -> None:
+        """Prints which part of the prompt each part of the output repeats."""
+        spans = spans_in_prompt(result.source, len(job.prompt_ids))
+        show_sources(job.target.tokenizer, result.tokens, spans, self.output)
+
+    def page(self, job: Job, result: Measured, path: Path) -> None:
+        """Writes the same as an HTML page."""
+        spans = spans_in_prompt(result.source, len(job.prompt_ids))
+        write_page(path, job.target.tokenizer, job.prompt_ids, result.tokens, spans)
+        self.notes.print(f"sources written to {path}")
+
+    def json(self, job: Job, results: Sequence[Measured], with_spans: bool) -> None:
+        """Prints one JSON object; a span is its start and end in the output, and its source."""
+        values, *plain = [_fields(job, result) for result in results]
+        if with_spans:
+            values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
+        if plain:
+            same = results[0].tokens == results[1].tokens if job.sampling.is_reproducible else None
+            values |= {"plain": plain[0], "identical": same}
+        self.output.file.write(json.dumps(values) + "\n")
+
+
+def _fields(job: Job, result: Measured) -> dict[str, Any]:
+    tokenizer = job.target.tokenizer
+    return {
+        "method": result.method,
+        "verification": job.sampling.verification,
+        "is_lossy": job.sampling.is_lossy and result.method != PLAIN,
+        "text": None if tokenizer is None else decode(tokenizer, result.tokens),
+        "tokens": result.tokens,
+        "num_new_tokens": len(result.tokens),
+        "rounds": result.rounds,
+        "mean_accepted_length": result.mean_accepted_length,
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "compile_seconds": result.compile_seconds,
+    }
+
+
+def _table(results: Sequence[Measured]) -> Table:
+    table = Table("method", box=None, pad_edge=False)
+    for title in ("tokens/s", "seconds", "accepted length"):
+        table.add_column(title, justify="right")
+    for result in results:
+        table.add_row(
+            result.method,
+            f"{result.tokens_per_second:.1f}",
+            f"{result.seconds:.3f}",
+            f"{result.mean_accepted_length:.2f}",
+        )
+    return table
+
+
+def _comparison(job: Job, result: Measured, plain: Measured) -> str:
+    ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
+    if job.sampling.is_lossy:
+        return f"{ratio}; {LOSSY}"
+    if not job.sampling.is_reproducible:
+        return f"{ratio}; the tokens are equal in distribution only: rejection draws differently"
+    if result.tokens == plain.tokens:
+        return f"{ratio}; all {len(result.tokens)} tokens are equal"
+    pairs = zip(result.tokens, plain.tokens, strict=False)
+    num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    dtype = job.params.target["embed_tokens"]["weight"].dtype
+    return (
+        f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
+        f"close for {dtype} to tell apart"
+    )

@@ -1,0 +1,195 @@
+"""The GPU report: scripts set the accepted length and nothing else, and no report is lost.
+
+Nothing here asserts how long anything took.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.bench import gpu, gpu_parts, gpu_timing
+from specjax.bench.gpu import Budget, Options, parse, report
+from specjax.bench.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
+from specjax.bench.shapes import CYCLE, cycling, random_target
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.reference import plain_generate
+from specjax.errors import SpecjaxError
+from tests.decoding.heads import EAGLE2, params_of
+from tests.decoding.tiny import prompt, target
+
+SMALL = {  # one program per method, for one text
+    "sizes": ("tiny",),
+    "size": "tiny",
+    "context": 24,
+    "contexts": (40,),
+    "batches": (2,),
+    "new_tokens": 12,
+    "repeats": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("inner", "params", "asked"),
+    [
+        (PromptLookup(num_tokens=4), params_of()._replace(drafter=None), 3.5),
+        (EAGLE2, params_of(), 2.25),
+    ],
+    ids=["chain", "tree"],
+)
+def test_a_script_sets_the_accepted_length_and_not_the_text(inner, params, asked):
+    model = target()[0]
+    new_tokens = 63  # whole rounds, 18 or 28 of them
+    plain = plain_generate(
+        params.target, prompt(2), jax.random.key(0), target=model, max_new_tokens=new_tokens
+    )
+    script = script_of(inner, params.drafter, plain.tokens, asked)
+    found = speculative_generate(
+        Params(params.target, script),
+        prompt(2),
+        jax.random.key(0),
+        target=model,
+        drafter=Scripted(inner),
+        max_new_tokens=new_tokens,
+    )
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    lengths = 1 + pattern_of(asked)[: round(new_tokens / asked)]
+    expected = np.bincount(lengths, minlength=inner.max_depth + 2)
+    np.testing.assert_array_equal(found.stats.accepted_lengths, [expected] * 2)
+    assert found.stats.mean_accepted_length == pytest.approx(asked)
+
+
+@pytest.mark.parametrize("asked", [1.0, 1.75, 4.61, 5.15])
+def test_a_pattern_has_the_mean_that_is_asked_for_and_is_even(asked):
+    pattern = pattern_of(asked)
+    assert 1 + pattern.mean() == pytest.approx(asked)
+    assert len(pattern) == CYCLE_ROUNDS and set(pattern) <= {int(asked) - 1, int(asked)}
+
+
+def test_a_script_beyond_the_drafter_is_refused():
+    with pytest.raises(SpecjaxError, match="accepted length 5.5 is outside 1 to 5"):
+        script_of(PromptLookup(num_tokens=4), None, np.zeros((1, 3), np.int32), 5.5)
+
+
+def test_a_cycling_target_counts():
+    model, params, _ = random_target("tiny", 64)
+    own = plain_generate(
+        cycling(params), prompt(2), jax.random.key(0), target=model, max_new_tokens=20
+    )
+    last = np.array([prompt(2).tokens[row, int(prompt(2).length[row]) - 1] for row in range(2)])
+    period = min(CYCLE, model.config.vocab_size)
+    np.testing.assert_array_equal(own.tokens, (last[:, None] + 1 + np.arange(20)) % period)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "gpu.json").read_text())["rows"]
+
+
+def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    some = Options(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
+    monkeypatch.setattr(gpu_parts, "NUM_BYTES", {"cpu": 2**12})
+    monkeypatch.setattr(gpu_parts, "MANY_BYTES", 2**12)
+    report(replace(some, minutes=0.0))
+    assert rows_of(tmp_path) == []
+    told = (tmp_path / "gpu.md").read_text()
+    assert "- rounds, tiny, context 24, batch 1: pld-plus" in told and "- bandwidth: copy" in told
+
+    _fail_at(monkeypatch, "pld-plus", RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"))
+    report(replace(some, minutes=9.0))
+    named = {row["method"]: row for row in rows_of(tmp_path)}
+    assert list(named) == ["copy", "read", "pld-plus", "pld"]
+    assert named["pld-plus"]["failed"] == "out of memory"
+    assert named["pld"]["says_what_plain_says"] and named["pld"]["rows"] == 11
+    assert named["pld"]["accepted_length"] == pytest.approx(10 / 6)  # whole rounds, 6 of them
+    assert (
+        "rounds, tiny, context 24, batch 1: pld-plus: out of memory"
+        in (tmp_path / "gpu.md").read_text()
+    )
+
+    monkeypatch.undo()
+    with (tmp_path / "gpu.jsonl").open("a") as file:
+        file.write('{"part": "rou')  # killed in the middle of a line
+    before = named["pld"]
+    report(some)
+    named = {row["method"]: row for row in rows_of(tmp_path)}
+    assert named["pld"] == before and named["pld-plus"]["speed_over_plain"] > 0
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    told = (tmp_path / "gpu.md").read_text()
+    assert "| pld-plus | 71 | 3." in told and "Not measured" not in told
+    assert "TOKENS DIFFER" not in told
+
+
+def _fail_at(monkeypatch, method: str, error: Exception) -> None:
+    """Makes the device fail where `method` would be built."""
+
+    def make(base):
+        raise error
+
+    known = gpu_parts.METHODS
+    monkeypatch.setattr(gpu_parts, "METHODS", {**known, method: known[method]._replace(make=make)})
+
+
+def test_what_fails_is_told_and_ends_in_an_error(tmp_path, monkeypatch, capsys):
+    def broken(setting, *rest):
+        raise ValueError("no such kernel\nat line 3")
+
+    monkeypatch.setattr(gpu_timing, "_lowered", broken)
+    options = Options(tmp_path, parts=("plain",), **SMALL)
+    with pytest.raises(SpecjaxError, match="1 measurements failed.*ValueError: no such kernel'"):
+        report(options)
+    assert "Traceback" in capsys.readouterr().err
+    assert "ValueError: no such kernel" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_budget_remembers_the_longest_group_of_a_part():
+    now = [0.0]
+    budget = Budget(1.0, lambda: now[0])
+    budget.spent("plain", 40.0)
+    budget.spent("plain", 10.0)
+    assert budget.allows("plain") and budget.allows("rounds")
+    now[0] = 25.0
+    assert not budget.allows("plain") and budget.allows("rounds")
+    now[0] = 60.0
+    assert not budget.allows("rounds")
+
+
+def test_a_command_line_is_read():
+    words = "--out runs/gpu --minutes 4.5 --batches 4 8 --methods pld --size tiny".split()
+    own = parse(words)
+    expected = Options(Path("runs/gpu"), 4.5, methods=("pld",), batches=(4, 8), size="tiny")
+    assert own == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ("speed",)}, "part 'speed' is unknown; choose of bandwidth, plain"),
+        ({"methods": ("eagle3",)}, "method 'eagle3' is unknown; choose of eagle2, pld"),
+        ({"sizes": ("8t",)}, "size '8t' is unknown; choose one of 160m, 7b, tiny"),
+        ({"size": "1b"}, "size '1b' has no LM head of its own"),
+        ({"batches": (4, -1)}, r"batches \(4, -1\) must be at least 1"),
+        ({"repeats": 0}, "repeats 0 must be at least 1"),
+        ({"minutes": float("nan")}, "minutes nan is no time"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+    with pytest.raises(SpecjaxError, match=message):
+        report(Options(tmp_path / "new", **{**SMALL, **options}))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_will_not_do_is_told_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecjaxError, match="cannot write .*file"):
+        report(Options(tmp_path / "file", **SMALL))
+    (tmp_path / "gpu.json").write_text('{"device": "abacus"}')
+    with pytest.raises(SpecjaxError, match=r"holds a report of other device \(abacus, now"):
+        report(Options(tmp_path, **SMALL))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    with pytest.raises(SpecjaxError, match="needs matplotlib"):
+        report(Options(tmp_path / "new", **SMALL))

@@ -1,0 +1,158 @@
+"""What timed runs come to, told from made-up ones."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specjax.bench.measure import Program, Request, Sample, Text
+from specjax.bench.report import complaints, near_ties, show, table
+from specjax.bench.summary import ALL, Verdict, exactly, summarise, whole
+from specjax.bench.ties import NearTies
+from specjax.decoding.sampling import Sampling
+from specjax.hub import Target
+from specjax.models.config import LlamaConfig
+from specjax.models.llama import Llama
+
+CONFIG = LlamaConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
+
+
+def sample(method, number, repeat, text, seconds, kind="edits", dtype="float32"):
+    """A run on one prompt of 5 tokens; `seconds` are those of prefill and decoding."""
+    batch = (Request(kind, (3,) * 5),)
+    return Sample(method, dtype, batch, number, repeat, (text,), *seconds, 0)
+
+
+def plain(num_tokens):
+    return Text((7,) * num_tokens, num_tokens, (0, num_tokens))
+
+
+PROGRAMS = {"plain": Program(3.0, False, 100), "fast": Program(4.0, True, 120)}
+FAST = Text((7,) * 10, 4, (0, 1, 0, 3)), Text((7,) * 30, 6, (0, 0, 0, 0, 0, 6))
+SAMPLES = [
+    sample("plain", 0, 0, plain(10), (0.0, 1.0)),
+    sample("plain", 0, 1, plain(10), (1.0, 1.0)),
+    sample("plain", 1, 0, plain(30), (0.0, 3.0)),
+    sample("plain", 1, 1, plain(30), (2.0, 3.0)),
+    sample("fast", 0, 0, FAST[0], (0.1, 0.4)),  # x 2; a round 0.1 over 0.1
+    sample("fast", 0, 1, FAST[0], (0.1, 0.4)),  # x 4; 0.1 over 0.1
+    sample("fast", 1, 0, FAST[1], (0.4, 0.6)),  # x 3; 0.1 over 0.1
+    sample("fast", 1, 1, FAST[1], (3.8, 1.2)),  # x 1; 0.2 over 0.1
+]
+
+
+def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
+    first, fast = summarise(SAMPLES, PROGRAMS, temperature=0.5)
+    assert (first.method, first.ratio, first.compile_seconds) == ("plain", 1.0, 3.0)
+    assert (fast.task, fast.temperature, fast.batch, fast.is_cached) == ("edits", 0.5, 1, True)
+    assert (fast.num_new_tokens, fast.rounds, fast.passes, fast.mean_accepted_length) == (
+        *(40, 10, 10),
+        4.0,
+    )
+    assert fast.accepted_lengths == (0, 1, 0, 3, 0, 6)
+    assert fast.rates == pytest.approx([9 / 10, 1.0, 6 / 9, 1.0])
+    assert first.seconds == 1.5 + 4.0
+    assert fast.seconds == 0.5 + 3.0
+    assert fast.tokens_per_second == 40 / 3.5
+    assert fast.ratio == 2.5
+    assert fast.ratio_quartiles == (1.75, 3.25)
+    assert fast.spread == pytest.approx((0 + 2 / 3) / 2)
+    assert fast.prefill_seconds == pytest.approx(0.1 + 2.1)
+    assert fast.decode_seconds == pytest.approx(0.4 + 0.9)
+    assert fast.round_seconds == pytest.approx(0.13)
+    assert fast.round_overhead == pytest.approx(1.0)
+    assert fast.round_overhead_quartiles == pytest.approx((1.0, 1.25))
+    assert fast.mean_length == pytest.approx((4 * (5 + 5) + 6 * (5 + 15)) / 10)
+
+
+def test_a_batch_takes_as_many_passes_as_its_slowest_row():
+    batch = tuple(Request("edits", (3,) * length) for length in (5, 7))
+
+    def of(method, texts):
+        return Sample(method, "float32", batch, 0, 0, texts, 1.0, 6.0, 0)
+
+    texts = plain(2), plain(6)
+    fast = tuple(text._replace(rounds=rounds) for text, rounds in zip(texts, (2, 3), strict=True))
+    samples = [of("plain", texts), of("fast", fast)]
+    first, second = summarise(samples, PROGRAMS)
+    assert (first.num_prompts, first.num_new_tokens, first.rounds, first.passes) == (2, 8, 8, 6)
+    assert (second.rounds, second.passes, second.batch) == (5, 3, 2)
+    assert second.mean_accepted_length == 8 / 5
+    assert second.round_overhead == 2.0
+    lie = fast[1]._replace(tokens=(7, 7, 7, 7, 7, 8))
+    assert summarise([samples[0], of("fast", (fast[0], lie))], PROGRAMS)[1].num_different == 1
+
+
+def test_only_whole_batches_of_an_interrupted_run_count():
+    assert whole(SAMPLES, PROGRAMS, 2) == SAMPLES
+    assert {each.number for each in whole(SAMPLES[:-1], PROGRAMS, 2)} == {0}
+    assert whole(SAMPLES, PROGRAMS, 3) == []
+
+
+def test_a_drafter_that_never_helps_is_told(capsys):
+    """As a random head is, or one of another target."""
+    useless = plain(10)
+    samples = [sample(name, 0, 0, useless, (0.0, 1.0)) for name in ("plain", "eagle")]
+    rows = summarise(samples, {"plain": Program(), "eagle": Program()})
+    assert rows[1].mean_accepted_length == 1.0
+    [line] = complaints(rows)
+    assert line.startswith("NOTHING ACCEPTED: eagle: accepted length 1.0")
+    show(rows, 1, 1e9)
+    assert "NOTHING ACCEPTED" in capsys.readouterr().out
+
+
+def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
+    def forgiving(said):
+        verdict = exactly(said)
+        return Verdict.NEAR_TIE if verdict == Verdict.DIFFERENT else verdict
+
+    said, other = plain(2), Text((7, 8), 2, (0, 2))
+    samples = [
+        sample("plain", 0, 0, said, (0.0, 1.0)),
+        sample("liar", 0, 0, other, (0.0, 1.0)),
+        sample("peer", 0, 0, other._replace(accepted_lengths=()), (None, 1.0), dtype="float16"),
+    ]
+    programs = {"plain": Program(), "liar": Program(), "peer": Program()}
+    same, tied, peer = summarise(samples, programs, forgiving)
+    assert [row.identical for row in (same, tied, peer)] == [True, False, None]
+    assert complaints([same, tied, peer]) == []
+    [line] = near_ties([same, replace(tied, dtype="bfloat16"), peer])
+    assert line.startswith("near ties: liar left plain decoding's text on 1 of 1 edits prompts")
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table([same, tied, peer]))
+    ends = [line.rstrip() for line in capture.get().splitlines()[2:]]
+    assert ends[0].endswith("yes")
+    assert ends[1].endswith("near ties: 1")
+    assert ends[2].endswith("float16")
+    assert (peer.prefill_seconds, peer.accepted_lengths, peer.rates) == (None, (), [])
+
+
+@pytest.mark.parametrize(
+    "verification, told, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
+)
+def test_other_draws_are_not_compared_and_lossy_ones_are_told(capsys, verification, told, is_lossy):
+    samples = [
+        sample("plain", 0, 0, Text((3, 4, 5), 2), (0.0, 1.0)),
+        sample("pld", 0, 0, Text((3, 4, 6), 2), (0.0, 1.0)),
+    ]
+    sampling = Sampling(0.8, verification=verification)
+    judge = NearTies(Target(Llama(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
+    rows = summarise(samples, {"plain": Program(), "pld": Program()}, judge)
+    assert [row.identical for row in rows] == [True, None]
+    show(rows, 1, 1e9, sampling)
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if line.startswith("  pld")]
+    assert line.rstrip().endswith(told)
+    assert ("LOSSY: " in printed) == is_lossy
+    assert "DIFFERENT" not in printed
+
+
+def test_several_kinds_are_summed_up():
+    others = [each._replace(batch=(Request("free", (3,)),), number=2) for each in SAMPLES[:1]]
+    rows = summarise([*SAMPLES[:4], *others], {"plain": Program()})
+    assert [(row.task, row.num_new_tokens) for row in rows] == [
+        ("edits", 40),
+        ("free", 10),
+        (ALL, 50),
+    ]
