@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from specjax.auto_choice import AutoChoice, read_choice
 from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters import METHODS, check_settings, make_drafter
+from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
@@ -51,6 +53,8 @@ def load_drafter(
             source or file that is missing, damaged or made for another target.
     """
     check_settings(method, settings)
+    if method == "auto":
+        return _auto(target, source, tuned)
     known = _tuned_settings(method, target, tuned)
     if method == "draft-model":
         drafter, params = _draft_model(target, source, known, settings)
@@ -64,6 +68,38 @@ def load_drafter(
     drafter.check(target.config, params)
     drafter.taps.check(target.config)
     return drafter, params
+
+
+def auto_choice(target: Target, tuned: str | Path | None = None) -> AutoChoice:
+    """What `load_drafter("auto", target, tuned=tuned)` will load.
+
+    Raises:
+        SpecjaxError: for a file that is missing, damaged or made for another target.
+    """
+    return read_choice(_tuned_settings("auto", target, tuned), jax.devices()[0].device_kind)
+
+
+def _auto(
+    target: Target, source: str | Path | None, tuned: str | Path | None
+) -> tuple[Drafter, Any]:
+    if source is not None:
+        raise SpecjaxError(
+            f"method 'auto' reads what `specjax tune machine` chose; leave out {str(source)!r}, or "
+            "name a method that reads it"
+        )
+    choice = auto_choice(target, tuned)
+    try:
+        drafter, params = load_drafter(
+            choice.method, target, choice.source, tuned, **choice.settings
+        )
+        if choice.method != "plain" and choice.is_tuned:
+            drafter = Gated(drafter, choice.row_widths, choice.costs, choice.expected)
+    except (SpecjaxError, TypeError) as error:
+        raise SpecjaxError(
+            f"auto cannot load {choice.method}, which was chosen for it: {error}; run `specjax "
+            "tune machine` again"
+        ) from None
+    return drafter if choice.is_tuned else assumed(drafter, jax.default_backend()), params
 
 
 def tuned_file(name: str) -> Path:

@@ -2,16 +2,20 @@
 
 import platform
 import subprocess
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LIBRARIES = ("specjax", "jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that results depend on."""
-    found = {name: version(name) for name in LIBRARIES}
-    return {"python": platform.python_version(), **found}
+    """Of Python and of the libraries that results depend on, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def revision() -> str | None:

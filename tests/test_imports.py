@@ -19,7 +19,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "specjax"
 
-FLOOR = ("pytree", "errors", "files")
+FLOOR = ("pytree", "errors", "files", "provenance", "text")
 MODELS = ("models", *FLOOR)
 WORDS = ("decoding.tree", "decoding.sampling", "decoding.prompt", *MODELS)
 DRAFTER = (
@@ -27,7 +27,7 @@ DRAFTER = (
     *(f"decoding.drafters.{kind}_trees" for kind in ("level", "pool", "depth")),
     *WORDS,
 )
-ROUND = ("decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
+ROUND = ("decoding.branches", "decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
 TOP = (
     *("hub", "drafting", "bench", "tuning", "tuned"),
@@ -44,19 +44,27 @@ RULES = {
     "cli": ("", *TOP, *UPPER),
     "cli.*": ("", "cli", *TOP, *UPPER),
     "hub": ("pocket", *MODELS),
-    "drafting": ("hub", "datastore", "tuned", "decoding.drafters", "decoding.drafter", *MODELS),
+    "drafting": (
+        *("auto_choice", "hub", "datastore", "tuned", "decoding.drafters", "decoding.drafter"),
+        *MODELS,
+    ),
+    "auto_choice": FLOOR,
     "datastore": ("", *MODELS),
     "documents": FLOOR,
     "chat": FLOOR,
     "tuned": MODELS,
     "attribution": ("decoding.state", *FLOOR),
     "distillation": ("hub", "tuned", "chat", *UPPER),
-    "tuning.*": ("tuning", "hub", "bench", *UPPER),
-    "bench.*": ("", "hub", "drafting", "bench", "pocket", "attribution", *UPPER),
+    "tuning.*": ("tuning", "hub", "drafting", "bench", *UPPER),
+    "bench.*": (
+        *("", "hub", "drafting", "bench", "pocket", "attribution", "datastore", "distillation"),
+        *("tuned", *UPPER),
+    ),
     "pocket.*": ("", "pocket", "datastore", *UPPER),
     "training.*": ("", "training", "chat", "documents", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.parallel_spec": ("decoding.drafters.eagle", *DRAFTER),  # for its tree
+    "decoding.drafters.auto": ("decoding.branches", *DRAFTER),
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
     "decoding.generate": ("decoding.round", "decoding.request", *ROUND),
@@ -69,6 +77,8 @@ RULES = {
     "decoding.*": MODELS,
     "models.*": MODELS,
     "errors": (),
+    "provenance": (),
+    "text": (),
     "files": ("errors",),
     "pytree": (),
 }

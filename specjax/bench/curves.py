@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,38 +14,30 @@ CURVES = "curves.jsonl"
 
 
 class Point(NamedTuple):
-    """What one value of a setting gave."""
+    """What one value of a setting gave over all prompts."""
 
     value: Any
-    accepted_length: float
-    tokens_per_second: float
+    accepted_length: float  # new tokens per round, bonus included
+    tokens_per_second: float  # prefill counts, compiling does not
 
 
-class Curve(NamedTuple):
-    """A swept setting; one series per method."""
+@dataclass(frozen=True)
+class Curve:
+    """One swept setting; a series per method, over the same values."""
 
     title: str
     setting: str
-    series: Mapping[str, Sequence[Point]]
+    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
 
 
-def keep_curve(
-    folder: Path, title: str, setting: str, series: Mapping[str, Sequence[tuple[Any, float, float]]]
-) -> None:
+def keep_curve(folder: Path, curve: Curve) -> None:
     """Adds a curve to those in the folder; one of the same title is replaced.
-
-    Args:
-        folder: where the file is.
-        title: what tells curves apart.
-        setting: what was swept.
-        series: name of a method -> its value, accepted length and tokens per second, by value.
 
     Raises:
         SpecjaxError: if the file is damaged or cannot be written.
     """
-    others = [each._asdict() for each in read_curves(folder) if each.title != title]
-    curve = {"title": title, "setting": setting, "series": dict(series)}
-    replace_lines(folder / CURVES, [*others, curve])
+    others = [each for each in read_curves(folder) if each.title != curve.title]
+    replace_lines(folder / CURVES, map(asdict, [*others, curve]))
 
 
 def read_curves(folder: Path) -> list[Curve]:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import UseAppendAction
 
-from specjax.bench.acceptance import acceptance, advice
+from specjax.bench.acceptance import USELESS, acceptance, advice
 from specjax.bench.contestants import OwnMethod, padded_length
 from specjax.bench.measure import PLAIN, Request
 from specjax.bench.run import compare
@@ -229,8 +229,9 @@ def _run(options: Options) -> None:
         rows = compare(contestants, requests, options.runs)
         console.print(speed_table(rows, temperature))
         for row in rows[1 - len(contestants) :]:
-            if row.mean_accepted_length == 1.0:
-                console.print(f"{row.method}: {advice(row.rounds)}", style="bold red")
+            if row.mean_accepted_length < USELESS:
+                told = advice(row.mean_accepted_length, row.rounds)
+                console.print(f"{row.method}: {told}", style="bold red")
         console.print(rate_table(contestants, requests))
     print(f"medians of {options.runs} runs in turn on {jax.devices()[0].device_kind}")
 

@@ -51,8 +51,8 @@ class BenchOptions:
     """transformers: also measure its plain greedy decoding of the same weights, its prompt lookup
     and its assisted generation, in float32 on CPU (needs torch)."""
     trace: bool = False
-    """Also time draft, verify and rest of the rounds on their own, of the first prompt of each
-    kind; takes more programs, and so minutes. Needs --out."""
+    """Also time draft, verify and rest of the rounds on their own, on the first and the last
+    prompt; takes more programs, and so minutes. Needs --out."""
     out: Path | None = None
     """Keep every run in this folder as it comes, for `specjax report`; the same command goes on
     with what was stopped."""

@@ -141,9 +141,15 @@ def read_oracle(folder: Path) -> OracleResults | None:
     try:
         return OracleResults(
             values["about"],
-            [OracleLengths(**each) for each in values["lengths"]],
-            [RuleFigures(**each) for each in values["rules"]],
+            [OracleLengths(**_with_tuples(each)) for each in values["lengths"]],
+            [RuleFigures(**_with_tuples(each)) for each in values["rules"]],
             values["equation_1"],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise SpecjaxError(f"{path} is damaged ({error}); measure it again") from None
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }

@@ -113,7 +113,8 @@ def complaints(measurements: Sequence[Measurement]) -> list[str]:
     last_task = measurements[-1].task if measurements else None  # all kinds, or the only one
     for row in measurements:
         if row.task == last_task and is_useless(row.method, row.mean_accepted_length):
-            lines.append(f"NOTHING ACCEPTED: {row.method}: {advice(row.rounds)}")
+            told = advice(row.mean_accepted_length, row.rounds)
+            lines.append(f"OF NO USE: {row.method}: {told}")
         if row.task == ALL:
             continue  # its parts have complained
         if row.num_different:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from specjax.bench.measure import Batch, Program, Sample, Text
 from specjax.bench.summary import Measurement
 from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, writable
+from specjax.files import expand_user, read_json, readable, writable
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 ROWS, TEXTS, TRACES = "rows.jsonl", "texts.jsonl", "traces.json"
@@ -41,7 +41,7 @@ class Results:
         """What is known of the methods' programs."""
         return {
             line["method"]: Program(**{name: line[name] for name in Program._fields})
-            for line in _lines(self.folder / PROGRAMS)
+            for line in read_lines(self.folder / PROGRAMS)
             if _stage(line) == stage
         }
 
@@ -54,7 +54,7 @@ class Results:
         """The runs that were finished; `batches` are those of the run."""
         return [
             _sample(line, batches)
-            for line in _lines(self.folder / SAMPLES)
+            for line in read_lines(self.folder / SAMPLES)
             if _stage(line) == stage
         ]
 
@@ -154,7 +154,7 @@ def read_results(folder: Path) -> Found:
     names = [field.name for field in fields(Measurement)]
     lists = {field.name for field in fields(Measurement) if "tuple" in str(field.type)}
     rows = []
-    for number, line in enumerate(_lines(folder / ROWS), 1):
+    for number, line in enumerate(read_lines(folder / ROWS), 1):
         if missing := [name for name in names if name not in line]:
             raise SpecjaxError(f"{folder / ROWS}:{number} lacks {missing[0]}; measure again")
         values = {name: line[name] for name in names}
@@ -163,7 +163,7 @@ def read_results(folder: Path) -> Found:
     if not rows:
         raise SpecjaxError(f"{folder} has no results yet; repeat its command to finish it")
     traces = read_json(folder / TRACES) if (folder / TRACES).is_file() else {}
-    return Found(about, rows, list(_lines(folder / TEXTS)), traces)
+    return Found(about, rows, list(read_lines(folder / TEXTS)), traces)
 
 
 def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -174,17 +174,30 @@ def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
         partial.replace(path)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file; none if there is no file."""
-    if not path.is_file():
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; none if there is no file.
+
+    Raises:
+        SpecjaxError: with file and line, for a line that is no JSON object.
+    """
+    if not path.exists():
         return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    with readable(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
         try:
-            yield json.loads(line)
+            values = json.loads(line)
         except ValueError as error:
+            values, reason = None, str(error)
+        else:
+            reason = "it is no JSON object"
+        if not isinstance(values, dict):
             raise SpecjaxError(
-                f"{path}:{number} is damaged ({error}); delete this line and measure again"
-            ) from None
+                f"{path}:{number} is damaged ({reason}); delete this line and measure again"
+            )
+        yield values
 
 
 def _drop_cut_line(path: Path) -> None:

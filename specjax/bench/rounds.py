@@ -5,7 +5,7 @@ are started one by one, and what one hands to the next must be written. So that 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,8 @@ from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput
 
 PARTS = ("draft", "verify", "rest")
+
+Watch = Callable[[Iterable[OwnMethod], str, int], Iterable[OwnMethod]]
 
 
 class Round(NamedTuple):
@@ -77,11 +79,15 @@ class Plan:
     eos: tuple[int, ...]
 
 
-def trace(contestants: Sequence[OwnMethod], prompts: Sequence[Sequence[int]]) -> list[Trace]:
-    """Measures all methods in turn on every prompt; compiling does not count."""
+def trace(
+    contestants: Sequence[OwnMethod],
+    prompts: Sequence[Sequence[int]],
+    watch: Watch = lambda steps, doing, count: steps,
+) -> list[Trace]:
+    """Measures all methods in turn on every prompt, after compiling, which `watch` sees."""
     parts: list[list[Round]] = [[] for _ in contestants]
     whole: list[list[float]] = [[] for _ in contestants]
-    for own in contestants:
+    for own in watch(contestants, "Compiling the parts of rounds", len(contestants)):
         rounds_in_parts(own, prompts[0])
         rounds_at_once(own, prompts[0])
     for ids in prompts:

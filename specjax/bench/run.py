@@ -164,13 +164,12 @@ class Bench:
         return rows
 
     def trace(self) -> None:
-        """Times the parts of our methods' rounds, at the first temperature on a prompt per kind."""
+        """Times the parts of our methods' rounds at the first temperature, on two prompts."""
         stage = Stage(self.stages[0].temperature, 1)
         made = make_contestants(self.target, self.options, self.requests, stage)
         own = [each for each in made if isinstance(each, OwnMethod)]
-        first = {request.kind: request for request in reversed(self.requests)}
-        prompts = [request.ids for request in first.values()]
-        traces = trace(own, prompts)
+        prompts = [self.requests[0].ids, self.requests[-1].ids]
+        traces = trace(own, prompts, watched)
         self.results.write_traces({"temperature": stage.temperature, **told(traces, NUM_DRAWN)})
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specjax.bench.rounds import PARTS
 
@@ -20,6 +20,7 @@ STYLES: dict[str, dict[str, Any]] = {
 BAR_HEIGHT = 0.7
 
 
+@runtime_checkable
 class Timed(Protocol):
     """A method's rounds of median parts, as `Trace` has measured them or `Kept` has read them."""
 

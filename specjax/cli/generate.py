@@ -1,5 +1,6 @@
 """`specjax generate`: text from a prompt, and how fast it came."""
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +118,7 @@ class Generate:
         from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
         from specjax.decoding.sampling import Sampling
-        from specjax.drafting import load_drafter
+        from specjax.drafting import auto_choice, load_drafter
         from specjax.hub import load
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
@@ -129,6 +130,8 @@ class Generate:
         drafter, drafter_params = load_drafter(
             self.method, target, self.drafter, self.tuned, **settings
         )
+        if self.method == "auto":
+            print(auto_choice(target, self.tuned), file=sys.stderr)
         return Job(
             method=self.method,
             drafter=drafter,

@@ -95,7 +95,8 @@ class Report:
             self.notes.print(LOSSY, style="bold red")
         for result in results:
             if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
-                self.notes.print(f"{result.method}: {advice(result.rounds)}", style="bold red")
+                told = advice(result.mean_accepted_length, result.rounds)
+                self.notes.print(f"{result.method}: {told}", style="bold red")
 
     def sources(self, job: Job, result: Measured) -> None:
         """Prints which part of the prompt each part of the output repeats."""

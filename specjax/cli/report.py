@@ -28,9 +28,9 @@ class Report:
         if find_spec("matplotlib") is None:
             raise SpecjaxError("a report has pictures; run `pip install matplotlib`")
 
-        from specjax.bench.markdown import write_markdown
-        from specjax.bench.page_contents import read_contents
-        from specjax.bench.pages import write_page
+        from specjax.bench.pages.contents import read_contents
+        from specjax.bench.pages.html import write_page
+        from specjax.bench.pages.markdown import write_markdown
         from specjax.files import expand_user
 
         folder = expand_user(self.folder)

@@ -273,7 +273,7 @@ def evaluation(
     """
     import jax
 
-    from specjax.bench.acceptance import acceptance, advice
+    from specjax.bench.acceptance import USELESS, acceptance, advice
     from specjax.distillation import prompt_of
     from specjax.training.loop import Evaluation
 
@@ -291,8 +291,9 @@ def evaluation(
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
         params = jax.device_put(params, jax.devices()[0])  # where the target is
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
-        if found.accepted_length == 1.0:
-            print(f"specjax: {advice(sum(found.counts))}; or train on", file=sys.stderr)
+        if found.accepted_length < USELESS:
+            told = advice(found.accepted_length, sum(found.counts))
+            print(f"specjax: {told}; or train on", file=sys.stderr)
         rates = [round(rate, 4) for rate in found.rates]
         return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from specjax.bench.curves import Curve
 from specjax.bench.measure import Request
 from specjax.cli.environment import watched
 from specjax.decoding.drafters import METHODS
@@ -18,7 +19,6 @@ from specjax.tuned import Tuned
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.plots import plot
 from specjax.tuning.prompt_lookup import Tuner
-from specjax.tuning.sweep import Curve
 
 if TYPE_CHECKING:
     from specjax.cli.tune import Tune

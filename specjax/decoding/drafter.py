@@ -112,7 +112,11 @@ class Outcome:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """What a drafting method provides; see the methods' files for how each does it."""
+    """What a drafting method provides; see the methods' files for how each does it.
+
+    It may also have `row_widths`, a tuple of whole numbers: the nodes (root included) for which
+    narrower passes are compiled, in place of `round.ROW_WIDTHS`.
+    """
 
     @property
     def taps(self) -> Taps:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.branches import switch_in_place
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import NO_SOURCE, LoopState, Stats
@@ -19,7 +20,8 @@ from specjax.models.llama import Llama
 from specjax.models.outputs import ModelOutput
 from specjax.models.rows import QueryRows
 
-ROW_WIDTHS = (1, 8, 24, 64)  # a pass costs by its rows, so it runs at the least width that fits
+# A pass costs by its rows, so it runs at the least width that fits; a drafter may have its own.
+ROW_WIDTHS = (1, 8, 24, 64)
 
 
 def one_round(
@@ -94,11 +96,11 @@ def judge(
     Everything whose cost grows with the rows happens at the chosen width; only what the drafter
     taps is padded back to all N rows. Attention is read at the deepest accepted node only.
     """
-    tree, probe = proposal
-    num_nodes = tree.num_nodes
-    root_slot = cache.length
+    num_nodes = proposal.tree.num_nodes
+    given = proposal, cache.length
 
-    def at_width(width: int, cache: KVCache):
+    def at_width(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+        (tree, probe), root_slot = given
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
@@ -122,15 +124,17 @@ def judge(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes] + [num_nodes]
+    widths = pass_widths(drafter, num_nodes)
     if len(widths) == 1:
-        return at_width(num_nodes, cache)
-    needed = jnp.max(tree.num_valid())
+        return at_width(num_nodes, given, cache)
+    needed = jnp.max(proposal.tree.num_valid())
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
-    shapes = jax.eval_shape(partial(at_width, num_nodes), cache)[:2]
+    shapes = jax.eval_shape(partial(at_width, num_nodes), given, cache)[:2]
     unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    passes = [lambda carry, width=width: at_width(width, carry[2]) for width in widths]
-    return switch_in_place(narrowest, passes, (*unknown, cache))
+    passes = [
+        lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
+    ]
+    return switch_in_place(narrowest, passes, given, (*unknown, cache))
 
 
 def last_attention(
@@ -150,21 +154,12 @@ def last_attention(
     return jax.vmap(of_text)(attention, verification.path, verification.num_accepted, root_slot)
 
 
-def switch_in_place(index: Int[Array, ""], branches: list, carry: Any) -> Any:
-    """As `lax.switch` of functions from `carry` to its next value, without copies of it.
-
-    On CPU XLA copies whatever a branch changes, into the branch and out of it; a loop that runs
-    once or never changes it in place.
-    """
-
-    def as_loops(index, carry):
-        for number, branch in enumerate(branches):
-            times = (index == number).astype(jnp.int32)
-            carry = lax.fori_loop(0, times, lambda _, carry, run=branch: run(carry), carry)
-        return carry
-
-    as_switch = lambda index, carry: lax.switch(index, branches, carry)  # noqa: E731
-    return lax.platform_dependent(index, carry, cpu=as_loops, default=as_switch)
+def pass_widths(drafter: Drafter, num_nodes: int) -> list[int]:
+    """How many nodes a pass may hold, in ascending order: the least that holds the draft is run."""
+    widths = getattr(drafter, "row_widths", None)
+    if widths is None:
+        widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes]
+    return [*(width for width in widths if width < num_nodes), num_nodes]
 
 
 def query_rows(

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from statistics import median
 from typing import Any
 
 import jax
@@ -89,6 +88,7 @@ def _passes(
     def one_pass(_, carry):
         tokens, cache = carry
         output, cache = target.run(params, causal_rows(tokens, cache.length), cache, Taps())
+        assert output.logits is not None
         return jnp.argmax(output.logits, axis=-1).astype(jnp.int32), cache
 
     return lax.fori_loop(0, count, one_pass, (tokens, cache))
@@ -129,8 +129,3 @@ def _least_waste(
 
     found = min(options, key=cost)
     return tuple(sorted(found)), cost(found)
-
-
-def middle(values: Sequence[float]) -> float:
-    """The median, 0 of nothing."""
-    return float(median(values)) if values else 0.0

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specjax.bench.curves import Curve
 from specjax.bench.measure import Request
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed
 from specjax.hub import Target
-from specjax.tuning.sweep import Curve, best, sweep
+from specjax.tuning.sweep import best, sweep
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 10)
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -6,7 +6,7 @@ its members would do (`prediction`, `search`). The best few then run in turn wit
 more prompts, and that alone decides.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.decoding.drafters import METHODS
+from specjax.decoding.drafters.auto import Gated
 from specjax.hub import POCKET
 from specjax.tuning.candidates import Family, families
 from specjax.tuning.costs import WIDTHS, RowCosts, measure_row_costs
@@ -63,12 +64,14 @@ def tune_machine(
     Raises:
         SpecjaxError: if one of `methods`, or one with a source, cannot be had.
     """
+    named = list(dict.fromkeys([*methods, *serving.sources]))
+    for method in named:
+        serving.load(method, {})  # fails now rather than after the work
     slots = serving.padded_length + serving.max_new_tokens + WIDTHS[-1]
     row_costs = measure_row_costs(serving.target, serving.text_length, slots)
     report.costs(row_costs)
-    named = [*methods, *serving.sources]
     search = Search(serving, row_costs, report.family)
-    candidates = search.run(families(named if methods else methods_of(serving)), named)
+    candidates = search.run(families(named if methods else methods_of(serving)))
     chosen = finalists(candidates, LEAST_SPEED, MOST_FINALISTS)
     report.finalists(chosen)
     results = run_finalists(serving, chosen) if chosen else []
@@ -92,7 +95,8 @@ def run_finalists(serving: Serving, candidates: Sequence[Candidate]) -> list[Res
     contestants = [serving.plain()]
     for number, each in enumerate(candidates):
         drafter, params = serving.load(each.method, each.settings)
-        contestants.append(serving.contestant(str(number), gated(drafter, each), params))
+        gated = Gated(drafter, each.row_widths, each.costs, each.expected)
+        contestants.append(serving.contestant(str(number), gated, params))
     batches = batches_of(serving.requests)
     warm_up(contestants, batches[0])
     samples = list(measure(contestants, batches, NUM_RUNS))
@@ -115,9 +119,7 @@ def result_of(candidate: Candidate, name: str, samples: Sequence[Sample]) -> Res
         number: [_speed(run) / _speed(plain[number][repeat]) for repeat, run in runs.items()]
         for number, runs in own.items()
     }
-    weights = {
-        number: median(run.seconds for run in plain[number].values()) for number in ratios
-    }
+    weights = {number: median(run.seconds for run in plain[number].values()) for number in ratios}
     seconds = sum(weights[number] / median(pairs) for number, pairs in ratios.items())
     pairs = [ratio for each in ratios.values() for ratio in each]
     low, high = (float(value) for value in np.percentile(pairs, (25, 75)))
@@ -158,7 +160,3 @@ def settings_of(chosen: Candidate | None) -> dict[str, Any]:
         "costs": chosen.costs,
         "expected": chosen.expected,
     }
-
-
-def gated(drafter, candidate):
-    return drafter

@@ -4,10 +4,9 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from specjax.bench.curves import keep_curve
+from specjax.bench.curves import Curve, keep_curve
 from specjax.errors import SpecjaxError
 from specjax.files import writable
-from specjax.tuning.sweep import Curve
 
 
 def prepare(folder: Path) -> None:
@@ -39,5 +38,5 @@ def plot(curve: Curve, folder: Path) -> Path:
     path = folder / (re.sub(r"\W+", "-", curve.title.lower()).strip("-") + ".png")
     with writable(path):
         figure.savefig(path, dpi=120)
-    keep_curve(folder, curve.title, curve.setting, curve.series)
+    keep_curve(folder, curve)
     return path

@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.bench.acceptance import Acceptance
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.round import ROW_WIDTHS
+from specjax.decoding.round import pass_widths
 from specjax.tuning.candidates import Family, Settings
 from specjax.tuning.costs import RowCosts, choose_widths
 from specjax.tuning.observation import Observed, Round, cut
@@ -51,31 +51,29 @@ class Model:
     """What the rounds of one drafter cost."""
 
     row_costs: RowCosts
-    num_probes: int
     overhead: float  # per round, or per drafted token if the draft is sequential
     is_sequential: bool
 
     def round_cost(self, width: int, drafted: float) -> float:
-        """Of a round that drafted so much, whose pass has `width` rows and the probes."""
+        """Of a round that drafted so much, whose pass has `width` rows."""
         passes = drafted if self.is_sequential else 1
-        return self.row_costs.at(width + self.num_probes) + self.overhead * passes
+        return self.row_costs.at(width) + self.overhead * passes
 
 
 def model_of(
     observed: Observed, row_costs: RowCosts, drafter: Drafter, is_sequential: bool
 ) -> Model:
-    """The overhead is the median over the texts; an observed pass ran at one of `ROW_WIDTHS`."""
-    num_nodes, num_probes = drafter.num_nodes, drafter.num_probes
-    widths = [width for width in ROW_WIDTHS if 2 * width <= num_nodes] + [num_nodes]
+    """The overhead is the median over the texts; observed passes ran at the drafter's widths."""
+    widths = pass_widths(drafter, drafter.num_nodes)
     overheads = []
     for text, cost in zip(observed.texts, observed.costs, strict=True):
         fitting = [widths[int(np.searchsorted(widths, 1 + each.drafted))] for each in text]
-        passes = sum(row_costs.at(width + num_probes) for width in fitting)
+        passes = sum(map(row_costs.at, fitting))
         work = sum(each.drafted for each in text) if is_sequential else len(text)
         if work:
             overheads.append((cost - passes) / work)
     overhead = max(0.0, median(overheads)) if overheads else 0.0
-    return Model(row_costs, num_probes, overhead, is_sequential)
+    return Model(row_costs, overhead, is_sequential)
 
 
 def predict(

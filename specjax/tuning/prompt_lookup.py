@@ -8,6 +8,7 @@ machines, so by accepted length the least number that comes close to the best is
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specjax.bench.curves import Curve, Point
 from specjax.bench.measure import Request
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
@@ -19,7 +20,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.tuning.induction_heads import all_heads
-from specjax.tuning.sweep import Curve, Goal, Point, best, sweep
+from specjax.tuning.sweep import Goal, best, sweep
 
 FIRST_NUM_TOKENS = 10
 NUM_TOKENS = (5, 10, 20, 30, 40, 50, 70, 100)

@@ -41,30 +41,22 @@ class Search:
     def __post_init__(self):
         self.plain = self.serving.plain()
 
-    def run(self, families: Iterable[Family], named: Sequence[str]) -> list[Candidate]:
-        """What is expected of all members of all families.
-
-        Raises:
-            SpecjaxError: if one of the `named` methods cannot be had for this target.
-        """
-        served, refused = set(), {}
+    def run(self, families: Iterable[Family]) -> list[Candidate]:
+        """What is expected of all members of all families that this target serves."""
         for family in families:
             try:
                 drafter, params = self.serving.load(family.method, family.largest)
+                outcome = self._try(family, drafter, params)
             except SpecjaxError as error:
-                refused.setdefault(family.method, error)
-                continue
-            served.add(family.method)
-            outcome = self._try(family, drafter, params)
+                outcome = f"not served: {error}"
             self.report(family, outcome)
             if not isinstance(outcome, str):
                 self.found += outcome
-        for method in named:
-            if method not in served:
-                raise refused[method]
         return self.found
 
     def _try(self, family: Family, drafter: Drafter, params: object) -> Outcome:
+        if drafter.num_probes:
+            return "not tried: auto cannot leave out its probe rows where they do not pay"
         if (promise := self._promise(family, drafter)) is not None:
             best = max((each.speed for each in self.found), default=1.0)
             if promise < NEAR_BEST * max(best, 1.0):

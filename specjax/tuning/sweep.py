@@ -1,33 +1,16 @@
 """One setting tried at many values, on the same prompts in turn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.curves import Point
 from specjax.bench.measure import Request, batches_of, measure, warm_up
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.sampling import Sampling
 from specjax.hub import Target
 
 Goal = Literal["accepted-length", "speed"]
-
-
-class Point(NamedTuple):
-    """What one value gave over all prompts."""
-
-    value: Any
-    accepted_length: float  # new tokens per round, bonus included
-    tokens_per_second: float  # prefill counts, compiling does not
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One swept setting; further series are other methods over the same values."""
-
-    title: str
-    setting: str
-    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
 
 
 def sweep(

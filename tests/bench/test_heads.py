@@ -47,7 +47,7 @@ def test_the_table_has_a_row_per_head_and_a_column_per_task():
 def test_a_head_of_which_nothing_is_accepted_is_called_useless():
     assert complaints(rows("eagle2", 4)) == []
     [line] = complaints(rows("eagle2", 1))
-    assert line.startswith("NOTHING ACCEPTED: eagle2: accepted length 1.0")
+    assert line.startswith("OF NO USE: eagle2: accepted length 1.0")
     assert "in 12 rounds; check that the drafter was trained for this very target" in line
     assert complaints(rows("pld", 1)) == []  # a text may just not repeat itself
     several = rows("eagle2", 1)

@@ -297,7 +297,7 @@ def test_a_head_of_which_nothing_is_accepted_is_told(tiny, capsys):
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
-    assert capsys.readouterr().err == f"specjax: {advice(16)}; or train on\n"
+    assert capsys.readouterr().err == f"specjax: {advice(1.0, 16)}; or train on\n"
 
 
 def test_prompts_that_cannot_be_measured_on_are_left_out(tiny):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax.bench.curves import read_curves
 from specjax.cli import main
 from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters.medusa import Medusa
@@ -63,9 +64,13 @@ def test_what_is_tuned_is_kept_beside_the_target_and_used(target, tune, capsys, 
     assert hidden["layer"] in (1, 2)
     assert hidden["num_tokens"] in (3, 6)
     assert attention["heads"] in ([pair[:2] for pair in heads[:count]] for count in (2, len(heads)))
-    plots = [path.name for path in (tmp_path / "plots").iterdir()]
-    assert len(plots) == 3
-    assert all(name.endswith(".png") for name in plots)
+    plots = [path.suffix for path in (tmp_path / "plots").iterdir()]
+    assert sorted(plots) == [".jsonl", ".png", ".png", ".png"]
+    layers, num_tokens, thresholds = read_curves(tmp_path / "plots")
+    assert [layers.setting, thresholds.setting] == ["layer", "min_similarity"]
+    assert list(num_tokens.series) == ["PLD+ (h)", "PLD"]
+    assert [point.value for point in num_tokens.series["PLD"]] == [3, 6]
+    assert all(point.accepted_length >= 1 for point in layers.series["accepted length"])
 
     capsys.readouterr()
     ids = ("generate", "--target", str(target), "--prompt-ids", "5,6,5", *FEW[2:], "--json")
@@ -113,6 +118,11 @@ def test_what_is_fastest_on_this_machine_is_kept(target, tune, tmp_path, monkeyp
     assert found["auto"]["method"] in ("plain", "pld")
     assert not (target / "specjax.json").exists()
 
+    assert tune("machine", "--methods", "pld,eagle2") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "", "refused before anything is measured"
+    assert "method 'eagle2' needs an EAGLE head; name a folder" in captured.err
+
 
 @pytest.mark.parametrize(
     "what, options, message",
@@ -133,13 +143,9 @@ def test_what_is_fastest_on_this_machine_is_kept(target, tune, tmp_path, monkeyp
         ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
         ("machine", ("--methods", "plain"), "plain is no method to be tried"),
         ("machine", ("--temperature", "-1"), "temperature -1.0"),
-        ("machine", ("--methods", "eagle2"), "method 'eagle2' needs an EAGLE head"),
     ],
 )
-def test_options_that_do_not_serve_are_refused(
-    target, tune, error_line, monkeypatch, what, options, message
-):
-    monkeypatch.setattr(costs, "WIDTHS", (1,))
+def test_options_that_do_not_serve_are_refused(target, tune, error_line, what, options, message):
     assert tune(what, *options) == 2
     assert message in error_line()
     assert not (target / "specjax.json").exists()

@@ -14,6 +14,7 @@ from specjax.datastore import params as datastore_params
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS, make_drafter
+from specjax.decoding.drafters.auto import Gated
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle, EagleSettings
@@ -45,8 +46,10 @@ DRAFTERS = {
     **{
         name: make_drafter(name, target()[0].config, SMALLER.get(name, {}))
         for name in METHODS
-        if name != "draft-model" and not METHODS[name].head
+        if name not in ("draft-model", "auto") and not METHODS[name].head
     },
+    "auto": Gated(PromptLookup(), (1, 4, 11), (1.0, 1.5, 1.8), expected=2.0),
+    "auto-eagle2": Gated(EAGLE2, (1, EAGLE2.num_nodes), (1.0, 1.3), expected=2.0),  # it shuts
     "draft-model": DraftModel(draft=target(layers=1)[0], max_length=6),
     "eagle": Eagle(head()[0], target()[0], EagleSettings(SMALL_CHOICES)),
     "eagle2": EAGLE2,
@@ -111,15 +114,15 @@ def datastore():
 def generate(name: str, sampling: str, batch: int, eos=(), new_tokens: int = NEW_TOKENS):
     model, params = target()
     drafter = DRAFTERS[name]
-    known = None
+    known, inner = None, getattr(drafter, "inner", drafter)
     if isinstance(drafter, Oracle | OracleTree):
         known = whole_texts(sampling, batch)
     elif isinstance(drafter, Retrieval):
         known = datastore()
     elif isinstance(drafter, DraftModel):
         known = {"draft": target(layers=1)[1], "rule": None}
-    elif hasattr(drafter, "head"):
-        known = OF_HEADS[drafter.head]
+    elif hasattr(inner, "head"):
+        known = OF_HEADS[inner.head]
     return speculative_generate(
         Params(params, known),
         prompt(batch),
@@ -186,6 +189,7 @@ def test_accepted_length_follows_how_often_the_target_agrees():
     [
         *("pld-plus", "pld-plus-attention", "lookahead", "rest", "sometimes", "tree"),
         *("eagle", "eagle2", "medusa", "hydra", "parallel-medusa", "parallel-eagle-dynamic"),
+        *("auto", "auto-eagle2"),
     ],
 )
 def test_stats_add_up(name):

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from specjax.bench.measure import PLAIN, Request, Sample, Text
-from specjax.decoding.drafters.lookahead import Lookahead
+from specjax.decoding.drafters.auto import Gated
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.drafting import load_drafter
 from specjax.hub import Target
 from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
 from specjax.tuning import costs as costs_module
 from specjax.tuning import machine, observation
-from specjax.tuning.candidates import Family, families
+from specjax.tuning.candidates import COPIED, Family, families
 from specjax.tuning.costs import RowCosts, choose_widths, measure_row_costs
 from specjax.tuning.machine import Result, best_of, result_of, settings_of, tune_machine
 from specjax.tuning.observation import Observed, Round, cut
@@ -86,17 +87,17 @@ def test_costs_between_and_beyond_measured_widths_lie_on_lines():
 
 def test_few_widths_that_waste_least():
     numbers = np.random.default_rng(0)
-    fine = RowCosts(tuple(range(1, 33)), tuple(1 + 0.2 * n for n in range(32)))
+    fine = RowCosts(tuple(range(1, 17)), tuple(1 + 0.2 * n for n in range(16)))
     for _ in range(5):
-        wanted = numbers.choice([1, 3, 9, 20], 40, p=numbers.dirichlet([1.0] * 4)).tolist()
-        found = choose_widths(fine, wanted, 32)
+        wanted = numbers.choice([1, 3, 6, 10], 40, p=numbers.dirichlet([1.0] * 4)).tolist()
+        found = choose_widths(fine, wanted, 16)
         assert found[0] == 1
-        assert found[-1] == 32
+        assert found[-1] == 16
         assert len(found) <= 5
-        same_size = [(1, *some, 32) for some in combinations(range(2, 32), len(found) - 2)]
+        same_size = [(1, *some, 16) for some in combinations(range(2, 16), len(found) - 2)]
         least = min(waste(fine, widths, wanted) for widths in same_size)
         assert waste(fine, found, wanted) == pytest.approx(least)
-    assert choose_widths(fine, [1, 20, 20, 9], 32) == (1, 9, 20, 32)
+    assert choose_widths(fine, [1, 10, 10, 5], 16) == (1, 5, 10, 16)
 
 
 def test_a_width_that_saves_nothing_is_no_program():
@@ -112,13 +113,14 @@ def test_a_width_that_saves_nothing_is_no_program():
 
 def observed(text: tuple[Round, ...], model: Model, widths: tuple[int, ...]) -> Observed:
     fitting = [min(w for w in widths if w > each.drafted) for each in text]
-    cost = sum(model.round_cost(w, float(each.drafted)) for w, each in zip(fitting, text, strict=True))
+    pairs = zip(fitting, text, strict=True)
+    cost = sum(model.round_cost(width, float(each.drafted)) for width, each in pairs)
     return Observed((text, text), (cost, 1.5 * cost))
 
 
 @pytest.mark.parametrize("is_sequential", [False, True])
 def test_the_predicted_speed_is_that_of_writing_it(is_sequential):
-    model = Model(CPU, 0, 0.1, is_sequential)
+    model = Model(CPU, 0.1, is_sequential)
     wrong = {2, 9, 10, 31, 47, 60, 78, 93}
     longest, widths = 15, (1, 8, 16)
     text = written(100, wrong, longest)
@@ -139,23 +141,13 @@ def test_the_predicted_speed_is_that_of_writing_it(is_sequential):
 
 def test_rounds_without_a_draft_cost_little_and_count():
     text = (Round(0, 1),) * 30 + (Round(7, 8),) * 10
-    model = Model(CPU, 0, 0.0, False)
+    model = Model(CPU, 0.0, False)
     drafter = PromptLookup(7)
     family = Family("pld", "chain", {7: {"num_tokens": 7}})
     [each] = predict(family, None, Observed((text,), (0.0,)), drafter, model)
     assert each.expected == 7
     assert each.accepted_length == pytest.approx(110 / 40)
     assert each.speed == pytest.approx(110 / (30 + 10 * 2.6))
-
-
-def test_probe_rows_are_paid_in_every_round():
-    drafter = Lookahead(ngram_length=3, window_length=4, num_guesses=2)
-    text = (Round(drafter.num_nodes - 1, 2),) * 5
-    model = model_of(Observed((text,), (5 * 9.0,)), CPU, drafter, False)
-    rows = drafter.num_nodes + drafter.num_probes
-    assert drafter.num_probes > 0
-    assert model.round_cost(drafter.num_nodes, 1.0) == pytest.approx(9.0)
-    assert model.overhead == pytest.approx(9.0 - CPU.at(rows))
 
 
 def test_half_the_misses_are_granted_to_a_tree():
@@ -261,22 +253,30 @@ def test_a_small_target_is_tuned_and_the_file_read(serving, tmp_path):
         family=lambda family, outcome: seen["families"].append((family.method, outcome)),
         results=seen["results"].extend,
     )
-    found = tune_machine(serving, ("pld", "lookahead"), report)
+    found = tune_machine(serving, ("pld", "pld-plus", "lookahead"), report)
     [costs] = seen["costs"]
     assert costs.costs[0] == 1.0
     assert list(costs.costs) == sorted(costs.costs)
-    assert {method for method, _ in seen["families"]} == {"pld", "lookahead"}
-    assert all(outcome for _, outcome in seen["families"])
+    tried = dict(seen["families"])
+    assert len(tried["pld"]) == len(tried["pld-plus"]) == len(COPIED)
+    assert "probe rows" in tried["lookahead"]
     [measured] = seen["results"]
     assert measured.speed > 0
     assert measured.candidate.method == found["method"]
     assert len(found["row_widths"]) == len(found["costs"]) <= 5
 
-    path, owner = tmp_path / "specjax.json", fingerprint(serving.target.config, serving.target.params)
+    path, owner = (
+        tmp_path / "specjax.json",
+        fingerprint(serving.target.config, serving.target.params),
+    )
     write_tuned(path, Tuned({"pld": {"num_tokens": 4}, machine.AUTO: found}), owner)
     read = read_tuned(path, owner).settings
     assert read["pld"] == {"num_tokens": 4}
     assert dict(read["auto"]) == found
+    drafter, _ = load_drafter("auto", serving.target, tuned=path)
+    assert isinstance(drafter, Gated)
+    assert drafter.row_widths == found["row_widths"]
+    assert drafter.num_nodes == measured.candidate.num_nodes
 
 
 def test_wide_passes_are_measured_within_the_cache(serving):

@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafters.auto import AutoSettings
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.decoding.drafters.eagle import EagleSettings
@@ -117,6 +118,12 @@ METHODS: dict[str, Method] = {
         head="parallel",
         tuned=("choices",),
     ),
+    "auto": Method(
+        AutoSettings,
+        "what `specjax tune machine` chose for target and device; else it is pld",
+        "the other methods, each behind a gate",
+        tuned=("device", "method", "settings", "source", "row_widths", "costs", "expected"),
+    ),
 }
 
 SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a message calls it
@@ -152,6 +159,8 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
+            if row.drafter is AutoSettings:
+                has += ": `specjax tune machine` chooses them; name a method of your own to set any"
             raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
         if not _is_of(value, declared[name]):
             wanted = SETTING_TYPES.get(declared[name], (None, f"of the form {declared[name]}"))[1]

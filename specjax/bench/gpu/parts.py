@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array
 
 from specjax.bench.bandwidth import bytes_per_pass
-from specjax.bench.gpu_methods import METHODS, Base, Made, Published
-from specjax.bench.gpu_timing import (
+from specjax.bench.gpu.methods import METHODS, Base, Made, Published
+from specjax.bench.gpu.scripted import Scripted, script_of
+from specjax.bench.gpu.timing import (
     Failure,
     Run,
     Setting,
@@ -27,7 +28,6 @@ from specjax.bench.gpu_timing import (
     in_turn,
     needed,
 )
-from specjax.bench.scripted import Scripted, script_of
 from specjax.bench.shapes import CYCLE, cycling, random_target
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive

@@ -36,15 +36,16 @@ class ScriptedState:
 class Scripted:
     """Lets `inner` draft and learn, and changes its tokens so that a script of them is accepted.
 
-    `params.drafter` is a script as `script_of` makes it. In round r the first `pattern[r]` tokens
-    along one path are what the target will say, as `text` tells, and no other node carries what the
-    target will say in its place. The path is the one to the deepest node, of equals the first;
-    where it is shorter than the script asks, all of it is accepted. A chain that is too short is
-    continued. All other tokens stay those of `inner`, so that nothing it does is for nothing.
+    `params.drafter` is a script as `script_of` makes it. The last nodes of a tree are rearranged to
+    one path from the root, as deep as trees of `inner` can be; a chain is such a path. In round r
+    its first `pattern[r]` tokens are what the target will say, as `text` tells, valid or not, and
+    no other node carries what the target will say in its place. All other tokens stay those of
+    `inner`, so that nothing it does is for nothing.
 
     It remains a drafter: whatever the script says, the target decides. But with `inner` it has in
     common the cost, not the quality: a drafter that caches what it has drafted itself knows nothing
-    of the change. Drawn tokens count as chosen ones (`DraftTree.proposal` is dropped).
+    of the change. Only for `coupled` verification, since tokens no longer follow the distribution
+    that they were drawn from, and `DraftTree.proposal` is dropped.
     """
 
     inner: Drafter
@@ -79,6 +80,8 @@ class Scripted:
     def propose(
         self, params: Params, state: ScriptedState, context: Context, draw: Draw
     ) -> tuple[Proposal, ScriptedState]:
+        if draw.sampling.verification != "coupled":
+            raise SpecjaxError("a script is for coupled verification; leave verification out")
         proposal, inner = self.inner.propose(_of_inner(params), state.inner, context, draw)
         pattern = params.drafter["pattern"]
         num_right = pattern[state.round % len(pattern)]
@@ -137,10 +140,11 @@ def _told(
 
     `num_new` tokens of `text` are committed.
     """
+    tree, on_path = _with_path(tree, max_depth)
     place = num_new[:, None] + tree.depth - 1  # in `text`
     is_known = (tree.depth > 0) & (place < text.shape[1])
     right = jnp.take_along_axis(text, jnp.clip(place, 0, text.shape[1] - 1), axis=1)
-    is_right = is_known & (tree.depth <= num_right) & _on_deepest_path(tree, max_depth)
+    is_right = is_known & on_path & (tree.depth <= num_right)
     other = jnp.where(right > 0, right - 1, 1)
     wrong = jnp.where(is_known & (tree.tokens == right), other, tree.tokens)
     return replace(
@@ -151,13 +155,20 @@ def _told(
     )
 
 
-def _on_deepest_path(tree: DraftTree, max_depth: int) -> Bool[Array, "B N"]:
-    """The deepest valid node and its ancestors; of a chain all nodes, the valid ones or not."""
+def _with_path(tree: DraftTree, length: int) -> tuple[DraftTree, Bool[Array, "B N"]]:
+    """The tree with a path of `length` nodes below the root, and which nodes those are.
+
+    They are the last valid ones: what is below them is among them. Where fewer are valid, others
+    follow.
+    """
     if tree.is_chain:
-        return jnp.ones_like(tree.valid)
-    node = jnp.argmax(jnp.where(tree.valid, tree.depth, -1), axis=1)[:, None]
-    numbers, on_path = jnp.arange(tree.num_nodes)[None, :], jnp.zeros_like(tree.valid)
-    for _ in range(max_depth):
-        on_path = on_path | (numbers == node)
-        node = jnp.maximum(jnp.take_along_axis(tree.parents, node, axis=1), 0)
-    return on_path
+        return tree, tree.depth > 0
+    numbers = jnp.arange(tree.num_nodes)[None, :]
+    first = jnp.clip(tree.num_valid() - length, 1, tree.num_nodes - length)[:, None]
+    on_path = (numbers >= first) & (numbers < first + length)
+    above = jnp.where(numbers == first, 0, numbers - 1)
+    return replace(
+        tree,
+        parents=jnp.where(on_path, above, tree.parents),
+        depth=jnp.where(on_path, numbers - first + 1, tree.depth),
+    ), on_path

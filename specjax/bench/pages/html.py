@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from specjax.bench import page_plots
 from specjax.bench.measure import PLAIN
 from specjax.bench.oracle import drafted_lengths
-from specjax.bench.page_contents import Contents, facts_of, stage_name
-from specjax.bench.page_tables import (
+from specjax.bench.pages import plots
+from specjax.bench.pages.contents import Contents, facts_of, stage_name
+from specjax.bench.pages.tables import (
     COLUMNS,
     SPEED,
     curve_table,
@@ -121,31 +121,31 @@ class _Pictures:
 
     def histograms(self, row: Measurement, beside: Sequence[Measurement]) -> Markup:
         shares = f"share of rounds by tokens, mean {row.mean_accepted_length:.2f}"
-        return self._svg(page_plots.histograms([row], beside), f"{row.method}: {shares}")
+        return self._svg(plots.histograms([row], beside), f"{row.method}: {shares}")
 
     def rates(self, row: Measurement) -> Markup:
         told = ", ".join(f"{rate:.2f}" for rate in row.rates)
-        return self._svg(page_plots.rates([row]), f"{row.method}: accepted by depth: {told}")
+        return self._svg(plots.rates([row]), f"{row.method}: accepted by depth: {told}")
 
     def rounds_over_time(self, methods: Sequence[Mapping[str, Any]]) -> Markup:
         label = "rounds over time; the table below has the figures"
-        return self._svg(page_plots.rounds_over_time(methods), label)
+        return self._svg(plots.rounds_over_time(methods), label)
 
     def oracle_lengths(self, each: Any) -> Markup:
         label = f"{each.task}: share of rounds by tokens drafted by the oracle"
-        return self._svg(page_plots.oracle_lengths([each]), label)
+        return self._svg(plots.oracle_lengths([each]), label)
 
     def oracle_course(self, each: Any) -> Markup:
         label = f"{each.task}: tokens drafted by the oracle in the course of a run"
-        return self._svg(page_plots.oracle_course([each]), label)
+        return self._svg(plots.oracle_course([each]), label)
 
     def curve(self, curve: Any) -> Markup:
         label = f"{curve.title}; the table below has the figures"
-        return self._svg(page_plots.curve(curve), label)
+        return self._svg(plots.curve(curve), label)
 
     def _svg(self, figure: "Figure", label: str) -> Markup:
         self._count += 1
-        return Markup(page_plots.inline_svg(figure, label, f"p{self._count}"))
+        return Markup(plots.inline_svg(figure, label, f"p{self._count}"))
 
 
 # ---- Texts -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.bench.gpu_methods import Base
+from specjax.bench.gpu.methods import Base
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.generate import finish_loop, start_loop
 from specjax.decoding.prompt import Prompt
@@ -157,7 +157,8 @@ def _finished(lowered: tuple[Any, Any] | Failure, seconds: float) -> Program | F
     parts = attempt(lambda: [each.compile() for each in lowered])
     if isinstance(parts, Failure):
         return parts
-    return Program(*parts, seconds + time.perf_counter() - began)
+    start, finish = parts
+    return Program(start, finish, seconds + time.perf_counter() - began)
 
 
 def _timed_once(setting: Setting, run: Run) -> tuple[float, Generation]:

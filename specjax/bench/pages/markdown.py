@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specjax.bench import page_plots
-from specjax.bench.page_contents import Contents, StagePage, facts_of
-from specjax.bench.page_tables import (
+from specjax.bench.pages import plots
+from specjax.bench.pages.contents import Contents, StagePage, facts_of
+from specjax.bench.pages.tables import (
     COLUMNS,
     Grid,
     curve_table,
@@ -40,20 +40,25 @@ def table(grid: Grid) -> str:
     """A table in Markdown, its caption above."""
     lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
     rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
-    return "\n".join([f"**{grid.caption}**", "", *rows])
+    return "\n".join([f"**{_line(grid.caption)}**", "", *rows])
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return _line(text).replace("|", "\\|")
+
+
+def _line(text: str) -> str:
+    """One line that is no markup."""
+    return " ".join(text.split()).replace("<", "\\<")
 
 
 def _parts(contents: Contents, folder: Path) -> Iterator[str]:
-    yield f"# {contents.title}"
+    yield f"# {_line(contents.title)}"
     if contents.alarms:
         yield "> **WRONG WITH THESE RESULTS**\n>\n" + _list(contents.alarms, "> - ")
     yield _list([f"{name}: {text}" for name, text in contents.facts])
     if contents.command:
-        yield f"    {contents.command}"
+        yield f"```\n{contents.command}\n```"
     if contents.overview:
         yield table(contents.overview)
     for stage in contents.stages:
@@ -63,8 +68,8 @@ def _parts(contents: Contents, folder: Path) -> Iterator[str]:
     yield from _traces(contents, folder)
     yield from _oracle(contents, folder)
     for curve in contents.curves:
-        yield f"## {curve.title}"
-        yield _picture(page_plots.curve(curve), folder, f"curve-{curve.title}")
+        yield f"## {_line(curve.title)}"
+        yield _picture(plots.curve(curve), folder, f"curve-{curve.title}")
         yield table(curve_table(curve))
 
 
@@ -77,8 +82,8 @@ def _stage(stage: StagePage, folder: Path) -> Iterator[str]:
         if grid.rows:
             yield table(grid)
     if stage.drafting:
-        yield _picture(page_plots.histograms(stage.drafting), folder, f"rounds-{stage.name}")
-        yield _picture(page_plots.rates(stage.drafting), folder, f"depths-{stage.name}")
+        yield _picture(plots.histograms(stage.drafting), folder, f"rounds-{stage.name}")
+        yield _picture(plots.rates(stage.drafting), folder, f"depths-{stage.name}")
 
 
 def _traces(contents: Contents, folder: Path) -> Iterator[str]:
@@ -86,7 +91,7 @@ def _traces(contents: Contents, folder: Path) -> Iterator[str]:
     if len(methods) < 2:
         return
     yield f"## Rounds over time, T={contents.traces['temperature']:g}"
-    yield _picture(page_plots.rounds_over_time(methods), folder, "rounds-over-time")
+    yield _picture(plots.rounds_over_time(methods), folder, "rounds-over-time")
     yield table(trace_table(methods))
 
 
@@ -95,19 +100,19 @@ def _oracle(contents: Contents, folder: Path) -> Iterator[str]:
     if found is None:
         return
     yield "## Draft lengths of the oracle"
-    yield facts_of(found.about)
-    yield _picture(page_plots.oracle_lengths(found.lengths), folder, "oracle-lengths")
-    yield _picture(page_plots.oracle_course(found.lengths), folder, "oracle-course")
+    yield _line(facts_of(found.about))
+    yield _picture(plots.oracle_lengths(found.lengths), folder, "oracle-lengths")
+    yield _picture(plots.oracle_course(found.lengths), folder, "oracle-course")
     yield table(oracle_table(found.lengths))
     yield table(rule_table(found.rules))
     yield _list(found.equation_1)
 
 
 def _list(lines: Sequence[str], bullet: str = "- ") -> str:
-    return "\n".join(bullet + " ".join(line.split()) for line in lines)
+    return "\n".join(bullet + _line(line) for line in lines)
 
 
 def _picture(figure: "Figure", folder: Path, name: str) -> str:
     file = re.sub(r"[^\w.]+", "-", name.lower()).strip("-") + ".png"
-    page_plots.save_png(figure, folder / file)
+    plots.save_png(figure, folder / file)
     return f"![{name}]({file})"

@@ -57,7 +57,7 @@ def draw(rows: Sequence[Row]) -> "Figure":
     left.plot(floors, places, "k|", markersize=18, markeredgewidth=2.5, label="floor: bytes read")
     left.set_xlabel("time of a round / plain step")
     if floors:
-        left.legend(loc="lower right")
+        left.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     read = _read_rate(done)
     shares = [100 * share for row in plain if (share := _share(row, read)) is not None]
     _bars(right, [row["size"] for row in plain][: len(shares)], shares)

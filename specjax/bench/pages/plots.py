@@ -105,7 +105,7 @@ def oracle_course(lengths: Sequence[OracleLengths]) -> "Figure":
         means = [np.nan if mean is None else mean for mean in each.course]
         axes.plot(range(1, len(means) + 1), means, markersize=4, linewidth=1, **LINES[0])
         _finish(axes, each.task, "tenth of the run", "drafted tokens", len(means))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(np.nanmax(means), 1))
     return figure
 
 

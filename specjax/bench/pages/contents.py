@@ -8,7 +8,7 @@ from typing import Any
 
 from specjax.bench.curves import Curve, read_curves
 from specjax.bench.oracle import OracleResults, read_oracle
-from specjax.bench.page_tables import (
+from specjax.bench.pages.tables import (
     Grid,
     depth_table,
     histogram_table,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specjax.bench.gpu_methods import METHODS
-from specjax.bench.gpu_parts import Group, Row
-from specjax.bench.gpu_tables import draw, markdown
+from specjax.bench.gpu.methods import METHODS
+from specjax.bench.gpu.parts import Group, Row
+from specjax.bench.gpu.tables import draw, markdown
 from specjax.errors import SpecjaxError
 from specjax.files import read_json, writable
 

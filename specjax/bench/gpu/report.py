@@ -17,7 +17,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +24,11 @@ from typing import Any
 
 import jax
 
-from specjax.bench.gpu_methods import METHODS
-from specjax.bench.gpu_parts import PARTS, Bench, Group, plan
-from specjax.bench.gpu_record import Budget, Record
+from specjax.bench.gpu.methods import METHODS
+from specjax.bench.gpu.parts import PARTS, Bench, Group, plan
+from specjax.bench.gpu.record import Budget, Record
 from specjax.bench.shapes import SIZES, check_size
-from specjax.errors import SpecjaxError, exit_code
+from specjax.errors import SpecjaxError
 from specjax.files import expand_user
 
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
@@ -184,9 +183,7 @@ def parse(arguments: Sequence[str]) -> Options:
             default=each.default,
             help=each.metadata["help"],
         )
-    values = vars(parser.parse_args(arguments))
-    return Options(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
-
-
-if __name__ == "__main__":
-    sys.exit(exit_code(partial(report, parse(sys.argv[1:]))))
+    values: dict[str, Any] = vars(parser.parse_args(arguments))
+    for name, value in values.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return Options(**values)

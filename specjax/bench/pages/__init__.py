@@ -1,0 +1,1 @@
+"""The report of a benchmark, as one HTML page and as Markdown."""

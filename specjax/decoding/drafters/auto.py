@@ -1,0 +1,299 @@
+"""`auto`: another drafter behind a gate that lets it draft only while that pays on this machine.
+
+A round that drafts costs more than plain decoding's one step, by how much `specjax tune machine`
+measures. So the gate asks what it will gain: how many drafted tokens were accepted of late.
+
+*Shadows.* A lookup drafts for almost nothing, so its gate looks at drafts even while it is shut.
+One that it does not let through becomes a shadow: it is compared with what plain decoding says in
+the rounds that follow, for free, and counts as if it had been drafted. So the gate opens again when
+the text turns predictable, without paying for trials.
+
+*Without shadows.* A drafter with weights or a datastore costs as much to look at as to use, and
+cannot catch up with what it has not seen. A shut gate does not ask it at all, and stays shut for
+the rest of that text (that batch of texts); so it shuts only after a real loss.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.branches import if_in_place
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.errors import SpecjaxError
+from specjax.models.config import LlamaConfig
+from specjax.models.outputs import ModelOutput, Taps
+from specjax.pytree import pytree
+
+# Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
+# steps: within 1.5% of plain decoding where it cannot help, else mostly as fast as without a gate.
+KEPT = 0.8  # of the weight of earlier observations, at each new one
+PRIOR_WEIGHT = 0.5  # of what tuning saw, in observations
+CAUTION = 0.25  # of the steps that were lost so far must be expected as gain, too
+FORGIVEN = 0.01  # steps of what was lost, per round that drafts nothing
+MOST_CREDIT = 8.0  # gains beyond this are not remembered against losses
+PATIENCE = 3.0  # a gate that stays shut shuts after such a loss
+LONGEST_PAUSE = 7  # rounds between two looks of a shut gate
+
+
+@dataclass(frozen=True)
+class AutoSettings:
+    """`auto` has no settings: `specjax tune machine` chooses them. Load it with `load_drafter`."""
+
+
+@pytree
+class GateState:
+    """What is carried from round to round. D = N - 1, the longest shadow."""
+
+    inner: State
+    accepted: Float[Array, " B"]  # tokens of the observed drafts, older ones counting less
+    observed: Float[Array, " B"]  # those drafts
+    shadow: Int[Array, "B D"]  # drafted, but not let through
+    shadow_length: Int[Array, " B"]  # 0: there is none
+    num_true: Int[Array, " B"]  # tokens of the shadow that the target has said since
+    wait: Int[Array, ""]  # rounds until a shut gate looks again
+    pause: Int[Array, ""]  # and how long it waits after that
+    debt: Float[Array, ""]  # steps lost to plain decoding; below 0: gained
+    is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
+    is_open: Bool[Array, ""]  # of a gate without shadows; once shut it stays so
+
+
+@dataclass(frozen=True)
+class Gated:
+    """`inner` behind a gate, for a machine whose rounds cost `costs`.
+
+    A batch shares its passes, which are as wide as the widest draft that is let through. So the
+    gate chooses a width for all rows: that at which most tokens per step are expected, 1 for none;
+    rows whose drafts fit draft. What a row is expected to accept is a mean over its observations,
+    older ones counting less; a shadow that has come true so far counts as if it went on as long
+    again. Past losses make the gate cautious, so that a text on which the observations mislead it
+    loses little.
+
+    Nodes are dropped by what was known before their tokens were drawn, so nothing else changes.
+
+    Args:
+        inner: drafts; without probe rows, which would run in every pass.
+        row_widths: nodes of the passes that are compiled, root included, in ascending order.
+        costs: of a whole round with a pass of so many nodes, in plain steps; the first of a round
+            that drafts nothing.
+        expected: drafted tokens that were accepted per round that drafted, when `inner` was tuned.
+
+    Raises:
+        SpecjaxError: for a drafter that cannot be gated, widths that do not begin with 1, do not
+            ascend or do not hold its drafts, or costs that are not theirs.
+    """
+
+    inner: Drafter
+    row_widths: tuple[int, ...]
+    costs: tuple[float, ...]
+    expected: float
+
+    num_probes = 0
+
+    def __post_init__(self):
+        if self.inner.num_probes or self.inner.num_nodes < 2 or isinstance(self.inner, Gated):
+            raise SpecjaxError(
+                f"{type(self.inner).__name__} cannot be gated: a gate takes drafters that draft, "
+                "and that add no probe rows to every pass; use it without"
+            )
+        widths = self.row_widths
+        is_ascending = list(widths) == sorted(set(widths)) and widths[:1] == (1,)
+        if not is_ascending or widths[-1] < self.num_nodes:
+            raise SpecjaxError(
+                f"row_widths {widths} must ascend from 1 to at least {self.num_nodes}, the nodes "
+                "of this drafter; run `specjax tune machine` again"
+            )
+        if len(self.costs) != len(widths) or min(*self.costs, self.expected + 1) <= 0:
+            raise SpecjaxError(
+                f"costs {self.costs} must be positive, one for each of row_widths {widths}, and "
+                f"expected {self.expected} at least 0; run `specjax tune machine` again"
+            )
+
+    @property
+    def taps(self) -> Taps:
+        return self.inner.taps
+
+    @property
+    def num_nodes(self) -> int:
+        return self.inner.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
+    @property
+    def pass_costs(self) -> tuple[tuple[int, float], ...]:
+        """Width and cost of each pass that the loop compiles: the last holds `num_nodes`."""
+        pairs = list(zip(self.row_widths, self.costs, strict=True))
+        narrower = [pair for pair in pairs if pair[0] < self.num_nodes]
+        return (*narrower, (self.num_nodes, pairs[len(narrower)][1]))
+
+    def check(self, config: LlamaConfig, params: Any) -> None:
+        self.inner.check(config, params)
+
+    def init(
+        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> GateState:
+        batch = prompt.length.shape[0]
+        none = jnp.zeros((batch,), jnp.int32)
+        return GateState(
+            inner=self.inner.init(params, prompt, prefill, num_slots),
+            accepted=jnp.full((batch,), PRIOR_WEIGHT * self.expected, jnp.float32),
+            observed=jnp.full((batch,), PRIOR_WEIGHT, jnp.float32),
+            shadow=jnp.zeros((batch, self.num_nodes - 1), jnp.int32),
+            shadow_length=none,
+            num_true=none,
+            wait=jnp.zeros((), jnp.int32),
+            pause=jnp.zeros((), jnp.int32),
+            debt=jnp.zeros((), jnp.float32),
+            is_finished=jnp.zeros((batch,), bool),
+            is_open=jnp.ones((), bool),
+        )
+
+    def propose(
+        self, params: Params, state: GateState, context: Context, draw: Draw
+    ) -> tuple[Proposal, GateState]:
+        def ask(context: Context, carry: tuple[DraftTree, State]) -> tuple[DraftTree, State]:
+            proposal, inner = self.inner.propose(params, carry[1], context, draw)
+            return proposal.tree, inner
+
+        shape = jax.eval_shape(self.inner.propose, params, state.inner, context, draw)[0].tree
+        nothing = _root_only(shape, context.root)
+        has_shadows = _has_shadows(params, shape)
+        looks = self._looks(state) if has_shadows else state.is_open
+        tree, inner = if_in_place(looks, ask, context, (nothing, state.inner))
+        state = replace(state, inner=inner)
+        if not has_shadows:
+            return Proposal(tree), state
+        num_valid = tree.num_valid()
+        is_let_through = num_valid <= self._width(state, num_valid)
+        is_new = looks & ~is_let_through & (state.shadow_length == 0)
+        valid = tree.valid.at[:, 1:].set(tree.valid[:, 1:] & is_let_through[:, None])
+        state = replace(
+            state,
+            shadow=jnp.where(is_new[:, None], tree.tokens[:, 1:], state.shadow),
+            shadow_length=jnp.where(is_new, num_valid - 1, state.shadow_length),
+            num_true=jnp.where(is_new, 0, state.num_true),
+            wait=jnp.where(looks, state.pause, state.wait - 1),
+        )
+        return Proposal(replace(tree, valid=valid)), state
+
+    def update(self, params: Params, state: GateState, outcome: Outcome) -> GateState:
+        def learn(outcome: Outcome, inner: State) -> State:
+            return self.inner.update(params, inner, outcome)
+
+        has_committed = outcome.context.length - 1 > outcome.root_slot
+        if _has_shadows(params, outcome.tree):
+            state = replace(state, inner=learn(outcome, state.inner))
+            state = _observe(state, outcome, has_committed)
+        else:
+            inner = if_in_place(state.is_open, learn, outcome, state.inner)
+            state = replace(state, inner=inner)
+        debt = self._debt(state, outcome)
+        is_open = state.is_open & (debt <= PATIENCE)
+        return replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
+
+    def _looks(self, state: GateState) -> Bool[Array, ""]:
+        """Whether to ask for drafts: they might pay now, or it is time for new shadows."""
+        might_pay = self._width(state, jnp.full_like(state.shadow_length, 2)) > 1
+        lacks_shadow = jnp.any(~state.is_finished & (state.shadow_length == 0))
+        return might_pay | (lacks_shadow & (state.wait <= 0))
+
+    def _width(self, state: GateState, num_valid: Int[Array, " B"]) -> Int[Array, ""]:
+        """Which drafts are let through: those with so many nodes at most. 1: none."""
+        widths, costs = map(np.array, zip(*self.pass_costs[1:], strict=True))
+        fits = (num_valid[None, :] > 1) & (num_valid[None, :] <= widths[:, None])
+        expected = jnp.where(fits, _expected(state)[None, :], 0.0)
+        expected = jnp.where(state.is_finished[None, :], 0.0, expected)
+        tokens = 1 + jnp.sum(expected, axis=1) / _num_active(state)
+        best = jnp.argmax(tokens / jnp.asarray(costs, jnp.float32))
+        gain = tokens[best] - jnp.asarray(1 + costs - self.costs[0], jnp.float32)[best]
+        pays = gain > CAUTION * jnp.maximum(state.debt, 0)
+        return jnp.where(pays, jnp.asarray(widths, jnp.int32)[best], 1)
+
+    def _debt(self, state: GateState, outcome: Outcome) -> Float[Array, ""]:
+        """What the rounds so far have lost to plain decoding, this one included."""
+        num_valid = outcome.tree.num_valid()
+        widths, costs = map(np.array, zip(*self.pass_costs, strict=True))
+        at = jnp.sum(jnp.max(num_valid) > widths[:-1])
+        loss = jnp.asarray(costs - self.costs[0], jnp.float32)[at]
+        accepted = jnp.where(state.is_finished, 0, outcome.verification.num_accepted)
+        settled = state.debt + loss - jnp.sum(accepted) / _num_active(state)
+        forgiven = jnp.minimum(state.debt, jnp.maximum(state.debt - FORGIVEN, 0))
+        return jnp.where(at > 0, jnp.maximum(settled, -MOST_CREDIT), forgiven)
+
+
+def assumed(inner: Drafter, platform: str) -> Gated:
+    """The gate of a machine that has not been measured.
+
+    The costs are those of wide layers on two cores; elsewhere rows are taken to cost little.
+    """
+    known = {1: 1.0, 8: 2.3, 24: 2.9, 64: 4.5} if platform == "cpu" else {1: 1.0, 64: 1.1}
+    cost = float(np.interp(inner.num_nodes, list(known), list(known.values())))
+    return Gated(inner, (1, inner.num_nodes), (1.0, cost), expected=2.0)
+
+
+def _has_shadows(params: Params, tree: DraftTree) -> bool:
+    """Whether drafts cost little, and can be compared with a text: chosen chains."""
+    return params.drafter is None and tree.is_chain and tree.proposal is None
+
+
+def _root_only(shape: DraftTree, root: Int[Array, " B"]) -> DraftTree:
+    """A tree of the same form that drafts nothing."""
+    tree = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+    return replace(
+        tree,
+        tokens=tree.tokens.at[:, 0].set(root),
+        parents=tree.parents.at[:, 0].set(NO_PARENT),
+        valid=tree.valid.at[:, 0].set(True),
+    )
+
+
+def _num_active(state: GateState) -> Float[Array, ""]:
+    return jnp.maximum(jnp.sum(~state.is_finished, dtype=jnp.float32), 1)
+
+
+def _expected(state: GateState) -> Float[Array, " B"]:
+    """Tokens that the next draft of each row is expected to have accepted."""
+    so_far = KEPT * state.accepted + 2 * state.num_true
+    with_shadow = so_far / (KEPT * state.observed + 1)
+    with_shadow = jnp.where(state.shadow_length > 0, with_shadow, 0)
+    return jnp.maximum(state.accepted / state.observed, with_shadow)
+
+
+def _observe(state: GateState, outcome: Outcome, has_committed: Bool[Array, " B"]) -> GateState:
+    """Counts what was drafted, and shadows that are decided or overtaken by a draft.
+
+    A row that drafts nothing commits one token.
+    """
+    drafted = outcome.tree.num_valid() > 1
+    at = jnp.minimum(state.num_true, state.shadow.shape[1] - 1)[:, None]
+    next_token = jnp.take_along_axis(state.shadow, at, axis=1)[:, 0]
+    is_compared = (state.shadow_length > 0) & ~drafted & has_committed
+    is_true = is_compared & (outcome.context.root == next_token)
+    num_true = state.num_true + is_true
+    ends = (state.shadow_length > 0) & (drafted | (is_compared & ~is_true))
+    ends = ends | (is_true & (num_true == state.shadow_length))
+    accepted, observed = state.accepted, state.observed
+    for counts, tokens in ((ends, num_true), (drafted, outcome.verification.num_accepted)):
+        accepted = jnp.where(counts, KEPT * accepted + tokens, accepted)
+        observed = jnp.where(counts, KEPT * observed + 1, observed)
+    is_promising = jnp.any(is_true | (drafted & (outcome.verification.num_accepted > 0)))
+    is_useless = jnp.any(ends & (num_true == 0))
+    longer = jnp.where(is_useless, jnp.minimum(2 * state.pause + 1, LONGEST_PAUSE), state.pause)
+    pause = jnp.where(is_promising, 0, longer)
+    return replace(
+        state,
+        accepted=accepted,
+        observed=observed,
+        shadow_length=jnp.where(ends, 0, state.shadow_length),
+        num_true=jnp.where(ends, 0, num_true),
+        pause=pause,
+        wait=jnp.where(is_promising | is_useless, pause, state.wait),
+    )

@@ -1,0 +1,54 @@
+"""`specjax report`: where its pages are, and what it says if there can be none."""
+
+import importlib.util
+
+import pytest
+
+from specjax.bench.measure import Program, Request, Sample, Text
+from specjax.bench.results import ROWS, open_results
+from specjax.bench.summary import summarise
+from specjax.cli import main
+
+
+@pytest.fixture
+def results(tmp_path):
+    """One run of plain decoding."""
+    text = Text((1, 2), 2, (0, 2), (False, False))
+    sample = Sample("plain", "float32", (Request("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
+    open_results(tmp_path, {"target": "tiny"}).write_rows(summarise([sample], {"plain": Program()}))
+    return tmp_path
+
+
+def test_pages_are_written_beside_the_results(results, capsys):
+    assert main(["report", str(results)]) == 0
+    pages = [results / "report.html", results / "report.md"]
+    assert capsys.readouterr().out == "".join(f"written to {path}\n" for path in pages)
+    assert all("T=0, batch 1" in path.read_text() for path in pages)
+    assert main(["report", str(results)]) == 0, "pages are made anew"
+
+
+def test_what_is_no_finished_benchmark_is_refused(results, tmp_path, error_line):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "none holds no benchmark; run `specjax bench --out" in error_line()
+    rows = (results / ROWS).read_text()
+    (results / ROWS).write_text(rows + rows[:40])
+    assert main(["report", str(results)]) == 2
+    assert "rows.jsonl:2 is damaged" in error_line()
+    (results / ROWS).unlink()
+    assert main(["report", str(results)]) == 2
+    assert "has no results yet; repeat its command" in error_line()
+
+
+def test_pages_that_cannot_be_written_are_told(results, error_line):
+    (results / "report.html").mkdir()
+    assert main(["report", str(results)]) == 2
+    assert "cannot write" in error_line()
+
+
+def test_a_report_needs_matplotlib(results, monkeypatch, error_line):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
+    )
+    assert main(["report", str(results)]) == 2
+    assert error_line().endswith("run `pip install matplotlib`")
