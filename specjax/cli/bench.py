@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg, subcommand
 
-from specjax.bench.claims_options import ClaimsOptions
+from specjax.bench.claims.options import ClaimsOptions
 from specjax.bench.options import BenchOptions
 from specjax.errors import SpecjaxError
 
@@ -66,7 +66,7 @@ class Bench(BenchOptions):
 
     @staticmethod
     def _run_claims(options: ClaimsOptions) -> None:
-        from specjax.bench.claims_run import run_claims
+        from specjax.bench.claims.run import run_claims
 
         run_claims(options)
         if options.out is not None:

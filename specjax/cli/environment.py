@@ -3,14 +3,11 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder
 
-Step = TypeVar("Step")
 LEAST_COMPILE_SECONDS = 0.5  # what compiles faster is not worth a file
 
 
@@ -46,14 +43,3 @@ def use_compilation_cache() -> Path | None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_SECONDS)
     return folder
-
-
-def watched(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
-    """The same steps, with a progress bar on stderr if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(
-        steps, doing, count, console=console, transient=True, disable=not console.is_terminal
-    )

@@ -62,9 +62,10 @@ class TrainDisco:
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
+        from specjax.bench.progress import watched
         from specjax.bench.requests import check_prompts
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
-        from specjax.cli.environment import use_compilation_cache, watched
+        from specjax.cli.environment import use_compilation_cache
         from specjax.distillation import answers_of
         from specjax.drafting import load_draft
         from specjax.files import expand_user

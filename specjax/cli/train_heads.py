@@ -85,7 +85,8 @@ class TrainHead(ABC):
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
-        from specjax.cli.environment import use_compilation_cache, watched
+        from specjax.bench.progress import watched
+        from specjax.cli.environment import use_compilation_cache
         from specjax.distillation import check_room, distill
         from specjax.files import expand_user
         from specjax.hub import load

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from specjax.bench.curves import Curve
 from specjax.bench.measure import Request
-from specjax.cli.environment import watched
+from specjax.bench.progress import watched
 from specjax.decoding.drafters import METHODS
 from specjax.files import expand_user
 from specjax.hub import Target

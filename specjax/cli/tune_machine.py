@@ -25,6 +25,8 @@ from specjax.tuning.serving import Serving
 if TYPE_CHECKING:
     from specjax.cli.tune import Tune
 
+TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
+
 
 def check(options: "Tune") -> None:
     """Raises SpecjaxError for methods, folders or a temperature that cannot be."""
@@ -65,13 +67,16 @@ def _absolute(source: str) -> str:
     return str(folder.resolve()) if folder.exists() else source
 
 
+def _wide() -> Console:
+    width = max(Console().width, TABLE_WIDTH)
+    return Console(soft_wrap=True, markup=False, highlight=False, width=width)
+
+
 @dataclass
 class Tables:
     """Prints what is found, as it comes."""
 
-    output: Console = field(
-        default_factory=lambda: Console(soft_wrap=True, markup=False, highlight=False)
-    )
+    output: Console = field(default_factory=_wide)
     notes: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
     families: Table = field(
         default_factory=lambda: Table(

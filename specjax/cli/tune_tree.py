@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.bench.measure import Request
-from specjax.cli.environment import watched
+from specjax.bench.progress import watched
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specjax.bench import claims_run
-from specjax.bench.claim_checks import (
+from specjax.bench.claims import run as claims_run
+from specjax.bench.claims.checks import (
     AcceptsMore,
     AcceptsMoreDeeper,
     DraftsFaster,
@@ -21,18 +21,7 @@ from specjax.bench.claim_checks import (
     Varies,
     share_ratio,
 )
-from specjax.bench.claims import CLAIMS
-from specjax.bench.claims_options import ClaimsOptions
-from specjax.bench.claims_report import HEADER, as_values, make_writable, markdown, show, write
-from specjax.bench.claims_run import (
-    SAMPLED,
-    TRACED,
-    contestants_of,
-    foretold_by_prompt,
-    names_at,
-    requests_of,
-)
-from specjax.bench.findings import (
+from specjax.bench.claims.findings import (
     CLOSE,
     EDITS,
     FREE,
@@ -42,6 +31,17 @@ from specjax.bench.findings import (
     bootstrap,
     find,
 )
+from specjax.bench.claims.options import ClaimsOptions
+from specjax.bench.claims.report import HEADER, as_values, make_writable, markdown, show, write
+from specjax.bench.claims.run import (
+    SAMPLED,
+    TRACED,
+    contestants_of,
+    foretold_by_prompt,
+    names_at,
+    requests_of,
+)
+from specjax.bench.claims.table import CLAIMS
 from specjax.bench.measure import PLAIN, Program, Request, Sample, Text
 from specjax.bench.rounds import Round, Trace
 from specjax.bench.summary import summarise

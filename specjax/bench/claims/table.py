@@ -5,16 +5,16 @@ not its figure, which belongs to models and GPUs of another size. Claims that ne
 data stand here too, with what they need.
 """
 
-from specjax.bench.claim_checks import (
+from specjax.bench.claims.checks import (
     AcceptsMore,
     SameTokens,
 )
-from specjax.bench.claims_drafts import DISCO_CLAIMS, PLD_PLUS
-from specjax.bench.claims_heads import HASS_CLAIMS, PARALLEL_SPEC
-from specjax.bench.findings import (
+from specjax.bench.claims.drafts import DISCO_CLAIMS, PLD_PLUS
+from specjax.bench.claims.findings import (
     Claim,
     claims_of,
 )
+from specjax.bench.claims.heads import HASS_CLAIMS, PARALLEL_SPEC
 
 # Contestants at temperature 1; `claims_run` tells their settings.
 EAGLE2_BLIND, HASS_BLIND = "eagle2 blind to the noise", "hass blind to the noise"

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from specjax.bench.findings import (
+from specjax.bench.claims.findings import (
     ALL_KINDS,
     Check,
     Finding,

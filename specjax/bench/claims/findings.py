@@ -27,10 +27,10 @@ CLOSE = 0.95  # a figure within 5% counts as about the same
 LEAST = 3  # prompts, or pairs of runs, without which nothing is decided
 
 RULE = (
-    "A claim sets a bar, named in its line. It holds if the whole spread is beyond the bar, does "
-    "not hold if the whole spread falls short of it, and is undecided otherwise, or with fewer "
-    f"than {LEAST} prompts. Spread of speeds: the quartiles of the ratio in pairs of runs (same "
-    "prompt, same turn). Of all that is counted per prompt: "
+    "A claim sets a bar: a ratio of 1 (a difference of 0), or what its line names. It holds if the "
+    "whole spread is beyond the bar, does not hold if the whole spread falls short of it, and is "
+    f"undecided otherwise, or with fewer than {LEAST} prompts. Spread of speeds: the quartiles of "
+    "the ratio in pairs of runs (same prompt, same turn). Of all that is counted per prompt: "
     f"{INTERVAL[1] - INTERVAL[0]}% of {NUM_DRAWS} bootstrap draws of prompts. Of the time to "
     "draft: quartile over opposite quartile of the rounds. Accepted lengths count the bonus token."
 )

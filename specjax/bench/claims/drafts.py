@@ -1,6 +1,6 @@
 """What PLD+ and DISCO claim, of drafts that are copied and of how long drafts should be."""
 
-from specjax.bench.claim_checks import (
+from specjax.bench.claims.checks import (
     AcceptsMore,
     DraftsInLess,
     Faster,
@@ -9,7 +9,7 @@ from specjax.bench.claim_checks import (
     GainsMoreOn,
     Varies,
 )
-from specjax.bench.findings import (
+from specjax.bench.claims.findings import (
     CLOSE,
     EDITS,
     FREE,

@@ -1,12 +1,12 @@
 """What ParallelSpec and HASS claim, of heads that are trained to draft."""
 
-from specjax.bench.claim_checks import (
+from specjax.bench.claims.checks import (
     AcceptsMore,
     AcceptsMoreDeeper,
     DraftsFaster,
     Faster,
 )
-from specjax.bench.findings import (
+from specjax.bench.claims.findings import (
     CLOSE,
     FREE,
     claims_of,

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.bench import claims_drafts as names
 from specjax.bench import draft_lengths
-from specjax.bench.claims import CLAIMS, EAGLE2_BLIND, HASS_BLIND
-from specjax.bench.claims_options import ClaimsOptions
-from specjax.bench.claims_report import make_writable, show, write
+from specjax.bench.claims import drafts as names
+from specjax.bench.claims.findings import Line, Measured, PerPrompt, find
+from specjax.bench.claims.options import ClaimsOptions
+from specjax.bench.claims.report import make_writable, show, write
+from specjax.bench.claims.table import CLAIMS, EAGLE2_BLIND, HASS_BLIND
 from specjax.bench.contestants import OwnMethod, padded_length
-from specjax.bench.findings import Line, Measured, PerPrompt, find
 from specjax.bench.measure import PLAIN, Program, Request, Sample, batches_of, measure, warm_up
 from specjax.bench.progress import watched
 from specjax.bench.report import complaints

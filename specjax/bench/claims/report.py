@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from specjax.bench.findings import NUM_DRAWS, RULE, Line, Verdict
+from specjax.bench.claims.findings import NUM_DRAWS, RULE, Line, Verdict
 from specjax.files import expand_user, writable
 
 JSON_FILE, MARKDOWN_FILE = "claims.json", "claims.md"
@@ -28,7 +28,7 @@ def show(lines: Sequence[Line], about: Mapping[str, Any], alarms: Sequence[str])
             paper = line.claim.paper
             table.add_row(paper, style="bold")
         cells = line.claim.text, line.claim.published, line.ours, line.verdict.value
-        table.add_row("  " + cells[0], *cells[1:], style=STYLES.get(line.verdict, "dim"))
+        table.add_row(*cells, style=STYLES.get(line.verdict, "dim"))
     console.print(table)
     console.print(RULE)
     console.print(told(lines), facts(about))
