@@ -23,6 +23,7 @@ from specjax.models.checkpoint import CHECKPOINTS
 from specjax.models.heads.files import HEAD, check_owner
 from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
 from specjax.models.heads.length_classifier import load_classifier
+from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
@@ -55,19 +56,23 @@ def load_drafter(
     check_settings(method, settings)
     if method == "auto":
         return _auto(target, source, tuned)
-    known = _tuned_settings(method, target, tuned)
-    if method == "draft-model":
-        drafter, params = _draft_model(target, source, known, settings)
-    elif METHODS[method].head:
-        drafter, params = _with_head(method, target, source, known, settings, tuned)
-    else:
-        drafter = make_drafter(method, target.config, {**known, **settings})
-        params = _datastore(target, source) if method == "rest" else None
-        if source is not None and params is None:
-            raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
-    drafter.check(target.config, params)
-    drafter.taps.check(target.config)
-    return drafter, params
+    part = _part_of(method, target, source)
+    known = _tuned_for(method, target, part, tuned, settings)
+    return _build(method, target, source, part, {**known, **settings})
+
+
+def whole_settings(
+    method: str, target: Target, source: str | Path | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `given` settings, and what is tuned beside the target: what `load_drafter` goes by.
+
+    Raises:
+        SpecjaxError: see `load_drafter`.
+    """
+    if not _tuned_settings(method, target, None):
+        return dict(given)
+    part = _part_of(method, target, source)
+    return {**_tuned_for(method, target, part, None, given), **given}
 
 
 def auto_choice(target: Target, tuned: str | Path | None = None) -> AutoChoice:
@@ -76,7 +81,7 @@ def auto_choice(target: Target, tuned: str | Path | None = None) -> AutoChoice:
     Raises:
         SpecjaxError: for a file that is missing, damaged or made for another target.
     """
-    return read_choice(_tuned_settings("auto", target, tuned), jax.devices()[0].device_kind)
+    return read_choice(_tuned_settings("auto", target, tuned), machine_of(target.params))
 
 
 def _auto(
@@ -88,18 +93,23 @@ def _auto(
             "name a method that reads it"
         )
     choice = auto_choice(target, tuned)
+    settings = dict(choice.settings)  # all of them: what is tuned for the method may have changed
     try:
-        drafter, params = load_drafter(
-            choice.method, target, choice.source, tuned, **choice.settings
-        )
-        if choice.method != "plain" and choice.is_tuned:
-            drafter = Gated(drafter, choice.row_widths, choice.costs, choice.expected)
+        check_settings(choice.method, settings)
+        part = _part_of(choice.method, target, choice.source)
+        drafter, params = _build(choice.method, target, choice.source, part, settings)
+        if not choice.is_tuned:
+            return assumed(drafter, jax.default_backend()), params
+        if choice.method != "plain":
+            row_costs = RowCosts(*choice.row_costs)
+            costs = choice.costs, choice.expected, choice.asked_cost, row_costs
+            drafter = Gated(drafter, choice.row_widths, *costs)
     except (SpecjaxError, TypeError) as error:
         raise SpecjaxError(
             f"auto cannot load {choice.method}, which was chosen for it: {error}; run `specjax "
             "tune machine` again"
         ) from None
-    return drafter if choice.is_tuned else assumed(drafter, jax.default_backend()), params
+    return drafter, params
 
 
 def tuned_file(name: str) -> Path:
@@ -191,6 +201,57 @@ def load_head(
 # ---- What methods read -------------------------------------------------------------------------
 
 
+def _part_of(method: str, target: Target, source: str | Path | None) -> Any:
+    """The draft, the head and its params, the datastore, or None."""
+    if method == "draft-model":
+        return load_draft(target, source)
+    if kind := METHODS[method].head:
+        return load_head(_source_of(method, target, source), target, kind=kind)
+    if method == "rest":
+        return _datastore(target, source)
+    if source is not None:
+        raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
+    return None
+
+
+def _tuned_for(
+    method: str, target: Target, part: Any, tuned: str | Path | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What was tuned, if it was for this draft and the rule that is wanted, or for this head."""
+    known = dict(_tuned_settings(method, target, tuned))
+    if method == "draft-model":
+        is_same_draft = known.pop(TUNED_DRAFT, "") == fingerprint(part.config, part.params)
+        is_same_rule = given.get("rule", known.get("rule")) == known.get("rule")
+        return known if is_same_draft and is_same_rule else {}
+    if not (known and METHODS[method].head):
+        return known
+    if known.pop(TUNED_HEAD, None) == params_fingerprint(part[1]):
+        return known
+    if tuned is not None:
+        raise SpecjaxError(
+            f"{tuned} holds settings of {method!r} for another head; tune this one, or leave the "
+            "file out"
+        )
+    return {}
+
+
+def _build(
+    method: str, target: Target, source: str | Path | None, part: Any, settings: dict[str, Any]
+) -> tuple[Drafter, Any]:
+    """The drafter, and the params that it reads."""
+    check_settings(method, settings)
+    if method == "draft-model":
+        drafter, params = _draft_model(target, source, part, DraftModelSettings(**settings))
+    elif METHODS[method].head:
+        head, params = part
+        drafter = METHODS[method].drafter(**settings).build(head, target.model)
+    else:
+        drafter, params = make_drafter(method, target.config, settings), part
+    drafter.check(target.config, params)
+    drafter.taps.check(target.config)
+    return drafter, params
+
+
 def _datastore(target: Target, source: str | Path | None) -> Any:
     folder = _source_of("rest", target, source)
     datastore = load_datastore(folder)
@@ -200,19 +261,8 @@ def _datastore(target: Target, source: str | Path | None) -> Any:
 
 
 def _draft_model(
-    target: Target,
-    source: str | Path | None,
-    known: Mapping[str, Any],
-    given: Mapping[str, Any],
+    target: Target, source: str | Path | None, draft: Target, settings: DraftModelSettings
 ) -> tuple[Drafter, Any]:
-    """`known` settings were tuned; they belong to one draft and one rule."""
-    draft = load_draft(target, source)
-    known = dict(known)
-    is_same_draft = known.pop(TUNED_DRAFT, "") == fingerprint(draft.config, draft.params)
-    if not is_same_draft or given.get("rule", known.get("rule")) != known.get("rule"):
-        known = {}
-    check_settings("draft-model", {**known, **given})
-    settings = DraftModelSettings(**{**known, **given})
     rule, rule_params = settings.length_rule(), None
     if settings.rule == "disco":
         if not settings.classifier and source not in (None, POCKET):
@@ -226,29 +276,6 @@ def _draft_model(
         rule_params = jax.tree.map(jnp.asarray, trained.params)
     params = {"draft": draft.params, "rule": rule_params}
     return settings.build(draft.model, rule), params
-
-
-def _with_head(
-    method: str,
-    target: Target,
-    source: str | Path | None,
-    known: Mapping[str, Any],
-    given: Mapping[str, Any],
-    tuned: str | Path | None,
-) -> tuple[Drafter, Any]:
-    """`known` settings were tuned; they belong to one head."""
-    row = METHODS[method]
-    head, params = load_head(_source_of(method, target, source), target, kind=row.head)
-    known = dict(known)
-    if known and known.pop(TUNED_HEAD, None) != params_fingerprint(params):
-        if tuned is not None:
-            raise SpecjaxError(
-                f"{tuned} holds settings of {method!r} for another head; tune this one, or leave "
-                "the file out"
-            )
-        known = {}
-    check_settings(method, {**known, **given})
-    return row.drafter(**{**known, **given}).build(head, target.model), params
 
 
 def _source_of(method: str, target: Target, source: str | Path | None) -> str | Path:

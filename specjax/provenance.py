@@ -1,12 +1,13 @@
 """What made a result: the versions of the libraries, and the commit of the source."""
 
+import os
 import platform
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("specjax", "jax", "flax", "optax", "orbax-checkpoint", "grain")
+LIBRARIES = ("specjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 def versions() -> dict[str, str]:
@@ -16,6 +17,23 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def machine() -> str:
+    """The processor, and how many cores this process may use."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = models[0] if models else name
+    return f"{name}, {num_cores()} cores"
+
+
+def num_cores() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def revision() -> str | None:

@@ -5,37 +5,43 @@ import shlex
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
+from specjax.bench.contestants import OwnMethod, make_contestants
 from specjax.bench.measure import Request
-from specjax.bench.options import BenchOptions
+from specjax.bench.options import BenchOptions, temperatures_in
+from specjax.bench.results import Stage
 from specjax.hub import Target
-from specjax.provenance import revision, versions
+from specjax.provenance import machine, revision, versions
 from specjax.tuned import fingerprint
 
 
-def about(
-    target: Target, options: BenchOptions, requests: Sequence[Request], bandwidth: float
-) -> dict[str, Any]:
-    """Target, device, prompts, settings, versions, and the command.
+def about(target: Target, options: BenchOptions, requests: Sequence[Request]) -> dict[str, Any]:
+    """Target, device, prompts, methods, settings, versions, and the command.
 
-    A benchmark is gone on with only if all of it but the command and the measured `bandwidth`
-    (bytes per second) is the same.
+    A benchmark is gone on with only if all of it but the command is the same.
+
+    Raises:
+        SpecjaxError: for a method that cannot be had for this target.
     """
+    stage = Stage(temperatures_in(options.temperature)[0], 1)
+    made = make_contestants(target, replace(options, peers=""), requests, stage)
+    own = [each for each in made if isinstance(each, OwnMethod)]
     prompts = json.dumps([(request.kind, request.ids) for request in requests])
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
         "dtype": str(target.params["embed_tokens"]["weight"].dtype),
         "device": jax.devices()[0].device_kind,
-        "bandwidth": bandwidth,
+        "machine": machine(),
         "tasks": options.tasks,
         "num_prompts": len(requests),
         "prompts": f"{zlib.crc32(prompts.encode()):08x}",  # tells one list from another
-        "methods": options.methods,
-        "drafters": list(options.drafter),
+        "padded_length": own[0].padded_length,
+        "methods": {each.name: each.settings for each in own},
         "peers": options.peers,
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,

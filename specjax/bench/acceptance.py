@@ -31,10 +31,10 @@ class Acceptance:
 
     @property
     def rates(self) -> list[float]:
-        """At each depth, the share of accepted drafts among those accepted up to there.
+        """At each depth, of the rounds that had all drafts above accepted, how many had one more.
 
-        HASS, figure 5. The last round of a text, which may be cut, counts like the others; the
-        list ends at the deepest depth that was tried.
+        HASS, figure 5. A round that drafted no more, or was the last of a text and cut, counts like
+        one whose draft was rejected; the list ends at the deepest depth that was tried.
         """
         at_least = np.cumsum(self.counts[::-1])[::-1]  # rounds that committed n tokens or more
         return [

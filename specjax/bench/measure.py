@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
+from random import Random
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -157,15 +158,15 @@ def measure(
     num_runs: int,
     seen: Seen = lambda method, number, repeat: False,
 ) -> Iterator[Sample]:
-    """Runs all contestants on each batch, `num_runs` times, in an order that rotates.
+    """Runs all contestants on each batch, `num_runs` times, in an order that is shuffled each time.
 
-    Runs that were `seen` are left out.
+    So no method always follows the same one. Runs that were `seen` are left out.
     """
     for number, batch in enumerate(batches):
         prepared: dict[str, Any] = {}
         for repeat in range(num_runs):
-            first = (number + repeat) % len(contestants)
-            for contestant in [*contestants[first:], *contestants[:first]]:
+            order = Random(f"{number}, {repeat}").sample(contestants, len(contestants))
+            for contestant in order:
                 name = contestant.name
                 if seen(name, number, repeat):
                     continue

@@ -38,7 +38,8 @@ class BenchOptions:
     temperature: str = "0"
     """0 takes the most likely token; above, tokens are drawn. Several with commas between."""
     batch: str = "1"
-    """How many prompts are served at once. Several with commas between."""
+    """How many prompts of a kind are served at once; where there are too few, the first ones stand
+    for more. Several with commas between."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
     typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever
@@ -138,9 +139,9 @@ def methods_in(text: str, config: "LlamaConfig", has_parts: bool = False) -> lis
     from specjax.decoding.drafters import METHODS, check_settings
 
     names = names_in(text)
-    if names == [ALL_METHODS] and has_parts:
+    if ALL_METHODS in names and has_parts:
         return list(METHODS)
-    names = [] if names == [ALL_METHODS] else names
+    names = [] if ALL_METHODS in names else names
     for name in names:
         check_settings(name, {})
     return names or [name for name in METHODS if _needs_no_params(name, config)]

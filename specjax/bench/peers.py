@@ -1,6 +1,5 @@
 """Other libraries on the same weights and prompts, as more contestants."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from specjax.bench.measure import Contestant, Program, Text
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
 from specjax.models.convert import save_llama
+from specjax.provenance import num_cores
 
 PEERS = ("transformers",)
 PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
@@ -38,7 +38,7 @@ def peers(target: Target, max_new_tokens: int, draft: Target | None) -> list[Con
     """
     import torch
 
-    torch.set_num_threads(_num_cores())
+    torch.set_num_threads(num_cores())
     model = _load(target)
     settings = model.generation_config
     settings.eos_token_id = list(target.eos) or None
@@ -231,9 +231,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if has_bars:
             logging.enable_progress_bar()
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.acceptance import advice, is_useless
-from specjax.bench.summary import ALL, Measurement
+from specjax.bench.summary import Measurement
 from specjax.bench.ties import near_tie_in
 from specjax.decoding.sampling import LOSSY, Sampling
 
@@ -36,7 +36,7 @@ def show(
     )
     is_cached = any((row.bandwidth_share or 0) > 1 for row in measurements)
     console.print(
-        "bandwidth: bytes that the rounds must read per second, over the "
+        "bandwidth: bytes that the target's passes must read per second, over the "
         f"{bandwidth / 1e9:.0f} GB/s that this device reads"
         + ("; beyond 100% caches hold them" if is_cached else "")
     )
@@ -51,15 +51,17 @@ def show(
 def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
     """One row per method under each kind of task.
 
-    `x plain` and its quartiles come from pairs of runs, `round` is the round overhead, `bandwidth`
-    the share of what the device can read, `prefill` its share of the seconds, `memory` in MB, and
-    `same` tells whether the tokens are those of plain decoding, as far as `sampling` promises it.
+    `x plain` and its quartiles come from pairs of runs, `spread` is that of a prompt's seconds,
+    `round` the round overhead, `bandwidth` the share of what the device can read, `prefill` its
+    share of the seconds, `memory` in MB, and `same` tells whether the tokens are those of plain
+    decoding, as far as `sampling` promises it.
     """
     first = measurements[0]
     served = "" if first.batch == 1 else f", {first.batch} at once"
     result = Table(f"T={first.temperature:g}{served}", box=None, pad_edge=False)
     titles = (
-        "tokens/s, x plain, quartiles, accepted, round, bandwidth, prefill, memory, tokens, same"
+        "tokens/s, x plain, quartiles, spread, accepted, round, bandwidth, prefill, memory, "
+        "tokens, same"
     )
     for title in titles.split(", "):
         result.add_column(title, justify="right")
@@ -74,8 +76,9 @@ def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) 
             f"{row.tokens_per_second:.1f}",
             f"{row.ratio:.2f}",
             f"{low:.2f}-{high:.2f}",
+            "" if row.spread is None else f"{row.spread:.0%}",
             f"{row.mean_accepted_length:.2f}",
-            f"{row.round_overhead:.2f}",
+            "" if row.round_overhead is None else f"{row.round_overhead:.2f}",
             "" if row.bandwidth_share is None else f"{row.bandwidth_share:.0%}",
             "" if row.prefill_seconds is None else f"{row.prefill_seconds / row.seconds:.0%}",
             "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
@@ -103,19 +106,26 @@ def near_ties(measurements: Sequence[Measurement]) -> list[str]:
         f"{row.num_prompts} {row.task} prompts, each time between tokens within "
         f"{near_tie_in(row.dtype):.1%} of the largest logit, too close for {row.dtype} to tell"
         for row in measurements
-        if row.num_near_ties and row.task != ALL
+        if row.num_near_ties and not row.is_total
     ]
 
 
 def complaints(measurements: Sequence[Measurement]) -> list[str]:
     """What makes measurements worthless, one line each; empty if all is well."""
     lines = []
+    if measurements and (num_missing := measurements[0].num_missing):
+        lines.append(
+            f"INCOMPLETE: {num_missing} batches have not been measured yet; the same command goes "
+            "on with them"
+        )
     last_task = measurements[-1].task if measurements else None  # all kinds, or the only one
     for row in measurements:
-        if row.task == last_task and is_useless(row.method, row.mean_accepted_length):
+        is_long = row.num_new_tokens > 2 * row.num_prompts
+        is_last = row.task == last_task
+        if is_last and is_long and is_useless(row.method, row.mean_accepted_length):
             told = advice(row.mean_accepted_length, row.rounds)
             lines.append(f"OF NO USE: {row.method}: {told}")
-        if row.task == ALL:
+        if row.is_total:
             continue  # its parts have complained
         if row.num_different:
             lines.append(

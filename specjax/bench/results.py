@@ -9,10 +9,10 @@ traces.json    the parts of the rounds, where they were asked for
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specjax.bench.measure import Batch, Program, Sample, Text
 from specjax.bench.summary import Measurement
@@ -21,7 +21,12 @@ from specjax.files import expand_user, read_json, readable, writable
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 ROWS, TEXTS, TRACES = "rows.jsonl", "texts.jsonl", "traces.json"
-DEVICE_FIGURES = ("bandwidth", "command")  # of run.json: not the same when a run is resumed
+BANDWIDTH, COMMAND = "bandwidth", "command"  # of run.json: the first start decides
+WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "oracle.json")  # what a report shows beside these
+
+
+TEXT_FIELDS = ("temperature", "num_rows", "method", "kind", "prompt", "pieces", "from_draft")
+Made = TypeVar("Made")
 
 
 class Stage(NamedTuple):
@@ -36,14 +41,12 @@ class Results:
     """The folder, open for more runs of one benchmark."""
 
     folder: Path
+    bandwidth: float  # bytes per second, as the first start measured it
 
     def programs(self, stage: Stage) -> dict[str, Program]:
         """What is known of the methods' programs."""
-        return {
-            line["method"]: Program(**{name: line[name] for name in Program._fields})
-            for line in read_lines(self.folder / PROGRAMS)
-            if _stage(line) == stage
-        }
+        found = _converted(self.folder / PROGRAMS, _program)
+        return {method: program for of_stage, method, program in found if of_stage == stage}
 
     def add_programs(self, stage: Stage, programs: Mapping[str, Program]) -> None:
         """Keeps what it took to compile each method."""
@@ -52,11 +55,22 @@ class Results:
 
     def samples(self, stage: Stage, batches: Sequence[Batch]) -> list[Sample]:
         """The runs that were finished; `batches` are those of the run."""
-        return [
-            _sample(line, batches)
-            for line in read_lines(self.folder / SAMPLES)
-            if _stage(line) == stage
-        ]
+
+        def convert(line: Mapping[str, Any]) -> Sample | None:
+            return _sample(line, batches) if _stage(line) == stage else None
+
+        return [each for each in _converted(self.folder / SAMPLES, convert) if each is not None]
+
+    def drop_partial_turns(self, stage: Stage, methods: Iterable[str]) -> None:
+        """Takes away the runs of turns that not all methods had: pairs come from one start."""
+        found: dict[tuple[Stage, int, int], set[str]] = {}
+        lines = list(_converted(self.folder / SAMPLES, lambda line: (_turn(line), line)))
+        for turn, line in lines:
+            found.setdefault(turn, set()).add(line["method"])
+        partial = {turn for turn in found if turn[0] == stage and found[turn] < set(methods)}
+        if partial:
+            kept = [line for turn, line in lines if turn not in partial]
+            replace_lines(self.folder / SAMPLES, kept)
 
     def add_sample(self, stage: Stage, sample: Sample) -> None:
         """Keeps one run, at once."""
@@ -71,11 +85,14 @@ class Results:
         """Replaces the texts."""
         replace_lines(self.folder / TEXTS, lines)
 
+    @property
+    def has_traces(self) -> bool:
+        """Whether the parts of the rounds have been timed."""
+        return (self.folder / TRACES).is_file()
+
     def write_traces(self, values: Mapping[str, Any]) -> None:
-        """Replaces the parts of the rounds."""
-        path = self.folder / TRACES
-        with writable(path):
-            path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        """Keeps the parts of the rounds."""
+        _write(self.folder / TRACES, json.dumps(values, indent=1) + "\n")
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         path = self.folder / name
@@ -95,27 +112,37 @@ def make_folder(folder: Path) -> Path:
         probe = folder / f".{RUN}"
         probe.touch()
         probe.unlink()
-    if any(folder.iterdir()) and not (folder / RUN).is_file():
+    others = [
+        path for path in folder.iterdir() if not any(map(path.match, (".*", *WRITTEN_BY_OTHERS)))
+    ]
+    if others and not (folder / RUN).is_file():
         raise SpecjaxError(f"--out {folder} holds something else; name a new folder")
     return folder
 
 
-def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
+def open_results(
+    folder: Path, about: Mapping[str, Any], read_bandwidth: Callable[[], float]
+) -> Results:
     """The results in `folder`: new ones, or those of a run of the same that was stopped.
 
     A last line that was cut off in the middle is taken away.
+
+    Args:
+        folder: that of `make_folder`.
+        about: what decides the figures; it is kept in run.json.
+        read_bandwidth: measures bytes per second, for a new folder.
 
     Raises:
         SpecjaxError: if the folder holds another benchmark.
     """
     path = folder / RUN
-    if path.is_file():
+    now = json.loads(json.dumps(about))
+    if (folder / SAMPLES).is_file():
         before = read_json(path)
-        now = json.loads(json.dumps(about))
         others = [
             name
             for name in {**before, **now}
-            if name not in DEVICE_FIGURES and before.get(name) != now.get(name)
+            if name not in (BANDWIDTH, COMMAND) and before.get(name) != now.get(name)
         ]
         if others:
             name = others[0]
@@ -125,10 +152,11 @@ def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
             )
         for name in (PROGRAMS, SAMPLES):
             _drop_cut_line(folder / name)
-    else:
-        with writable(path):
-            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return Results(folder)
+        return Results(folder, float(before[BANDWIDTH]))
+    bandwidth = read_bandwidth()
+    _write(path, json.dumps({**now, BANDWIDTH: bandwidth}, indent=1) + "\n")
+    (folder / PROGRAMS).unlink(missing_ok=True)  # of a start that measured nothing
+    return Results(folder, bandwidth)
 
 
 @dataclass(frozen=True)
@@ -151,26 +179,26 @@ def read_results(folder: Path) -> Found:
     if not (folder / RUN).is_file():
         raise SpecjaxError(f"{folder} holds no benchmark; run `specjax bench --out {folder}` first")
     about = read_json(folder / RUN)
-    names = [field.name for field in fields(Measurement)]
-    lists = {field.name for field in fields(Measurement) if "tuple" in str(field.type)}
-    rows = []
-    for number, line in enumerate(read_lines(folder / ROWS), 1):
-        if missing := [name for name in names if name not in line]:
-            raise SpecjaxError(f"{folder / ROWS}:{number} lacks {missing[0]}; measure again")
-        values = {name: line[name] for name in names}
-        values |= {name: tuple(values[name]) for name in lists}
-        rows.append(Measurement(**values))
+    rows = list(_converted(folder / ROWS, _row))
     if not rows:
         raise SpecjaxError(f"{folder} has no results yet; repeat its command to finish it")
     traces = read_json(folder / TRACES) if (folder / TRACES).is_file() else {}
-    return Found(about, rows, list(read_lines(folder / TEXTS)), traces)
+    if traces and not {"temperature", "methods"} <= set(traces):
+        raise SpecjaxError(f"{folder / TRACES} is damaged; delete it and repeat the command")
+    texts = _converted(folder / TEXTS, lambda line: {name: line[name] for name in TEXT_FIELDS})
+    return Found(about, rows, list(texts), traces)
 
 
 def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON lines in one step."""
+    _write(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a process may be killed while it writes."""
     partial = path.with_name(f".{path.name}")
     with writable(path):
-        partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
 
 
@@ -200,6 +228,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield values
 
 
+def _converted(path: Path, convert: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
+    """Every line as `convert` makes it; one that it cannot is told."""
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            yield convert(line)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise SpecjaxError(
+                f"{path}:{number} is damaged ({type(error).__name__}: {error}); delete this line "
+                "and measure again"
+            ) from None
+
+
 def _drop_cut_line(path: Path) -> None:
     if path.is_file():
         content = path.read_bytes()
@@ -209,6 +249,27 @@ def _drop_cut_line(path: Path) -> None:
 
 def _stage(line: Mapping[str, Any]) -> Stage:
     return Stage(line["temperature"], line["num_rows"])
+
+
+def _turn(line: Mapping[str, Any]) -> tuple[Stage, int, int]:
+    return _stage(line), line["number"], line["repeat"]
+
+
+def _program(line: Mapping[str, Any]) -> tuple[Stage, str, Program]:
+    return (
+        _stage(line),
+        line["method"],
+        Program(**{name: line[name] for name in Program._fields}),
+    )
+
+
+def _row(line: Mapping[str, Any]) -> Measurement:
+    values: dict[str, Any] = {field.name: line[field.name] for field in fields(Measurement)}
+    for name, value in values.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    for name in ("ratio", "tokens_per_second", "mean_accepted_length", "temperature", "batch"):
+        float(values[name])  # a TypeError tells of the line
+    return Measurement(**values)
 
 
 def _values(sample: Sample) -> dict[str, Any]:

@@ -61,9 +61,8 @@ def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[
         target = load_target()
         answer = answers_of(target, options.max_new_tokens)
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
-        bandwidth = read_bandwidth()
-        results = open_results(folder, about(target, options, requests, bandwidth))
-        bench = Bench(target, options, requests, bandwidth, results)
+        results = open_results(folder, about(target, options, requests), read_bandwidth)
+        bench = Bench(target, options, requests, results)
         rows = []
         try:
             for stage in bench.stages:
@@ -107,7 +106,6 @@ class Bench:
     target: Target
     options: BenchOptions
     requests: Sequence[Request]
-    bandwidth: float  # bytes per second
     results: Results
 
     @property
@@ -123,6 +121,7 @@ class Bench:
         """Runs what is not among the results yet, and adds it to them."""
         batches = batches_of(self.requests, stage.num_rows)
         contestants = make_contestants(self.target, self.options, self.requests, stage)
+        self.results.drop_partial_turns(stage, [each.name for each in contestants])
         samples = self.results.samples(stage, batches)
         seen = {(each.method, each.number, each.repeat) for each in samples}
         total = len(contestants) * len(batches) * self.options.runs
@@ -144,18 +143,22 @@ class Bench:
         tokenizer = self.target.require_tokenizer()
         for stage in self.stages:
             programs = self.results.programs(stage)
-            samples = self.results.samples(stage, batches_of(self.requests, stage.num_rows))
-            samples = whole(samples, programs, self.options.runs)
+            batches = batches_of(self.requests, stage.num_rows)
+            samples = whole(self.results.samples(stage, batches), programs, self.options.runs)
             if not samples:
                 continue
+            num_missing = len(batches) - len({sample.number for sample in samples})
             sampling = sampling_of(self.options, stage.temperature)
             options = self.options
             judge = NearTies(self.target, sampling, options.seed, options.max_new_tokens)
             of_stage = [
-                with_bandwidth_share(row, self.target, self.bandwidth)
+                replace(
+                    with_bandwidth_share(row, self.target, self.results.bandwidth),
+                    num_missing=num_missing,
+                )
                 for row in summarise(samples, programs, judge, stage.temperature)
             ]
-            show(of_stage, options.runs, self.bandwidth, sampling)
+            show(of_stage, options.runs, self.results.bandwidth, sampling)
             rows += of_stage
             texts += texts_of(stage, samples, tokenizer)
         if rows:
@@ -165,8 +168,11 @@ class Bench:
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
+        if self.results.has_traces:
+            return
         stage = Stage(self.stages[0].temperature, 1)
-        made = make_contestants(self.target, self.options, self.requests, stage)
+        without_peers = replace(self.options, peers="")
+        made = make_contestants(self.target, without_peers, self.requests, stage)
         own = [each for each in made if isinstance(each, OwnMethod)]
         prompts = [self.requests[0].ids, self.requests[-1].ids]
         traces = trace(own, prompts, watched)
@@ -191,7 +197,8 @@ def compare(
 
 def with_bandwidth_share(row: Measurement, target: Target, bandwidth: float) -> Measurement:
     """The row with the share of `bandwidth` (bytes per second) that its rounds must read."""
-    if row.method not in METHODS:  # a peer has weights of its own, and may run elsewhere
+    # A peer has weights of its own, and may run elsewhere.
+    if row.method not in METHODS or row.decode_seconds is None:
         return row
     num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes
     return replace(row, bandwidth_share=num_bytes / row.decode_seconds / bandwidth)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import zip_longest
 from statistics import median
@@ -60,16 +60,17 @@ class Measurement:
     mean_accepted_length: float  # new tokens per round, pooled, bonus included
     accepted_lengths: tuple[int, ...]  # entry n: rounds that committed n tokens; empty: not told
     mean_length: float  # tokens of prompt and text so far, mean over the rounds
-    prefill_seconds: float | None  # of one run: the sum of the medians; None: not told apart
-    decode_seconds: float  # likewise; with the prefill of a peer that does not tell it apart
-    seconds: float  # likewise, of both together
+    seconds: float  # of one run, prefill included: the sum of the batches' medians
+    prefill_seconds: float | None  # likewise; this and the next are None where not told apart
+    decode_seconds: float | None
     tokens_per_second: float
-    spread: float  # interquartile range of a batch's seconds over their median; median of batches
+    # Interquartile range of a batch's seconds over their median, median of batches; None: one run.
+    spread: float | None
     ratio: float  # speed over plain's, in pairs of runs (same batch, same repeat): the median
     ratio_quartiles: tuple[float, float]
-    round_seconds: float  # of decoding, per pass
-    round_overhead: float  # round_seconds over plain's, in pairs: the median
-    round_overhead_quartiles: tuple[float, float]
+    round_seconds: float | None  # of decoding, per pass
+    round_overhead: float | None  # round_seconds over plain's, in pairs: the median
+    round_overhead_quartiles: tuple[float, float] | None
     is_compared: bool  # with what plain decoding said: not if the dtype or the drawing is another
     num_near_ties: int  # prompts where a run said something else, but only from a near tie on
     num_different: int  # prompts where a run said something else without that excuse
@@ -80,6 +81,8 @@ class Measurement:
     temperature: float = 0.0
     batch: int = 1  # prompts at once
     bandwidth_share: float | None = None  # of what the device can read; not known of peers
+    is_total: bool = False  # sums up several kinds
+    num_missing: int = 0  # batches that an interrupted benchmark has not measured
 
     @property
     def identical(self) -> bool | None:
@@ -88,7 +91,7 @@ class Measurement:
 
     @property
     def rates(self) -> list[float]:
-        """The acceptance rate at every depth, from 1 on."""
+        """`Acceptance.rates`, from depth 1 on."""
         return Acceptance(self.accepted_lengths).rates
 
 
@@ -108,16 +111,17 @@ def summarise(
     """
     verdicts = _verdicts(samples, judge)
     kinds = list(dict.fromkeys(sample.batch[0].kind for sample in samples))
-    tasks = {kind: [each for each in samples if each.batch[0].kind == kind] for kind in kinds}
+    tasks = [(kind, [each for each in samples if each.batch[0].kind == kind]) for kind in kinds]
     if len(kinds) > 1:
-        tasks[ALL] = list(samples)
+        tasks.append((ALL, list(samples)))
     rows = []
-    for task, of_task in tasks.items():
+    for place, (task, of_task) in enumerate(tasks):
         plain = {(each.number, each.repeat): each for each in of_task if each.method == PLAIN}
         for name, program in programs.items():
             own = [each for each in of_task if each.method == name]
             if own:
-                rows.append(_summary(task, own, plain, program, verdicts, temperature))
+                row = _summary(task, own, plain, program, verdicts, temperature)
+                rows.append(replace(row, is_total=place == len(kinds)))
     return rows
 
 
@@ -166,13 +170,15 @@ def _summary(
     rounds = sum(text.rounds for text in texts)
     pairs = [(sample, plain[sample.number, sample.repeat]) for sample in samples]
     ratio, ratio_quartiles = _middle([_speed(own) / _speed(other) for own, other in pairs])
-    overheads = [_round_seconds(own) / _round_seconds(other) for own, other in pairs]
-    overhead, overhead_quartiles = _middle(overheads)
+    passes = sum(sample.passes for sample in once)
+    prefill = decode = overhead = overhead_quartiles = None
+    if all(sample.prefill_seconds is not None for sample in samples):
+        prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
+        decode = _total(samples, lambda sample: sample.decode_seconds)
+        overheads = [_round_seconds(own) / _round_seconds(other) for own, other in pairs]
+        overhead, overhead_quartiles = _middle(overheads)
     times = _by_batch(samples, lambda sample: sample.seconds)
     seconds = sum(map(median, times))
-    decode_seconds = _total(samples, lambda sample: sample.decode_seconds)
-    has_prefill = all(sample.prefill_seconds is not None for sample in samples)
-    passes = sum(sample.passes for sample in once)
     found = Counter(
         verdict for sample in once for verdict in verdicts[sample.method, sample.number]
     )
@@ -187,16 +193,14 @@ def _summary(
         mean_accepted_length=num_new_tokens / max(rounds, 1),
         accepted_lengths=_histogram([text.accepted_lengths for text in texts]),
         mean_length=sum(map(_length_over_rounds, once)) / max(rounds, 1),
-        prefill_seconds=(
-            _total(samples, lambda sample: sample.prefill_seconds or 0.0) if has_prefill else None
-        ),
-        decode_seconds=decode_seconds,
+        prefill_seconds=prefill,
+        decode_seconds=decode,
         seconds=seconds,
         tokens_per_second=num_new_tokens / seconds,
-        spread=median(map(_spread, times)),
+        spread=median(map(_spread, times)) if len(times[0]) > 1 else None,
         ratio=ratio,
         ratio_quartiles=ratio_quartiles,
-        round_seconds=decode_seconds / max(passes, 1),
+        round_seconds=None if decode is None else decode / max(passes, 1),
         round_overhead=overhead,
         round_overhead_quartiles=overhead_quartiles,
         is_compared=not found[Verdict.NOT_COMPARED],

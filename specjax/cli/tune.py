@@ -36,7 +36,8 @@ class Tune:
     hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention;
     length, always by speed, how long a draft model drafts. tree grows the static tree of a head
     from how often its first, second, ... token is right at each depth. machine measures what
-    passes and drafts cost on this device, and picks what the method auto does here.
+    passes and drafts cost on this machine, and picks what the method auto does here. It serves one
+    text at a time; what batches cost is estimated from that.
     """
 
     what: Annotated[
@@ -51,7 +52,8 @@ class Tune:
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or a file as `bench` reads."""
+    """pocket for tasks of its own that `bench` does not measure, or a file: Spec-Bench's questions,
+    HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -15,8 +14,8 @@ from specjax.decoding.sampling import Sampling
 from specjax.errors import SpecjaxError
 from specjax.files import expand_user
 from specjax.hub import Target
+from specjax.models.pass_costs import RowCosts
 from specjax.tuning.candidates import Family
-from specjax.tuning.costs import RowCosts
 from specjax.tuning.machine import AUTO, NUM_RUNS, Report, Result, tune_machine
 from specjax.tuning.prediction import Candidate
 from specjax.tuning.search import Outcome
@@ -54,8 +53,7 @@ def tune(options: "Tune", target: Target, requests: Sequence[Request]) -> dict[s
     report = Report(tables.costs, tables.family, tables.finalists, tables.results)
     found = tune_machine(serving, names_in(options.methods), report)
     told = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
-    device = jax.devices()[0].device_kind
-    print(f"on {device} {AUTO} is {found['method']}" + (f" with {told}" if told else ""))
+    print(f"on {found['device']}: {AUTO} is {found['method']}" + (f" with {told}" if told else ""))
     if found["method"] != PLAIN:
         print("its passes run at " + ", ".join(map(str, found["row_widths"])) + " rows")
     return found

@@ -2,8 +2,9 @@
 
 On CPU XLA copies whatever a branch changes, into the branch and out of it; a loop that runs once or
 never changes it in place. But XLA also moves what a loop does not change in front of it, where it
-is computed even if the loop never runs: the first products of a pass, or a whole search. So what a
-branch reads besides weights is handed to it as `given`, which looks different in each turn.
+is computed even if the loop never runs: the first products of a pass, or a whole search. That may
+be `given`, and as well any part of `carry` that the branch returns as it was. So both are made to
+look different in each turn; only weights, which branches read directly, are not.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def if_in_place(condition: Bool[Array, ""], branch: Branch, given: Any, carry: A
 
 def _at_most_once(condition: Bool[Array, ""], branch: Branch, given: Any, carry: Any) -> Any:
     def turn(step, carry):
-        seen, _ = lax.optimization_barrier((given, step))
+        seen, carry, _ = lax.optimization_barrier((given, carry, step))
         return branch(seen, carry)
 
     return lax.fori_loop(0, condition.astype(jnp.int32), turn, carry)

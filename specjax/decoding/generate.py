@@ -44,10 +44,11 @@ def speculative_generate(
 ) -> Generation:
     """Generates up to `max_new_tokens` per row, saying what plain decoding with `key` would say.
 
-    So it is under `coupled` verification; see `Sampling` for the others.
+    So it is under `coupled` verification; see `Sampling` for the others. Under it also row b of a
+    batch equals its prompt alone under `jax.random.fold_in(key, b)`; under the others a drafter
+    that looks at the whole batch, as `auto` does, may change which tokens are drawn.
 
-    One compiled program per shape of prompt and static settings. Row b of a batch equals its
-    prompt alone under `jax.random.fold_in(key, b)`.
+    One compiled program per shape of prompt and static settings.
 
     Args:
         params: the target's weights and whatever the drafter reads.

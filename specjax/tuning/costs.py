@@ -6,7 +6,6 @@ more program to compile, so a few are chosen, and a draft waits for the next tha
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -21,6 +20,7 @@ from specjax.hub import Target
 from specjax.models.cache import KVCache
 from specjax.models.llama import Llama
 from specjax.models.outputs import Taps
+from specjax.models.pass_costs import RowCosts
 from specjax.models.rows import causal_rows
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -28,21 +28,6 @@ WIDE = (96, 128)  # where many rows cost as little as one
 NUM_PASSES, NUM_REPEATS = 8, 9
 MOST_WIDTHS = 5  # that a program is compiled for
 LEAST_SAVING = 0.02  # of the target's passes; a width that saves less is not worth its program
-
-
-@dataclass(frozen=True)
-class RowCosts:
-    """What passes of `widths` rows cost, in passes of one row; both ascend, from 1."""
-
-    widths: tuple[int, ...]
-    costs: tuple[float, ...]
-
-    def at(self, rows: int) -> float:
-        """The cost of a pass of so many rows: between two widths, and beyond the last, a line."""
-        if rows <= self.widths[-1] or len(self.widths) == 1:
-            return float(np.interp(rows, self.widths, self.costs))
-        slope = (self.costs[-1] - self.costs[-2]) / (self.widths[-1] - self.widths[-2])
-        return self.costs[-1] + slope * (rows - self.widths[-1])
 
 
 def measure_row_costs(

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.auto import Gated
+from specjax.drafting import whole_settings
 from specjax.hub import POCKET
+from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuning.candidates import Family, families
-from specjax.tuning.costs import WIDTHS, RowCosts, measure_row_costs
+from specjax.tuning.costs import WIDTHS, measure_row_costs
 from specjax.tuning.prediction import Candidate, finalists
 from specjax.tuning.search import Outcome, Search
 from specjax.tuning.serving import Serving
@@ -76,7 +77,7 @@ def tune_machine(
     report.finalists(chosen)
     results = run_finalists(serving, chosen) if chosen else []
     report.results(results)
-    return settings_of(best_of(results))
+    return settings_of(best_of(results), serving, row_costs)
 
 
 def methods_of(serving: Serving) -> list[str]:
@@ -95,7 +96,7 @@ def run_finalists(serving: Serving, candidates: Sequence[Candidate]) -> list[Res
     contestants = [serving.plain()]
     for number, each in enumerate(candidates):
         drafter, params = serving.load(each.method, each.settings)
-        gated = Gated(drafter, each.row_widths, each.costs, each.expected)
+        gated = Gated(drafter, each.row_widths, each.costs, each.expected, each.asked_cost)
         contestants.append(serving.contestant(str(number), gated, params))
     batches = batches_of(serving.requests)
     warm_up(contestants, batches[0])
@@ -145,18 +146,22 @@ def best_of(results: Sequence[Result]) -> Candidate | None:
     return best.candidate if best is not None and best.speed > LEAST_GAIN else None
 
 
-def settings_of(chosen: Candidate | None) -> dict[str, Any]:
-    """The settings of `auto`; those of plain decoding if nothing is chosen."""
-    device = {"device": jax.devices()[0].device_kind}
+def settings_of(chosen: Candidate | None, serving: Serving, row_costs: RowCosts) -> dict[str, Any]:
+    """The settings of `auto`; those of plain decoding if nothing is chosen.
+
+    They are whole, also where the method has tuned settings of its own, which may change.
+    """
     if chosen is None:
-        nothing = {"method": PLAIN, "settings": {}, "source": None}
-        return {**device, **nothing, "row_widths": (1,), "costs": (1.0,), "expected": 0.0}
+        chosen = Candidate(PLAIN, {}, None, 1, 1.0, 0.0, (1,), (1.0,), 1.0, 1.0)
+    method, source = chosen.method, chosen.source
     return {
-        **device,
-        "method": chosen.method,
-        "settings": dict(chosen.settings),
-        "source": chosen.source,
+        "device": machine_of(serving.target.params),
+        "method": method,
+        "settings": whole_settings(method, serving.target, source, chosen.settings),
+        "source": source,
         "row_widths": chosen.row_widths,
         "costs": chosen.costs,
         "expected": chosen.expected,
+        "asked_cost": chosen.asked_cost,
+        "row_costs": {"widths": row_costs.widths, "costs": row_costs.costs},
     }

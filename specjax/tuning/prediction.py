@@ -14,8 +14,9 @@ import numpy as np
 from specjax.bench.acceptance import Acceptance
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.round import pass_widths
+from specjax.models.pass_costs import RowCosts
 from specjax.tuning.candidates import Family, Settings
-from specjax.tuning.costs import RowCosts, choose_widths
+from specjax.tuning.costs import choose_widths
 from specjax.tuning.observation import Observed, Round, cut
 
 OTHER_SIZE = 1.4  # times as many nodes
@@ -33,6 +34,7 @@ class Candidate:
     expected: float  # accepted draft tokens per round that drafts
     row_widths: tuple[int, ...]
     costs: tuple[float, ...]  # of a round by its width; without a draft it is a plain one
+    asked_cost: float  # of a round that was to draft, and did not
     speed: float  # over plain decoding
 
     @property
@@ -137,6 +139,7 @@ def _candidate(
         expected=accepted,
         row_widths=widths,
         costs=(1.0, *(costs[width] for width in widths[1:])),
+        asked_cost=model.round_cost(1, 1.0),  # a sequential draft takes a pass to find that out
         speed=length / mean_cost,
     )
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from specjax.bench.contestants import OwnMethod
 from specjax.decoding.drafter import Drafter
 from specjax.errors import SpecjaxError
+from specjax.models.pass_costs import RowCosts
 from specjax.tuning.candidates import Family
-from specjax.tuning.costs import RowCosts
 from specjax.tuning.observation import Observed, observe
 from specjax.tuning.prediction import Candidate, Model, model_of, optimistic_speed, predict
 from specjax.tuning.serving import Serving

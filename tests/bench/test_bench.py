@@ -3,6 +3,7 @@
 Nothing here asserts how long anything took.
 """
 
+import json
 from dataclasses import dataclass, replace
 
 import jax
@@ -165,11 +166,16 @@ class Counter:
         return tuple(Text(tuple(row), 1) for row in result)
 
 
-def test_methods_take_turns_and_runs_that_were_seen_are_left_out():
+def test_methods_take_shuffled_turns_and_runs_that_were_seen_are_left_out():
     contestants = [Counter(name) for name in "abc"]
     batches = batches_of([Request("", (1,)), Request("", (2,))])
     samples = list(measure(contestants, batches, num_runs=3))
-    assert "".join(sample.method for sample in samples) == "abcbcacab" + "bcacababc"
+    order = "".join(sample.method for sample in samples)
+    turns = [order[first : first + 3] for first in range(0, 18, 3)]
+    assert {"".join(sorted(turn)) for turn in turns} == {"abc"}
+    assert len(set(turns)) > 2
+    again = list(measure(contestants, batches, num_runs=3))
+    assert [sample.method for sample in again] == list(order)
     seen = {(sample.method, sample.number, sample.repeat) for sample in samples[:10]}
     rest = list(measure(contestants, batches, 3, lambda *run: run in seen))
     told = [(sample.method, sample.number, sample.repeat) for sample in rest]
@@ -268,7 +274,10 @@ def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, ca
     ]
     assert [row.num_prompts for row in rows[:6]] == [1, 1, 2, 2, 3, 3]  # a chat of two turns
     assert all(row.identical and row.dtype == "float32" for row in rows)
-    assert all(row.bandwidth_share > 0 for row in rows)
+    plain = rows[0]
+    must_read = bytes_per_pass(target, plain.mean_length) * plain.passes / plain.decode_seconds
+    assert plain.bandwidth_share == pytest.approx(must_read / found.about["bandwidth"])
+    assert all(row.is_cached for row in rows[6:])  # the prefill is that of temperature 0
     assert found.about["target"] == "tiny"
     assert {(line["method"], line["kind"]) for line in found.texts} == {
         (method, kind) for method in ("plain", "pld") for kind in ("copies", "chat")
@@ -300,13 +309,21 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
         patched.setattr(run_module, "measure", interrupted)
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     assert [row.task for row in read_results(out).rows] == ["copies", "copies"]
-    assert "\ncopies" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "\ncopies" in printed
+    assert "INCOMPLETE: 2 batches have not been measured yet" in printed
     samples = out / "samples.jsonl"
     before = samples.read_text()
     samples.write_text(before + '{"temperature": 0.0, "num_r')  # as a killed process leaves it
     rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
-    assert samples.read_text().startswith(before)
+    turns = before.splitlines(keepends=True)
+    assert samples.read_text().startswith("".join(turns[:4]))  # the fifth had no other to pair with
     assert samples.read_text().count("\n") == 12
+    assert (out / "programs.jsonl").read_text().count("\n") == 2
+    bandwidth = json.loads((out / "run.json").read_text())["bandwidth"]
+    run_bench(lambda: replace(target, tokenizer=tokenizer), options)  # nothing is left to do
+    assert read_results(out).rows == rows
+    assert json.loads((out / "run.json").read_text())["bandwidth"] == bandwidth
 
     def told(row):
         names = "method task num_new_tokens rounds accepted_lengths identical".split()

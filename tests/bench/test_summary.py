@@ -128,6 +128,7 @@ def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
     assert ends[1].endswith("near ties: 1")
     assert ends[2].endswith("float16")
     assert (peer.prefill_seconds, peer.accepted_lengths, peer.rates) == (None, (), [])
+    assert (peer.decode_seconds, peer.round_overhead, peer.spread) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,14 @@ def test_other_draws_are_not_compared_and_lossy_ones_are_told(capsys, verificati
     assert line.rstrip().endswith(told)
     assert ("LOSSY: " in printed) == is_lossy
     assert "DIFFERENT" not in printed
+
+
+def test_a_kind_that_is_called_as_the_sum_hides_nothing():
+    lie = FAST[0]._replace(tokens=(8,) * 10)
+    samples = [sample("plain", 0, 0, plain(10), (0.0, 1.0), ALL)]
+    samples += [sample("fast", 0, 0, lie, (0.0, 1.0), ALL)]
+    [line] = complaints(summarise(samples, PROGRAMS))
+    assert line.startswith("DIFFERENT TOKENS: fast")
 
 
 def test_several_kinds_are_summed_up():

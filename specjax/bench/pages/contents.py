@@ -32,6 +32,7 @@ LABELS = {
     "batch": "prompts at once",
     "runs": "runs of each prompt",
     "revision": "source",
+    "padded_length": "tokens that all prompts are padded to",
 }
 
 
@@ -155,6 +156,8 @@ def _told(about: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for name, value in about.items():
         if name == "bandwidth":
             yield name, f"{value / 1e9:.1f} GB/s"
+        elif name == "methods":
+            yield name, ", ".join(value)
         elif isinstance(value, Mapping):
             yield name, ", ".join(f"{key} {each}" for key, each in value.items())
         elif isinstance(value, list):

@@ -30,9 +30,15 @@ class Column(NamedTuple):
     text: Callable[[Measurement, Sampling], str]
 
 
-def _range(quartiles: tuple[float, float]) -> str:
+def _range(quartiles: tuple[float, float] | None) -> str:
+    if quartiles is None:
+        return UNKNOWN
     low, high = quartiles
     return f"{low:.2f}-{high:.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def _seconds(value: float | None) -> str:
@@ -81,7 +87,7 @@ COLUMNS = (
     Column(
         "round",
         "round overhead: seconds of a round of decoding over those of a plain step, the median",
-        lambda row, _: f"{row.round_overhead:.2f}",
+        lambda row, _: _ratio(row.round_overhead),
     ),
     Column(
         "round's quartiles",
@@ -114,13 +120,14 @@ COLUMNS = (
         "peak: all that a program holds at once, weights included",
         lambda row, _: _megabytes(row.peak_bytes),
     ),
+    Column("prompts", "that were measured", lambda row, _: str(row.num_prompts)),
     Column(
         "tokens", "new tokens of one run of all prompts", lambda row, _: str(row.num_new_tokens)
     ),
     Column(
         "spread",
-        "interquartile range of a batch's seconds over their median",
-        lambda row, _: f"{row.spread:.0%}",
+        "interquartile range of a batch's seconds over its runs, over their median",
+        lambda row, _: _share(row.spread),
     ),
 )
 

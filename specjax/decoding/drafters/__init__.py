@@ -120,9 +120,12 @@ METHODS: dict[str, Method] = {
     ),
     "auto": Method(
         AutoSettings,
-        "what `specjax tune machine` chose for target and device; else it is pld",
+        "what `specjax tune machine` chose for target and machine; else it is pld",
         "the other methods, each behind a gate",
-        tuned=("device", "method", "settings", "source", "row_widths", "costs", "expected"),
+        tuned=(
+            *("device", "method", "settings", "source"),
+            *("row_widths", "costs", "expected", "asked_cost", "row_costs"),
+        ),
     ),
 }
 

@@ -10,10 +10,12 @@ the text turns predictable, without paying for trials.
 
 *Without shadows.* A drafter with weights or a datastore costs as much to look at as to use, and
 cannot catch up with what it has not seen. A shut gate does not ask it at all, and stays shut for
-the rest of that text (that batch of texts); so it shuts only after a real loss.
+the rest of that text (that batch of texts); so it shuts only after a real loss. Rounds in which it
+is asked and drafts nothing count as losses, too.
 """
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import jax
@@ -23,45 +25,27 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.branches import if_in_place
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafters.gate_state import GateState, first_state, observe
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
 from specjax.models.outputs import ModelOutput, Taps
-from specjax.pytree import pytree
+from specjax.models.pass_costs import RowCosts, are_costs
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
 # steps: within 1.5% of plain decoding where it cannot help, else mostly as fast as without a gate.
-KEPT = 0.8  # of the weight of earlier observations, at each new one
-PRIOR_WEIGHT = 0.5  # of what tuning saw, in observations
 CAUTION = 0.25  # of the steps that were lost so far must be expected as gain, too
 FORGIVEN = 0.01  # steps of what was lost, per round that drafts nothing
 MOST_CREDIT = 8.0  # gains beyond this are not remembered against losses
+MOST_LASTING_CREDIT = 30.0  # nor beyond this by a gate that stays shut: bad luck must not shut it
 PATIENCE = 3.0  # a gate that stays shut shuts after such a loss
-LONGEST_PAUSE = 7  # rounds between two looks of a shut gate
 
 
 @dataclass(frozen=True)
 class AutoSettings:
     """`auto` has no settings: `specjax tune machine` chooses them. Load it with `load_drafter`."""
-
-
-@pytree
-class GateState:
-    """What is carried from round to round. D = N - 1, the longest shadow."""
-
-    inner: State
-    accepted: Float[Array, " B"]  # tokens of the observed drafts, older ones counting less
-    observed: Float[Array, " B"]  # those drafts
-    shadow: Int[Array, "B D"]  # drafted, but not let through
-    shadow_length: Int[Array, " B"]  # 0: there is none
-    num_true: Int[Array, " B"]  # tokens of the shadow that the target has said since
-    wait: Int[Array, ""]  # rounds until a shut gate looks again
-    pause: Int[Array, ""]  # and how long it waits after that
-    debt: Float[Array, ""]  # steps lost to plain decoding; below 0: gained
-    is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
-    is_open: Bool[Array, ""]  # of a gate without shadows; once shut it stays so
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,14 @@ class Gated:
     again. Past losses make the gate cautious, so that a text on which the observations mislead it
     loses little.
 
-    Nodes are dropped by what was known before their tokens were drawn, so nothing else changes.
+    Nodes are dropped by what was known before their tokens were drawn, so under `coupled`
+    verification the text stays that of plain decoding, and under `rejection` its distribution. But
+    there, and under `typical`, the very tokens also depend on what is drafted: so the text of a row
+    that is gated may depend on the others of its batch, and on what this machine's costs are.
+
+    Costs are measured one text at a time. For a batch of B they are estimated: the passes over all
+    rows cost what `row_costs` says of as many rows of one text, and what drafting takes beside them
+    is the same. Without `row_costs` they are used as they are.
 
     Args:
         inner: drafts; without probe rows, which would run in every pass.
@@ -83,16 +74,21 @@ class Gated:
         costs: of a whole round with a pass of so many nodes, in plain steps; the first of a round
             that drafts nothing.
         expected: drafted tokens that were accepted per round that drafted, when `inner` was tuned.
+        asked_cost: of a round in which `inner` is asked and drafts nothing, in plain steps.
+        row_costs: of the target's passes.
 
     Raises:
         SpecjaxError: for a drafter that cannot be gated, widths that do not begin with 1, do not
-            ascend or do not hold its drafts, or costs that are not theirs.
+            ascend or do not hold its drafts, costs that are not theirs, or numbers that cannot be
+            costs or tokens.
     """
 
     inner: Drafter
     row_widths: tuple[int, ...]
     costs: tuple[float, ...]
     expected: float
+    asked_cost: float = 1.0
+    row_costs: RowCosts | None = None
 
     num_probes = 0
 
@@ -109,11 +105,20 @@ class Gated:
                 f"row_widths {widths} must ascend from 1 to at least {self.num_nodes}, the nodes "
                 "of this drafter; run `specjax tune machine` again"
             )
-        if len(self.costs) != len(widths) or min(*self.costs, self.expected + 1) <= 0:
+        if len(self.costs) != len(widths) or not are_costs(self.costs):
             raise SpecjaxError(
-                f"costs {self.costs} must be positive, one for each of row_widths {widths}, and "
-                f"expected {self.expected} at least 0; run `specjax tune machine` again"
+                f"costs {self.costs} must be finite and positive, one for each of row_widths "
+                f"{widths}; run `specjax tune machine` again"
             )
+        for name, value, least in (
+            ("expected", self.expected, 0),
+            ("asked_cost", self.asked_cost, 1),
+        ):
+            if not (isfinite(value) and value >= least):
+                raise SpecjaxError(
+                    f"{name} {value} must be finite and at least {least}; run `specjax tune "
+                    "machine` again"
+                )
 
     @property
     def taps(self) -> Taps:
@@ -127,12 +132,24 @@ class Gated:
     def max_depth(self) -> int:
         return self.inner.max_depth
 
-    @property
-    def pass_costs(self) -> tuple[tuple[int, float], ...]:
-        """Width and cost of each pass that the loop compiles: the last holds `num_nodes`."""
-        pairs = list(zip(self.row_widths, self.costs, strict=True))
+    def pass_costs(self, batch: int = 1) -> tuple[tuple[int, float], ...]:
+        """Width of each pass that the loop compiles, and the cost of its round for `batch` texts.
+
+        The last holds `num_nodes`.
+        """
+        pairs = [
+            (width, self._cost(width, cost, batch))
+            for width, cost in zip(self.row_widths, self.costs, strict=True)
+        ]
         narrower = [pair for pair in pairs if pair[0] < self.num_nodes]
         return (*narrower, (self.num_nodes, pairs[len(narrower)][1]))
+
+    def _cost(self, width: int, cost: float, batch: int) -> float:
+        """Of a round with passes of that width, in plain steps of `batch` texts."""
+        if self.row_costs is None:
+            return cost
+        of_pass = self.row_costs.at
+        return (cost - of_pass(width) + of_pass(batch * width)) / of_pass(batch)
 
     def check(self, config: LlamaConfig, params: Any) -> None:
         self.inner.check(config, params)
@@ -140,21 +157,8 @@ class Gated:
     def init(
         self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> GateState:
-        batch = prompt.length.shape[0]
-        none = jnp.zeros((batch,), jnp.int32)
-        return GateState(
-            inner=self.inner.init(params, prompt, prefill, num_slots),
-            accepted=jnp.full((batch,), PRIOR_WEIGHT * self.expected, jnp.float32),
-            observed=jnp.full((batch,), PRIOR_WEIGHT, jnp.float32),
-            shadow=jnp.zeros((batch, self.num_nodes - 1), jnp.int32),
-            shadow_length=none,
-            num_true=none,
-            wait=jnp.zeros((), jnp.int32),
-            pause=jnp.zeros((), jnp.int32),
-            debt=jnp.zeros((), jnp.float32),
-            is_finished=jnp.zeros((batch,), bool),
-            is_open=jnp.ones((), bool),
-        )
+        inner = self.inner.init(params, prompt, prefill, num_slots)
+        return first_state(inner, prompt.length.shape[0], self.num_nodes - 1, self.expected)
 
     def propose(
         self, params: Params, state: GateState, context: Context, draw: Draw
@@ -189,13 +193,14 @@ class Gated:
             return self.inner.update(params, inner, outcome)
 
         has_committed = outcome.context.length - 1 > outcome.root_slot
-        if _has_shadows(params, outcome.tree):
+        has_shadows = _has_shadows(params, outcome.tree)
+        if has_shadows:
             state = replace(state, inner=learn(outcome, state.inner))
-            state = _observe(state, outcome, has_committed)
+            state = observe(state, outcome, has_committed)
         else:
             inner = if_in_place(state.is_open, learn, outcome, state.inner)
             state = replace(state, inner=inner)
-        debt = self._debt(state, outcome)
+        debt = self._debt(state, outcome, has_shadows)
         is_open = state.is_open & (debt <= PATIENCE)
         return replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
 
@@ -207,36 +212,46 @@ class Gated:
 
     def _width(self, state: GateState, num_valid: Int[Array, " B"]) -> Int[Array, ""]:
         """Which drafts are let through: those with so many nodes at most. 1: none."""
-        widths, costs = map(np.array, zip(*self.pass_costs[1:], strict=True))
+        (_, plain), *drafting = self.pass_costs(num_valid.shape[0])
+        widths, costs = map(np.array, zip(*drafting, strict=True))
         fits = (num_valid[None, :] > 1) & (num_valid[None, :] <= widths[:, None])
-        expected = jnp.where(fits, _expected(state)[None, :], 0.0)
+        expected = jnp.where(fits, state.expected[None, :], 0.0)
         expected = jnp.where(state.is_finished[None, :], 0.0, expected)
-        tokens = 1 + jnp.sum(expected, axis=1) / _num_active(state)
+        tokens = 1 + jnp.sum(expected, axis=1) / state.num_active
         best = jnp.argmax(tokens / jnp.asarray(costs, jnp.float32))
-        gain = tokens[best] - jnp.asarray(1 + costs - self.costs[0], jnp.float32)[best]
+        gain = tokens[best] - jnp.asarray(1 + costs - plain, jnp.float32)[best]
         pays = gain > CAUTION * jnp.maximum(state.debt, 0)
         return jnp.where(pays, jnp.asarray(widths, jnp.int32)[best], 1)
 
-    def _debt(self, state: GateState, outcome: Outcome) -> Float[Array, ""]:
+    def _debt(self, state: GateState, outcome: Outcome, has_shadows: bool) -> Float[Array, ""]:
         """What the rounds so far have lost to plain decoding, this one included."""
         num_valid = outcome.tree.num_valid()
-        widths, costs = map(np.array, zip(*self.pass_costs, strict=True))
+        batch = num_valid.shape[0]
+        widths, costs = map(np.array, zip(*self.pass_costs(batch), strict=True))
         at = jnp.sum(jnp.max(num_valid) > widths[:-1])
-        loss = jnp.asarray(costs - self.costs[0], jnp.float32)[at]
+        loss = jnp.asarray(costs - costs[0], jnp.float32)[at]
         accepted = jnp.where(state.is_finished, 0, outcome.verification.num_accepted)
-        settled = state.debt + loss - jnp.sum(accepted) / _num_active(state)
-        forgiven = jnp.minimum(state.debt, jnp.maximum(state.debt - FORGIVEN, 0))
-        return jnp.where(at > 0, jnp.maximum(settled, -MOST_CREDIT), forgiven)
+        settled = state.debt + loss - jnp.sum(accepted) / state.num_active
+        if has_shadows:
+            credit = MOST_CREDIT
+            without_draft = jnp.minimum(state.debt, jnp.maximum(state.debt - FORGIVEN, 0))
+        else:
+            credit = MOST_LASTING_CREDIT
+            asked = self._cost(1, self.asked_cost, batch) - 1
+            without_draft = state.debt + jnp.where(state.is_open, asked, 0)
+        return jnp.where(at > 0, jnp.maximum(settled, -credit), without_draft)
 
 
 def assumed(inner: Drafter, platform: str) -> Gated:
     """The gate of a machine that has not been measured.
 
-    The costs are those of wide layers on two cores; elsewhere rows are taken to cost little.
+    The costs are those of wide layers on two cores; elsewhere rows are taken to cost little. What
+    drafting takes beside the passes is taken to be nothing.
     """
     known = {1: 1.0, 8: 2.3, 24: 2.9, 64: 4.5} if platform == "cpu" else {1: 1.0, 64: 1.1}
-    cost = float(np.interp(inner.num_nodes, list(known), list(known.values())))
-    return Gated(inner, (1, inner.num_nodes), (1.0, cost), expected=2.0)
+    row_costs = RowCosts(tuple(known), tuple(known.values()))
+    costs = (1.0, row_costs.at(inner.num_nodes))
+    return Gated(inner, (1, inner.num_nodes), costs, expected=2.0, row_costs=row_costs)
 
 
 def _has_shadows(params: Params, tree: DraftTree) -> bool:
@@ -252,48 +267,4 @@ def _root_only(shape: DraftTree, root: Int[Array, " B"]) -> DraftTree:
         tokens=tree.tokens.at[:, 0].set(root),
         parents=tree.parents.at[:, 0].set(NO_PARENT),
         valid=tree.valid.at[:, 0].set(True),
-    )
-
-
-def _num_active(state: GateState) -> Float[Array, ""]:
-    return jnp.maximum(jnp.sum(~state.is_finished, dtype=jnp.float32), 1)
-
-
-def _expected(state: GateState) -> Float[Array, " B"]:
-    """Tokens that the next draft of each row is expected to have accepted."""
-    so_far = KEPT * state.accepted + 2 * state.num_true
-    with_shadow = so_far / (KEPT * state.observed + 1)
-    with_shadow = jnp.where(state.shadow_length > 0, with_shadow, 0)
-    return jnp.maximum(state.accepted / state.observed, with_shadow)
-
-
-def _observe(state: GateState, outcome: Outcome, has_committed: Bool[Array, " B"]) -> GateState:
-    """Counts what was drafted, and shadows that are decided or overtaken by a draft.
-
-    A row that drafts nothing commits one token.
-    """
-    drafted = outcome.tree.num_valid() > 1
-    at = jnp.minimum(state.num_true, state.shadow.shape[1] - 1)[:, None]
-    next_token = jnp.take_along_axis(state.shadow, at, axis=1)[:, 0]
-    is_compared = (state.shadow_length > 0) & ~drafted & has_committed
-    is_true = is_compared & (outcome.context.root == next_token)
-    num_true = state.num_true + is_true
-    ends = (state.shadow_length > 0) & (drafted | (is_compared & ~is_true))
-    ends = ends | (is_true & (num_true == state.shadow_length))
-    accepted, observed = state.accepted, state.observed
-    for counts, tokens in ((ends, num_true), (drafted, outcome.verification.num_accepted)):
-        accepted = jnp.where(counts, KEPT * accepted + tokens, accepted)
-        observed = jnp.where(counts, KEPT * observed + 1, observed)
-    is_promising = jnp.any(is_true | (drafted & (outcome.verification.num_accepted > 0)))
-    is_useless = jnp.any(ends & (num_true == 0))
-    longer = jnp.where(is_useless, jnp.minimum(2 * state.pause + 1, LONGEST_PAUSE), state.pause)
-    pause = jnp.where(is_promising, 0, longer)
-    return replace(
-        state,
-        accepted=accepted,
-        observed=observed,
-        shadow_length=jnp.where(ends, 0, state.shadow_length),
-        num_true=jnp.where(ends, 0, num_true),
-        pause=pause,
-        wait=jnp.where(is_promising | is_useless, pause, state.wait),
     )
