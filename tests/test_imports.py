@@ -64,7 +64,7 @@ RULES = {
     "training.*": ("", "training", "chat", "documents", *MODELS),
     "decoding.drafters.__init__": ("decoding.drafters", "decoding.drafter", *MODELS),
     "decoding.drafters.parallel_spec": ("decoding.drafters.eagle", *DRAFTER),  # for its tree
-    "decoding.drafters.auto": ("decoding.branches", *DRAFTER),
+    "decoding.drafters.auto": ("decoding.branches", "decoding.drafters.gate_state", *DRAFTER),
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
     "decoding.generate": ("decoding.round", "decoding.request", *ROUND),

@@ -16,20 +16,28 @@ from specjax.decoding.drafter import Context, Draw, Params, Proposal
 from specjax.decoding.drafters import check_settings
 from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.length_rules import Fixed
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.prompt import from_ids
 from specjax.decoding.round import pass_widths
+from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.tree import chain
 from specjax.drafting import auto_choice, load_drafter
 from specjax.errors import SpecjaxError
 from specjax.hub import Target
+from specjax.models import pass_costs
+from specjax.models.llama import Llama
+from specjax.models.outputs import ModelOutput
+from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import Tuned, fingerprint, write_tuned
 from tests.decoding.tiny import Oracle, Stateless, prompt, target
 
 NEW_TOKENS = 120
 WIDTHS, COSTS = (1, 5), (1.0, 2.5)
-DEVICE = jax.devices()[0].device_kind
+MACHINE = machine_of(target()[1])
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -63,6 +71,15 @@ class CountedOracle(Oracle):
         return state
 
 
+@dataclass(frozen=True)
+class CountedDraft(DraftModel):
+    """Counts in the same way."""
+
+    def propose(self, params: Params, state, context: Context, draw: Draw):
+        jax.debug.callback(lambda: CALLS.append("propose"))
+        return super().propose(params, state, context, draw)
+
+
 CALLS: list[str] = []
 
 
@@ -89,12 +106,15 @@ def whole_texts(batch: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(row + [0] * (longest - len(row))) for row in rows)
 
 
-def rounds_of(drafter) -> list[tuple[int, int]]:
-    """Text length before each round of the first prompt, and how many tokens it drafted."""
+def rounds_of(drafter, known=None) -> list[tuple[int, int]]:
+    """Text length before each round of the first prompt, and how many tokens it drafted.
+
+    The text is that of plain decoding.
+    """
     model, params = target()
     lengths, drafted = [0], [0]
     for part in stream(
-        Params(params),
+        Params(params, known),
         prompt(1),
         jax.random.key(1),
         target=model,
@@ -104,7 +124,9 @@ def rounds_of(drafter) -> list[tuple[int, int]]:
     ):
         lengths.append(int(part.length[0]))
         drafted.append(int(part.stats.drafted[0]))
+        tokens = part.tokens[0].tolist()
     start = int(prompt(1).length[0])
+    assert tuple(tokens) == whole_texts(1)[0][start:]
     return [(start + at, n) for at, n in zip(lengths, np.diff(drafted).tolist(), strict=False)]
 
 
@@ -179,11 +201,45 @@ def test_a_shut_gate_does_not_ask_a_drafter_with_params(wrong_every):
         assert rounds == drafted == NEW_TOKENS // 5
 
 
+def test_to_be_asked_for_nothing_is_a_loss_and_gains_are_remembered_against_it():
+    """The target drafts for itself, perfectly, as long as it has positions: then the gate shuts."""
+    model, params = target()
+    longest = 64
+    draft = Llama(replace(model.config, max_position_embeddings=longest))
+    inner = CountedDraft(draft, Fixed(4), max_length=4)
+    gate = Gated(inner, WIDTHS, (1.0, 1.0), expected=4.0, asked_cost=4.0)
+    CALLS.clear()
+    rounds = rounds_of(gate, {"draft": params, "rule": None})
+    jax.effects_barrier()
+    drafting = [at for at, n in rounds if n]
+    assert all(at <= longest for at in drafting)
+    assert len(drafting) < len(rounds) - 20
+    # More than 30 tokens were gained, 30 are remembered; each further round loses 3 steps, and a
+    # loss of more than 3 is too much.
+    assert CALLS.count("propose") == len(drafting) + (30 + 3) // 3 + 1
+
+
 def test_the_loop_compiles_the_widths_that_the_gate_says():
     gate = Gated(PromptLookup(num_tokens=20), (1, 4, 24, 64), (1.0, 1.5, 2.0, 4.0), 3.0)
     assert pass_widths(gate, gate.num_nodes) == [1, 4, 21]
-    assert gate.pass_costs == ((1, 1.0), (4, 1.5), (21, 2.0))
+    assert gate.pass_costs() == gate.pass_costs(8) == ((1, 1.0), (4, 1.5), (21, 2.0))
     assert pass_widths(PromptLookup(num_tokens=20), 21) == [1, 8, 21]
+
+
+def test_a_batch_pays_for_its_own_rows():
+    """One text would draft, at 1.5 steps a round; for four texts that pass is 10 times as dear."""
+    row_costs = RowCosts((1, 5, 10), (1.0, 1.0, 4.0))
+    inner = Knows(whole_texts(1) * 4)
+    gate = Gated(inner, WIDTHS, (1.0, 1.5), expected=2.0, row_costs=row_costs)
+    assert gate.pass_costs() == ((1, 1.0), (5, 1.5))
+    assert gate.pass_costs(4) == ((1, 1.0), (5, 1.5 - 1.0 + 10.0))
+    assert gate.pass_costs(10) == ((1, 1.0), (5, pytest.approx((1.5 - 1.0 + 28.0) / 4.0)))
+    params = Params(target()[1])
+    given = from_ids([whole_texts(1)[0][:20]] * 4, bucket=32)
+    state = gate.init(params, given, ModelOutput(None, None, None), 64)
+    draw = Draw(row_keys(jax.random.key(0), 4), given.length, Sampling())
+    tree = gate.propose(params, state, Context(given.tokens, given.length), draw)[0].tree
+    assert tree.num_valid().tolist() == [1] * 4
 
 
 @pytest.mark.parametrize(
@@ -194,8 +250,12 @@ def test_the_loop_compiles_the_widths_that_the_gate_says():
         ({"row_widths": (1, 10), "costs": (1.0, 2.0)}, "to at least 11"),
         ({"row_widths": (2, 11), "costs": (1.0, 2.0)}, "must ascend from 1"),
         ({"costs": (1.0,)}, "one for each"),
-        ({"costs": (1.0, 0.0)}, "must be positive"),
-        ({"expected": -1.0}, "at least 0"),
+        ({"costs": (1.0, 0.0)}, "must be finite and positive"),
+        ({"costs": (1.0, float("nan"))}, "must be finite and positive"),
+        ({"costs": (1.0, float("inf"))}, "must be finite and positive"),
+        ({"expected": -1.0}, "expected -1.0 must be finite and at least 0"),
+        ({"expected": float("nan")}, "expected nan must be finite"),
+        ({"asked_cost": 0.9}, "asked_cost 0.9 must be finite and at least 1"),
     ],
 )
 def test_a_gate_that_makes_no_sense_is_refused(fields, message):
@@ -203,16 +263,27 @@ def test_a_gate_that_makes_no_sense_is_refused(fields, message):
         replace(assumed(PromptLookup(), "cpu"), **fields)
 
 
+@pytest.mark.parametrize(
+    "widths, costs",
+    [((2, 4), (1.0, 1.0)), ((1, 4), (2.0, 1.0)), ((1,), (1.0, 2.0)), ((1, 4), (1.0, np.nan))],
+)
+def test_costs_of_passes_that_cannot_be_are_refused(widths, costs):
+    with pytest.raises(SpecjaxError, match=r"cannot cost .*; run `specjax tune machine` again"):
+        RowCosts(widths, costs)
+
+
 # ---- What load_drafter makes of a tuned file ---------------------------------------------------
 
 CHOICE = {
-    "device": DEVICE,
+    "device": MACHINE,
     "method": "pld",
     "settings": {"num_tokens": 7},
     "source": None,
     "row_widths": (1, 8),
     "costs": (1.0, 1.9),
     "expected": 4.5,
+    "asked_cost": 1.1,
+    "row_costs": {"widths": (1, 8), "costs": (1.0, 1.5)},
 }
 
 
@@ -230,25 +301,43 @@ def load(tmp_path):
     return load
 
 
-def test_what_was_tuned_on_this_device_is_loaded(load):
+def test_what_was_tuned_on_this_machine_is_loaded(load):
     drafter, params = load(partial(load_drafter, "auto"))
-    assert drafter == Gated(PromptLookup(num_tokens=7), (1, 8), (1.0, 1.9), 4.5)
+    costs = (1.0, 1.9), 4.5, 1.1, RowCosts((1, 8), (1.0, 1.5))
+    assert drafter == Gated(PromptLookup(num_tokens=7), (1, 8), *costs)
     assert params is None
-    assert str(load(auto_choice)) == "auto is pld (num_tokens=7), as tuned on this device"
+    assert str(load(auto_choice)) == "auto is pld (num_tokens=7), as tuned on this machine"
     assert load(partial(load_drafter, "auto"), method="plain", settings={})[0] == Autoregressive()
 
 
 def test_what_was_tuned_elsewhere_is_not_used(load):
-    drafter, _ = load(partial(load_drafter, "auto"), device="another chip")
+    elsewhere = {"device": "another chip, bfloat16"}
+    drafter, _ = load(partial(load_drafter, "auto"), **elsewhere)
     assert drafter == assumed(PromptLookup(), "cpu")
-    told = str(load(auto_choice, device="another chip"))
-    assert told.startswith(f"auto is pld, tuned on another chip, not on this {DEVICE}: `specjax")
+    told = str(load(auto_choice, **elsewhere))
+    expected = f"auto is pld, tuned on another chip, bfloat16 and not on this, {MACHINE}: `specjax"
+    assert told.startswith(expected)
+
+
+def test_a_machine_is_its_cores_and_the_dtype(monkeypatch):
+    monkeypatch.setattr(pass_costs, "num_cores", lambda: 3)
+    halves = {"embed_tokens": {"weight": jnp.zeros((2, 2), jnp.bfloat16)}}
+    assert machine_of(halves) == "cpu, 3 cores, bfloat16"
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"costs": 3}, "is damaged"),
+        (
+            {"method": "auto"},
+            "is damaged .*the method cannot be 'auto'.*run `specjax tune machine`",
+        ),
+        ({"method": "lookahead", "settings": {}}, "is damaged .*the method cannot be 'lookahead'"),
+        ({"method": ["pld"]}, "is damaged"),
+        ({"row_costs": {"widths": [1]}}, "is damaged"),
+        ({"row_costs": {"widths": [1, 8], "costs": [1, 0.5]}}, "cannot load pld.* cannot cost"),
+        ({"costs": (1.0, float("nan"))}, "cannot load pld.* must be finite"),
         ({"settings": {"nope": 1}}, "has no setting 'nope'; .*run `specjax tune machine` again"),
         ({"method": "nope"}, "cannot load nope"),
         ({"row_widths": (1, 4)}, "at least 8"),

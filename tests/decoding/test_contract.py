@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 
 import chex
 import jax
@@ -150,7 +151,7 @@ def test_says_what_plain_decoding_says(name, sampling, batch):
     "name",
     [
         *("plain", "pld-plus", "lookahead", "rest", "always", "tree"),
-        *("eagle2", "medusa", "hydra-prefix", "parallel-eagle"),
+        *("eagle2", "medusa", "hydra-prefix", "parallel-eagle", "auto-eagle2"),
     ],
 )
 def test_ends_after_the_first_eos(name, sampling):
@@ -163,8 +164,9 @@ def test_ends_after_the_first_eos(name, sampling):
     np.testing.assert_array_equal(out.tokens, expected)
 
 
-@pytest.mark.parametrize("new_tokens", [1, 10, 15])
-@pytest.mark.parametrize("name", ["plain", "always", "tree"])
+@pytest.mark.parametrize(
+    "name, new_tokens", [*product(("plain", "always", "tree"), (1, 10, 15)), ("auto", 10)]
+)
 def test_ends_at_max_new_tokens_in_the_middle_of_a_path(name, new_tokens):
     tokens, _ = truth("greedy", 3)
     out = generate(name, "greedy", 3, new_tokens=new_tokens)
@@ -205,6 +207,22 @@ def test_stats_add_up(name):
     assert (out.stats.drafted >= out.length - out.stats.rounds).all()
 
 
+def test_gates_let_some_rounds_draft_and_others_not():
+    shut, gated, free = (
+        generate(name, "greedy", 3).stats for name in ("auto-eagle2", "auto", "pld")
+    )
+    nodes = EAGLE2.num_nodes - 1
+    assert (shut.drafted > 0).all()
+    assert (shut.drafted <= 11 * nodes).all(), "each round loses 0.3 steps, 3 are too many"
+    assert (shut.rounds == NEW_TOKENS).all()
+    length = PromptLookup().num_tokens
+    assert (gated.drafted % length == 0).all(), "it drafts so much or nothing"
+    num_drafting = gated.drafted // length
+    assert (num_drafting > 10).all()
+    assert (num_drafting < gated.rounds // 2).all()
+    assert (num_drafting < free.drafted // length // 2).all()
+
+
 @pytest.mark.parametrize("name, rope", [("plain", "dynamic"), ("pld-plus", "default")])
 def test_a_row_of_a_batch_equals_its_prompt_alone(name, rope):
     """Also with a dynamic RoPE, which depends on how long a text may become: 45 to 70 tokens."""
@@ -228,7 +246,8 @@ def test_a_row_of_a_batch_equals_its_prompt_alone(name, rope):
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds_per_call"), [("pld-plus", 1), ("pld-plus", 5), ("parallel-medusa", 5)]
+    ("name", "rounds_per_call"),
+    [("pld-plus", 1), ("pld-plus", 5), ("parallel-medusa", 5), ("auto", 5)],
 )
 def test_streaming_says_the_same(name, rounds_per_call):
     model, params = target()

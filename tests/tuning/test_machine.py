@@ -3,19 +3,26 @@
 from dataclasses import replace
 from itertools import combinations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.bench.measure import PLAIN, Request, Sample, Text
 from specjax.decoding.drafters.auto import Gated
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.drafting import load_drafter
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.drafting import TUNED_HEAD, load_drafter
 from specjax.hub import Target
-from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.heads.medusa_files import save_medusa
+from specjax.models.pass_costs import RowCosts, machine_of
+from specjax.tuned import Tuned, fingerprint, params_fingerprint, read_tuned, write_tuned
 from specjax.tuning import costs as costs_module
 from specjax.tuning import machine, observation
 from specjax.tuning.candidates import COPIED, Family, families
-from specjax.tuning.costs import RowCosts, choose_widths, measure_row_costs
+from specjax.tuning.costs import choose_widths, measure_row_costs
 from specjax.tuning.machine import Result, best_of, result_of, settings_of, tune_machine
 from specjax.tuning.observation import Observed, Round, cut
 from specjax.tuning.prediction import (
@@ -137,6 +144,7 @@ def test_the_predicted_speed_is_that_of_writing_it(is_sequential):
         cost = CPU.at(size + 1) + 0.1 * (size if is_sequential else 1)
         assert each.speed == pytest.approx(100 / len(rounds) / cost)
         assert each.costs == pytest.approx((1.0, *[cost] * (len(each.row_widths) - 1)))
+        assert each.asked_cost == pytest.approx(1.1)
 
 
 def test_rounds_without_a_draft_cost_little_and_count():
@@ -162,7 +170,7 @@ def test_half_the_misses_are_granted_to_a_tree():
 
 
 def candidate(method: str, num_nodes: int, speed: float) -> Candidate:
-    return Candidate(method, {}, None, num_nodes, 2.0, 1.0, (1, num_nodes), (1.0, 2.0), speed)
+    return Candidate(method, {}, None, num_nodes, 2.0, 1.0, (1, num_nodes), (1.0, 2.0), 1.1, speed)
 
 
 def test_finalists_are_few_and_differ():
@@ -183,8 +191,6 @@ def test_a_tie_with_plain_decoding_is_plain_decoding():
     assert best_of([result(1.02), result(0.7)]) is None
     faster = result(1.3)
     assert best_of([result(1.2), faster, result(1.1)]) is faster.candidate
-    plain = settings_of(None)
-    assert (plain["method"], plain["row_widths"], plain["costs"]) == ("plain", (1,), (1.0,))
 
 
 def sample(method: str, number: int, repeat: int, seconds: float) -> Sample:
@@ -277,6 +283,54 @@ def test_a_small_target_is_tuned_and_the_file_read(serving, tmp_path):
     assert isinstance(drafter, Gated)
     assert drafter.row_widths == found["row_widths"]
     assert drafter.num_nodes == measured.candidate.num_nodes
+
+
+def test_nothing_that_pays_is_plain_decoding(serving, tmp_path):
+    path, target = tmp_path / "specjax.json", serving.target
+    found = settings_of(None, serving, CPU)
+    assert (found["method"], found["device"]) == ("plain", machine_of(target.params))
+    write_tuned(path, Tuned({machine.AUTO: found}), fingerprint(target.config, target.params))
+    assert load_drafter("auto", target, tuned=path) == (Autoregressive(), None)
+
+
+def test_a_choice_stands_whatever_is_tuned_for_its_method_later(serving, tmp_path):
+    """What is tuned beside the target is written into the choice, wherever that is kept."""
+    target = replace(serving.target, name=str(tmp_path))
+    owner = fingerprint(target.config, target.params)
+    beside, other = tmp_path / "specjax.json", tmp_path / "other.json"
+    write_tuned(beside, Tuned({"pld-plus": {"layer": 2, "num_tokens": 9}}), owner)
+    found = Candidate(
+        "pld-plus", {"num_tokens": 3}, None, 4, 2.0, 1.0, (1, 4), (1.0, 2.0), 1.1, 2.0
+    )
+    kept = settings_of(found, replace(serving, target=target), CPU)
+    assert kept["settings"] == {"layer": 2, "num_tokens": 3}
+    for tuned in ({}, {"pld-plus": {"layer": 0, "num_tokens": 5, "min_similarity": 0.9}}):
+        write_tuned(beside, Tuned(tuned), owner)
+        write_tuned(other, Tuned({**tuned, machine.AUTO: kept}), owner)
+        drafter, _ = load_drafter("auto", target, tuned=other)
+        assert drafter == Gated(
+            PromptLookupPlus(layer=2, num_tokens=3), (1, 4), (1.0, 2.0), 1.0, 1.1, CPU
+        )
+
+
+def test_a_choice_with_a_head_holds_what_was_tuned_for_that_head(serving, tmp_path):
+    target = replace(serving.target, name=str(tmp_path))
+    heads = MedusaHeads(MedusaConfig.for_target(target.config, num_heads=2))
+    lm_head = jax.random.normal(jax.random.key(0), (40, 32))
+    about = {"target": target.config, "target_params": target.params, "layout": "specjax"}
+    params = heads.initialise(jax.random.key(0), lm_head=lm_head)
+    save_medusa(tmp_path / "head", heads, params, jnp.float32, **about)
+    tuned = {"choices": ((0,), (1,), (0, 0)), TUNED_HEAD: params_fingerprint(params)}
+    owner = fingerprint(target.config, target.params)
+    write_tuned(tmp_path / "specjax.json", Tuned({"medusa": tuned}), owner)
+    widths = (1, 4), (1.0, 2.0)
+    found = Candidate("medusa", {}, str(tmp_path / "head"), 4, 2.0, 1.0, *widths, 1.1, 2.0)
+    kept = settings_of(found, replace(serving, target=target), CPU)
+    assert kept["settings"] == {"choices": ((0,), (1,), (0, 0))}
+    write_tuned(tmp_path / "other.json", Tuned({machine.AUTO: kept}), owner)
+    drafter, _ = load_drafter("auto", target, tuned=tmp_path / "other.json")
+    assert isinstance(drafter, Gated)
+    assert drafter.num_nodes == 4
 
 
 def test_wide_passes_are_measured_within_the_cache(serving):
