@@ -40,7 +40,7 @@ def target():
     """Torch on one core: tests run side by side, and its threads would wait for each other."""
     pytest.importorskip("torch")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers_module, "_num_cores", lambda: 1)
+        patch.setattr(peers_module, "num_cores", lambda: 1)
         yield tiny(0)
 
 
