@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import jax
+
 from specjax.bench.about import about
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.bench.contestants import OwnMethod, make_contestants
@@ -67,6 +69,7 @@ def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[
         try:
             for stage in bench.stages:
                 bench.measure(stage)
+                jax.clear_caches()  # a process may hold only so many compiled programs
         finally:
             rows = bench.conclude()
         if options.trace:

@@ -217,9 +217,8 @@ def _stage(
 
 
 def _traces(contestants: Sequence[OwnMethod], requests: Sequence[Request]) -> dict[str, Trace]:
-    """Rounds of some methods on the first prompt of each kind."""
-    first = {request.kind: request for request in reversed(requests)}
-    prompts = [request.ids for request in first.values()]
+    """Rounds of some methods on the first and the last prompt."""
+    prompts = [requests[0].ids, requests[-1].ids]
     return {each.name: each for each in trace(contestants, prompts)}
 
 
