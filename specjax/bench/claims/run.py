@@ -210,6 +210,7 @@ def _stage(
     runs = measure(own, batches, num_runs)
     count = len(own) * len(batches) * num_runs
     found = list(watched(runs, f"{title}: measuring", count))
+    jax.clear_caches()  # a process may hold only so many compiled programs
     judge = NearTies(target, Sampling(temperature), options.seed, options.max_new_tokens)
     rows = summarise(found, programs, judge, temperature)
     by_name = {name: [each for each in found if each.method == name] for name in contestants}
@@ -219,7 +220,9 @@ def _stage(
 def _traces(contestants: Sequence[OwnMethod], requests: Sequence[Request]) -> dict[str, Trace]:
     """Rounds of some methods on the first and the last prompt."""
     prompts = [requests[0].ids, requests[-1].ids]
-    return {each.name: each for each in trace(contestants, prompts)}
+    found = {each.name: each for each in trace(contestants, prompts)}
+    jax.clear_caches()
+    return found
 
 
 def foretold_by_prompt(target: Target, plain: Sequence[Sample]) -> PerPrompt:
