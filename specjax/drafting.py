@@ -1,34 +1,27 @@
 """Load a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from specjax.auto_choice import AutoChoice, read_choice
-from specjax.datastore import load_datastore, tokenizer_fingerprint
-from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters import METHODS, check_settings, make_drafter
 from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.draft_model import DraftModelSettings
+from specjax.drafter_parts import part_of, pocket_part
 from specjax.errors import SpecjaxError
 from specjax.files import cache_folder, expand_user
-from specjax.hub import HUB_ID, POCKET, Target, head_folder, load, pocket_folder
-from specjax.models.checkpoint import CHECKPOINTS
-from specjax.models.heads.files import HEAD, check_owner
-from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
+from specjax.hub import HUB_ID, POCKET, Target, pocket_folder
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
 TUNED_DRAFT, TUNED_HEAD = "draft", "head"
-MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
 def load_drafter(
@@ -56,7 +49,7 @@ def load_drafter(
     check_settings(method, settings)
     if method == "auto":
         return _auto(target, source, tuned)
-    part = _part_of(method, target, source)
+    part = part_of(method, target, source)
     known = _tuned_for(method, target, part, tuned, settings)
     return _build(method, target, source, part, {**known, **settings})
 
@@ -71,7 +64,7 @@ def whole_settings(
     """
     if not _tuned_settings(method, target, None):
         return dict(given)
-    part = _part_of(method, target, source)
+    part = part_of(method, target, source)
     return {**_tuned_for(method, target, part, None, given), **given}
 
 
@@ -96,7 +89,7 @@ def _auto(
     settings = dict(choice.settings)  # all of them: what is tuned for the method may have changed
     try:
         check_settings(choice.method, settings)
-        part = _part_of(choice.method, target, choice.source)
+        part = part_of(choice.method, target, choice.source)
         drafter, params = _build(choice.method, target, choice.source, part, settings)
         if not choice.is_tuned:
             return assumed(drafter, jax.default_backend()), params
@@ -143,77 +136,6 @@ def _known_file(name: str) -> Path | None:
         return None
 
 
-def load_draft(target: Target, source: str | Path | None = None) -> Target:
-    """A draft model for `target`, in the dtype of its params.
-
-    Raises:
-        SpecjaxError: if there is no such model, or its tokens are not the target's.
-    """
-    dtype = target.params["embed_tokens"]["weight"].dtype
-    draft = load(_source_of("draft-model", target, source), dtype=dtype)
-    _check_same_tokens(target, draft)
-    return draft
-
-
-def find_head(source: str | Path, kind: str | None = None) -> Path:
-    """The folder of a head: this one, that within a finished run, or the copy of a hub id.
-
-    Args:
-        source: the folder of a head, that of a run of `specjax train`, or a hub id.
-        kind: of `models.heads.kinds.KINDS`; if None, any of them.
-
-    Raises:
-        SpecjaxError: if there is no such head, or the run has not finished.
-    """
-    folder = expand_user(source)
-    if (folder / HEAD).is_dir():
-        source = folder / HEAD
-    elif (folder / CHECKPOINTS).is_dir():
-        raise SpecjaxError(
-            f"{folder} is a run that has not finished and has no head yet; repeat its command with "
-            "--resume"
-        )
-    return head_folder(source, kind_in if kind is None else partial(refuse_other_kind, kind=kind))
-
-
-def load_head(
-    source: str | Path, target: Target, dtype: DTypeLike | None = None, kind: str | None = None
-) -> tuple[Any, dict[str, Any]]:
-    """A head for `target`, such as `EagleHead`, and its params.
-
-    Args:
-        source: the folder of a head, that of a run of `specjax train`, or a hub id.
-        target: that the head was trained for.
-        dtype: of the params; by default that of the target's.
-        kind: of `models.heads.kinds.KINDS`; if None, what the folder says.
-
-    Raises:
-        SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
-            another target.
-    """
-    folder = find_head(source, kind)
-    wanted = target.params["embed_tokens"]["weight"].dtype if dtype is None else dtype
-    loaded = KINDS[kind or kind_in(folder)].load(folder, target.config, wanted, progress=True)
-    check_owner(folder, fingerprint(target.config, target.params))
-    return loaded
-
-
-# ---- What methods read -------------------------------------------------------------------------
-
-
-def _part_of(method: str, target: Target, source: str | Path | None) -> Any:
-    """The draft, the head and its params, the datastore, or None."""
-    if method == "draft-model":
-        return load_draft(target, source)
-    if kind := METHODS[method].head:
-        return load_head(_source_of(method, target, source), target, kind=kind)
-    if method == "rest":
-        return _datastore(target, source)
-    if source is not None:
-        raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
-    return None
-
-
 def _tuned_for(
     method: str, target: Target, part: Any, tuned: str | Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -252,14 +174,6 @@ def _build(
     return drafter, params
 
 
-def _datastore(target: Target, source: str | Path | None) -> Any:
-    folder = _source_of("rest", target, source)
-    datastore = load_datastore(folder)
-    if target.tokenizer is not None:
-        datastore.check_tokenizer(tokenizer_fingerprint(target.tokenizer))
-    return datastore_params(datastore)
-
-
 def _draft_model(
     target: Target, source: str | Path | None, draft: Target, settings: DraftModelSettings
 ) -> tuple[Drafter, Any]:
@@ -270,44 +184,9 @@ def _draft_model(
                 "rule 'disco' needs a classifier of this target and draft; make one with `specjax "
                 "train disco` and give its folder: classifier=FOLDER"
             )
-        trained = load_classifier(settings.classifier or _pocket_part("classifier"))
+        trained = load_classifier(settings.classifier or pocket_part("classifier"))
         trained.check_owner(*(fingerprint(each.config, each.params) for each in (target, draft)))
         rule = settings.length_rule(trained.threshold, trained.position)
         rule_params = jax.tree.map(jnp.asarray, trained.params)
     params = {"draft": draft.params, "rule": rule_params}
     return settings.build(draft.model, rule), params
-
-
-def _source_of(method: str, target: Target, source: str | Path | None) -> str | Path:
-    """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
-    row = METHODS[method]
-    if source is None and target.name != POCKET:
-        raise SpecjaxError(
-            f"method {method!r} needs {row.needs}; name a folder"
-            + (" that `specjax datastore build` made" if method == "rest" else " or a hub id")
-        )
-    return _pocket_part(row.part) if source in (None, POCKET) else source
-
-
-def _pocket_part(name: str) -> Path:
-    return pocket_folder().parent / name
-
-
-def _check_same_tokens(target: Target, draft: Target) -> None:
-    """Raises SpecjaxError if the draft's tokens are others; a few added ones may differ."""
-    if draft.config.vocab_size != target.config.vocab_size:
-        raise SpecjaxError(
-            f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
-            f"one of {target.config.vocab_size}; use a draft with the target's tokenizer"
-        )
-    if target.tokenizer is None or draft.tokenizer is None:
-        return
-    known = target.tokenizer.get_vocab()
-    others = [
-        text for text, token in draft.tokenizer.get_vocab().items() if known.get(text) != token
-    ]
-    if len(others) > MOST_OTHER_TOKENS * len(known):
-        raise SpecjaxError(
-            f"draft {draft.name} has another tokenizer: {len(others)} of its tokens, such as "
-            f"{others[0]!r}, are not the target's; use a draft with the target's tokenizer"
-        )

@@ -65,6 +65,21 @@ def writable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def writable_folder(folder: Path) -> Path:
+    """The folder, made if there is none, with its `~` expanded.
+
+    Raises:
+        SpecjaxError: if it cannot be made, or nothing can be written into it.
+    """
+    folder = expand_user(folder)
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    return folder
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object that `path` holds.
 

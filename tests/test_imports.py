@@ -30,7 +30,7 @@ DRAFTER = (
 ROUND = ("decoding.branches", "decoding.verify", "decoding.state", "decoding.drafter", *WORDS)
 UPPER = ("decoding", "training", *MODELS)
 TOP = (
-    *("hub", "drafting", "bench", "tuning", "tuned"),
+    *("hub", "drafting", "drafter_parts", "bench", "tuning", "tuned"),
     *("datastore", "documents", "attribution", "pocket", "chat", "distillation"),
 )
 
@@ -45,9 +45,10 @@ RULES = {
     "cli.*": ("", "cli", *TOP, *UPPER),
     "hub": ("pocket", *MODELS),
     "drafting": (
-        *("auto_choice", "hub", "datastore", "tuned", "decoding.drafters", "decoding.drafter"),
+        *("auto_choice", "drafter_parts", "hub", "tuned", "decoding.drafters", "decoding.drafter"),
         *MODELS,
     ),
+    "drafter_parts": ("hub", "datastore", "tuned", "decoding.drafters", *MODELS),
     "auto_choice": FLOOR,
     "datastore": ("", *MODELS),
     "documents": FLOOR,
@@ -57,8 +58,8 @@ RULES = {
     "distillation": ("hub", "tuned", "chat", *UPPER),
     "tuning.*": ("tuning", "hub", "drafting", "bench", *UPPER),
     "bench.*": (
-        *("", "hub", "drafting", "bench", "pocket", "attribution", "datastore", "distillation"),
-        *("tuned", *UPPER),
+        *("", "hub", "drafting", "drafter_parts", "bench", "pocket", "attribution", "datastore"),
+        *("distillation", "tuned", *UPPER),
     ),
     "pocket.*": ("", "pocket", "datastore", *UPPER),
     "training.*": ("", "training", "chat", "documents", *MODELS),

@@ -9,7 +9,7 @@ import numpy as np
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import BUCKET, from_ids
+from specjax.decoding.prompt import from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.hub import Target
 
@@ -70,7 +70,7 @@ def acceptance(
 ) -> Acceptance:
     """Lets the target continue all prompts with this drafter, several at a time."""
     order = sorted(prompts, key=len)
-    width = -(-max(map(len, order)) // BUCKET) * BUCKET
+    width = padded_length(order)
     total = np.zeros(drafter.max_depth + 2, np.int64)
     for first in range(0, len(order), BATCH):
         rows = list(order[first : first + BATCH])

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,10 +14,11 @@ from specjax.bench.peers import peers
 from specjax.bench.results import Stage
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.generate import finish_loop, start_loop
-from specjax.decoding.prompt import BUCKET, Prompt, from_ids
+from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
-from specjax.drafting import load_draft, load_drafter
+from specjax.drafter_parts import load_draft
+from specjax.drafting import load_drafter
 from specjax.hub import POCKET, Target
 from specjax.tuned import params_fingerprint
 
@@ -57,18 +58,17 @@ class OwnMethod:
 
     def compile(self, prepared: Prepared) -> Program:
         """Compiles prefill and rounds; the calls that follow use the same programs."""
-        num_cached, num_compiled = compilations().num_cached, compilations().num_compiled
         started = time.perf_counter()
-        prefill = start_loop.lower(self.params, *prepared, **self._settings()).compile()
+        prefill = _compiled(start_loop.lower(self.params, *prepared, **self._settings()))
         state = jax.eval_shape(lambda: start_loop(self.params, *prepared, **self._settings()))
-        rounds = finish_loop.lower(
-            self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
-        ).compile()
+        rounds = _compiled(
+            finish_loop.lower(
+                self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
+            )
+        )
         seconds = time.perf_counter() - started
-        peak_bytes = max(map(_peak_bytes, (prefill, rounds)))
-        is_known = compilations().num_compiled < num_compiled + 2  # an earlier stage's prefill
-        is_cached = is_known or compilations().num_cached > num_cached
-        return Program(seconds, is_cached, peak_bytes)
+        peak_bytes = max(prefill.peak_bytes, rounds.peak_bytes)
+        return Program(seconds, prefill.is_cached or rounds.is_cached, peak_bytes)
 
     def start(self, prepared: Prepared) -> LoopState:
         """The state before the first round."""
@@ -122,11 +122,6 @@ def make_contestants(
     return made
 
 
-def padded_length(rows: Sequence[Sequence[int]]) -> int:
-    """The length to which all these prompts are padded."""
-    return -(-max(map(len, rows)) // BUCKET) * BUCKET
-
-
 def _text(found: Generation, row: int) -> Text:
     length = int(found.length[row])
     return Text(
@@ -137,12 +132,19 @@ def _text(found: Generation, row: int) -> Text:
     )
 
 
-def _peak_bytes(program: Any) -> int:
-    """Bytes that a compiled program holds at once: what it is given, returns and needs between."""
-    held = program.memory_analysis()
-    return (
+class _Compiled(NamedTuple):
+    is_cached: bool  # this process had compiled it before, or an earlier one
+    peak_bytes: int  # it holds at once: what it is given, returns and needs between
+
+
+def _compiled(lowered: Any) -> _Compiled:
+    num_compiled, num_cached = compilations().num_compiled, compilations().num_cached
+    held = lowered.compile().memory_analysis()
+    is_known = compilations().num_compiled == num_compiled
+    return _Compiled(
+        is_known or compilations().num_cached > num_cached,
         held.argument_size_in_bytes
         + held.output_size_in_bytes
         - held.alias_size_in_bytes
-        + held.temp_size_in_bytes
+        + held.temp_size_in_bytes,
     )

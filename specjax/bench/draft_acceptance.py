@@ -25,7 +25,7 @@ from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import BUCKET, Prompt, from_ids
+from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError, exit_code
@@ -103,7 +103,7 @@ def _run(options: Options) -> None:
     assert isinstance(drafter, DraftModel)
     tasks = read_tasks(options.tasks, options.limit)
     ids = [token_ids(task, target.require_tokenizer()) for task in tasks]
-    prompt = from_ids(ids, -(-max(map(len, ids)) // BUCKET) * BUCKET)
+    prompt = from_ids(ids)
     models = [(target.model, target.params), (drafter.draft, params["draft"])]
     table = Table("temperature", "1 - TV", box=None)
     for name in ("rejection", "coupled"):

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import arg
 
-from specjax.bench.contestants import OwnMethod, Prepared, padded_length
+from specjax.bench.contestants import OwnMethod, Prepared
 from specjax.bench.measure import PLAIN, Program, Request, Sample, batches_of, measure, warm_up
 from specjax.bench.oracle import (
     OracleLengths,
@@ -39,6 +39,7 @@ from specjax.bench.tasks import read_tasks, token_ids
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic, Oracle
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.drafting import load_drafter

@@ -31,7 +31,7 @@ from specjax.decoding.drafters import check_settings
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
 from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user, writable
+from specjax.files import expand_user, writable, writable_folder
 from specjax.hub import POCKET, Target, load
 
 
@@ -143,9 +143,7 @@ def check(options: Options) -> tuple[Target, list[Request]]:
         raise SpecjaxError(f"--train {options.train!r} cannot be read: {error}") from None
     Sampling(options.temperature)
     check_settings(options.method, tree_of(options))
-    out = expand_user(options.out)
-    with writable(out):
-        out.mkdir(parents=True, exist_ok=True)
+    writable_folder(options.out)
     tasks = read_tasks(options.tasks, options.limit)
     target = load(options.target)
     tokenizer = target.require_tokenizer()

@@ -21,7 +21,7 @@ from rich.table import Table
 from tyro.conf import UseAppendAction
 
 from specjax.bench.acceptance import USELESS, acceptance, advice
-from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Request
 from specjax.bench.run import compare
 from specjax.bench.summary import ALL, Measurement
@@ -30,8 +30,10 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.depth_trees import TreeSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import find_head, load_drafter
+from specjax.drafter_parts import find_head
+from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError, exit_code
 from specjax.files import expand_user
 from specjax.hub import POCKET, Target, load

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.attribution import Scores, forced_sources, is_copied, score
+from specjax.decoding.prompt import from_ids
 from specjax.errors import SpecjaxError
 from specjax.files import readable
 from specjax.models.cache import KVCache
@@ -111,10 +112,8 @@ def hidden_states(
     text: Sequence[int], target: Llama, params: Any, layer: int
 ) -> Float[np.ndarray, "T D"]:
     """The states of one layer at every token."""
-    padded = -(-len(text) // BUCKET) * BUCKET
-    tokens = jnp.asarray([[*text, *[0] * (padded - len(text))]], jnp.int32)
-    length = jnp.array([len(text)], jnp.int32)
-    states = _pass(params, tokens, length, target=target, layer=layer)
+    prompt = from_ids([text], BUCKET)
+    states = _pass(params, prompt.tokens, prompt.length, target=target, layer=layer)
     return np.asarray(states[0, : len(text)], np.float32)
 
 

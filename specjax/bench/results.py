@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from specjax.bench.measure import Batch, Program, Sample, Text
 from specjax.bench.summary import Measurement
 from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable, writable
+from specjax.files import expand_user, read_json, readable, writable, writable_folder
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 ROWS, TEXTS, TRACES = "rows.jsonl", "texts.jsonl", "traces.json"
@@ -106,12 +106,7 @@ def make_folder(folder: Path) -> Path:
     Raises:
         SpecjaxError: if it cannot be written, or holds something else.
     """
-    folder = expand_user(folder)
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{RUN}"
-        probe.touch()
-        probe.unlink()
+    folder = writable_folder(folder)
     others = [
         path for path in folder.iterdir() if not any(map(path.match, (".*", *WRITTEN_BY_OTHERS)))
     ]

@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import UseAppendAction
 
-from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN
 from specjax.bench.rounds import PARTS, figures, trace
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.bench.timeline import draw
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import check_settings
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter

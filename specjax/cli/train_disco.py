@@ -67,7 +67,7 @@ class TrainDisco:
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache
         from specjax.distillation import answers_of
-        from specjax.drafting import load_draft
+        from specjax.drafter_parts import load_draft
         from specjax.files import expand_user
         from specjax.hub import load
         from specjax.models.checkpoint import vacant

@@ -185,7 +185,7 @@ class TrainHead(ABC):
 
     def load_start(self, start: str, target: "Target", kind: str) -> tuple[Any, Any]:
         """The head to start from and its params."""
-        from specjax.drafting import load_head
+        from specjax.drafter_parts import load_head
 
         return load_head(start, target, "float32", kind)
 

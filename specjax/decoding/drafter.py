@@ -161,6 +161,28 @@ class Drafter(Protocol):
         ...
 
 
+class Wrapper:
+    """The sizes of a drafter that lets `inner` draft: those of `inner`."""
+
+    inner: Drafter
+
+    @property
+    def taps(self) -> Taps:
+        return self.inner.taps
+
+    @property
+    def num_nodes(self) -> int:
+        return self.inner.num_nodes
+
+    @property
+    def num_probes(self) -> int:
+        return self.inner.num_probes
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
+
 def refuse_params(drafter: str, params: Any) -> None:
     """Raises SpecjaxError if a drafter without weights is given some: they belong to another."""
     if params is not None:

@@ -1,6 +1,6 @@
 """Prompt: padded token rows with their true lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from specjax.chat import VICUNA, chat_ids
 from specjax.errors import SpecjaxError
 from specjax.pytree import pytree
 
-__all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids"]
+__all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
 
 BUCKET = 64  # prompts are padded to multiples of this, so that few lengths are compiled
 
@@ -32,11 +32,19 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
     if len(ids) == 0:
         raise SpecjaxError("no prompts given; pass at least one row of token ids")
     rows = [_row_of(number, tokens) for number, tokens in enumerate(ids)]
-    longest = max(len(row) for row in rows)
-    padded = np.zeros((len(rows), -(-longest // bucket) * bucket), np.int32)
+    padded = np.zeros((len(rows), padded_length(rows, bucket)), np.int32)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
     return Prompt(jnp.asarray(padded), jnp.asarray([len(row) for row in rows], jnp.int32))
+
+
+def padded_length(rows: Sequence[Sized], bucket: int = BUCKET) -> int:
+    """The length to which `from_ids` pads these prompts; as its `bucket`, one program serves all.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    return -(-max(map(len, rows)) // bucket) * bucket
 
 
 def _row_of(number: int, tokens: Sequence[int]) -> np.ndarray:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.decoding.prompt import from_ids
 from specjax.models.heads.eagle import Stream, embed
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.heads.medusa import MedusaHeads
@@ -49,10 +50,8 @@ def answer_ranks(
     """
     found = []
     for text, prompt_length in texts:
-        padded = -(-len(text) // BUCKET) * BUCKET
-        tokens = np.zeros((1, padded), np.int32)
-        tokens[0, : len(text)] = text
-        ranks = np.asarray(_ranks(params, target_params, jnp.asarray(tokens), head, target))
+        tokens = from_ids([text], BUCKET).tokens
+        ranks = np.asarray(_ranks(params, target_params, tokens, head, target))
         # Slot t stands for a root at t + 1; the first root is the last token of the prompt.
         slots = np.arange(prompt_length - 2, len(text) - 2)
         depths = 1 + np.arange(ranks.shape[1])

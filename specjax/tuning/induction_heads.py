@@ -18,8 +18,7 @@ from specjax.bench.measure import Request
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import BUCKET as PROMPT_BUCKET
-from specjax.decoding.prompt import from_ids
+from specjax.decoding.prompt import from_ids, padded_length
 from specjax.hub import Target
 from specjax.models.cache import KVCache
 from specjax.models.config import LlamaConfig
@@ -35,8 +34,7 @@ def answers(
     target: Target, requests: Sequence[Request], max_new_tokens: int
 ) -> Iterator[tuple[list[int], int]]:
     """Each prompt with the target's own greedy answer, and the prompt's length."""
-    longest = max(len(request.ids) for request in requests)
-    bucket = -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET  # one program for all
+    bucket = padded_length([request.ids for request in requests])
     for request in requests:
         out = speculative_generate(
             Params(target.params),
@@ -98,14 +96,13 @@ def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
 def most_attended(text: Sequence[int], target: Llama, params: Any) -> Int[np.ndarray, "L H T"]:
     """The position that each head looks at most, from every token of the text."""
     config = target.config
-    padded = -(-len(text) // BUCKET) * BUCKET
-    tokens = np.zeros((1, padded), np.int32)
-    tokens[0, : len(text)] = text
+    tokens = from_ids([text], BUCKET).tokens
+    padded = tokens.shape[1]
     dtype = params["embed_tokens"]["weight"].dtype
     cache = KVCache.create(config, 1, padded, dtype, text_length=len(text))
     parts = []
     for start in range(0, len(text), CHUNK):
-        part, cache = _pass(params, jnp.asarray(tokens[:, start : start + CHUNK]), cache, target)
+        part, cache = _pass(params, tokens[:, start : start + CHUNK], cache, target)
         parts.append(np.asarray(part))
     found = np.concatenate(parts, axis=1)[:, : len(text)]
     return found.reshape(config.num_hidden_layers, config.num_attention_heads, -1)

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from specjax.bench.curves import Curve, keep_curve
 from specjax.errors import SpecjaxError
-from specjax.files import writable
+from specjax.files import writable, writable_folder
 
 
 def prepare(folder: Path) -> None:
     """Raises SpecjaxError if there is no matplotlib, or no such folder can be written."""
     if find_spec("matplotlib") is None:
         raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`")
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    writable_folder(folder)
 
 
 def plot(curve: Curve, folder: Path) -> Path:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Request
 from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
 from specjax.hub import Target

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.contestants import OwnMethod
 from specjax.bench.curves import Point
 from specjax.bench.measure import Request, batches_of, measure, warm_up
 from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.hub import Target
 

@@ -32,7 +32,7 @@ from specjax.bench.claims.findings import (
     find,
 )
 from specjax.bench.claims.options import ClaimsOptions
-from specjax.bench.claims.report import HEADER, as_values, make_writable, markdown, show, write
+from specjax.bench.claims.report import HEADER, as_values, markdown, show, write
 from specjax.bench.claims.run import (
     SAMPLED,
     TRACED,
@@ -48,6 +48,7 @@ from specjax.bench.summary import summarise
 from specjax.bench.tasks import Task
 from specjax.cli import main
 from specjax.decoding.drafters import METHODS
+from specjax.files import writable_folder
 from specjax.hub import load
 from specjax.models.config import LlamaConfig
 
@@ -320,7 +321,7 @@ def test_markdown_has_a_table_per_paper_whose_rows_are_equally_long(lines):
 
 
 def test_the_folder_holds_the_findings_and_the_rule(lines, tmp_path, capsys):
-    folder = make_writable(tmp_path / "new" / "claims")
+    folder = writable_folder(tmp_path / "new" / "claims")
     write(folder, lines, ABOUT, [], [{"method": "pld"}])
     values = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
     assert values["claims"] == [as_values(line) for line in lines]

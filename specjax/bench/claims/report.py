@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.claims.findings import NUM_DRAWS, RULE, Line, Verdict
-from specjax.files import expand_user, writable
+from specjax.files import writable
 
 JSON_FILE, MARKDOWN_FILE = "claims.json", "claims.md"
 HEADER = ("claim", "published", "ours", "verdict")
@@ -67,21 +67,6 @@ def markdown(lines: Sequence[Line], about: Mapping[str, Any], alarms: Sequence[s
         table = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
         parts.append("\n".join([f"## {paper}", "", *table]))
     return "\n\n".join(parts) + "\n"
-
-
-def make_writable(folder: Path) -> Path:
-    """The folder, made if there is none.
-
-    Raises:
-        SpecjaxError: if it cannot be written.
-    """
-    folder = expand_user(folder)
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{JSON_FILE}"
-        probe.touch()
-        probe.unlink()
-    return folder
 
 
 def write(

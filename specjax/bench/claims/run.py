@@ -19,9 +19,9 @@ from specjax.bench import draft_lengths
 from specjax.bench.claims import drafts as names
 from specjax.bench.claims.findings import Line, Measured, PerPrompt, find
 from specjax.bench.claims.options import ClaimsOptions
-from specjax.bench.claims.report import make_writable, show, write
+from specjax.bench.claims.report import show, write
 from specjax.bench.claims.table import CLAIMS, EAGLE2_BLIND, HASS_BLIND
-from specjax.bench.contestants import OwnMethod, padded_length
+from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Program, Request, Sample, batches_of, measure, warm_up
 from specjax.bench.progress import watched
 from specjax.bench.report import complaints
@@ -33,9 +33,12 @@ from specjax.bench.ties import NearTies
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import load_draft, load_drafter
+from specjax.drafter_parts import load_draft
+from specjax.drafting import load_drafter
 from specjax.errors import SpecjaxError
+from specjax.files import writable_folder
 from specjax.hub import Target, load, pocket_folder
 from specjax.models.config import LlamaConfig
 from specjax.models.heads.length_classifier import load_classifier
@@ -102,7 +105,7 @@ def run_claims(options: ClaimsOptions) -> list[Line]:
         if value < 1:
             flag = name.replace("_", "-")
             raise SpecjaxError(f"--{flag} {value} must be at least 1: nothing would be measured")
-    folder = None if options.out is None else make_writable(options.out)
+    folder = None if options.out is None else writable_folder(options.out)
     started = time.perf_counter()
     target = load(POCKET)
     requests = requests_of(target, options)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State, Wrapper
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.outputs import ModelOutput
 from specjax.pytree import pytree
 
 CYCLE_ROUNDS = 100  # rounds after which a script begins anew, so hundredths can be asked for
@@ -33,7 +33,7 @@ class ScriptedState:
 
 
 @dataclass(frozen=True)
-class Scripted:
+class Scripted(Wrapper):
     """Lets `inner` draft and learn, and changes its tokens so that a script of them is accepted.
 
     `params.drafter` is a script as `script_of` makes it. The last nodes of a tree are rearranged to
@@ -49,22 +49,6 @@ class Scripted:
     """
 
     inner: Drafter
-
-    @property
-    def taps(self) -> Taps:
-        return self.inner.taps
-
-    @property
-    def num_nodes(self) -> int:
-        return self.inner.num_nodes
-
-    @property
-    def num_probes(self) -> int:
-        return self.inner.num_probes
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
 
     def check(self, config: LlamaConfig, params: Any) -> None:
         if not isinstance(params, dict) or set(params) != {"inner", "text", "pattern"}:

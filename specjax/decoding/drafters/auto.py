@@ -24,14 +24,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.branches import if_in_place
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State, Wrapper
 from specjax.decoding.drafters.gate_state import GateState, first_state, observe
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.outputs import ModelOutput
 from specjax.models.pass_costs import RowCosts, are_costs
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
@@ -49,7 +49,7 @@ class AutoSettings:
 
 
 @dataclass(frozen=True)
-class Gated:
+class Gated(Wrapper):
     """`inner` behind a gate, for a machine whose rounds cost `costs`.
 
     A batch shares its passes, which are as wide as the widest draft that is let through. So the
@@ -90,8 +90,6 @@ class Gated:
     asked_cost: float = 1.0
     row_costs: RowCosts | None = None
 
-    num_probes = 0
-
     def __post_init__(self):
         if self.inner.num_probes or self.inner.num_nodes < 2 or isinstance(self.inner, Gated):
             raise SpecjaxError(
@@ -119,18 +117,6 @@ class Gated:
                     f"{name} {value} must be finite and at least {least}; run `specjax tune "
                     "machine` again"
                 )
-
-    @property
-    def taps(self) -> Taps:
-        return self.inner.taps
-
-    @property
-    def num_nodes(self) -> int:
-        return self.inner.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
 
     def pass_costs(self, batch: int = 1) -> tuple[tuple[int, float], ...]:
         """Width of each pass that the loop compiles, and the cost of its round for `batch` texts.
