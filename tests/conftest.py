@@ -21,16 +21,17 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("SPECJAX_TEST_CACHE", s
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Compiling takes most of the time of a test; LLVM's optimisations are half of it, and of the rest
-# the newer emitters of fused loops are half. Products run in libraries that neither touches. An
-# unknown flag ends the process, so the second is set for the versions that are known to have it.
+# the newer emitters of fused loops are half; splitting the code for many threads costs, too.
+# Products run in libraries that none of it touches. An unknown flag ends the process, so all but
+# the first are set for the versions that are known to have them.
 FLAGS = ["--xla_backend_optimization_level=0"]
 if version("jaxlib").startswith("0.10."):
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+    FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 MAPS = Path("/proc/self/maps")
-MAX_MAPS = 20_000
+MAX_MAPS = 40_000
 
 
 @pytest.fixture(autouse=True)

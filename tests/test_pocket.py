@@ -15,6 +15,7 @@ from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
 from specjax.tuned import fingerprint
 
 NEW_TOKENS = 256
+NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128
 
 
 @cache
@@ -34,7 +35,7 @@ def prompts() -> specjax.Prompt:
 
 
 @cache
-def generation(method: str, ends: bool) -> specjax.Generation:
+def generation(method: str) -> specjax.Generation:
     target = pocket()
     drafter, drafter_params = specjax.load_drafter(method, target)
     out = specjax.speculative_generate(
@@ -44,7 +45,7 @@ def generation(method: str, ends: bool) -> specjax.Generation:
         target=target.model,
         drafter=drafter,
         max_new_tokens=NEW_TOKENS,
-        eos=target.eos if ends else (),
+        eos=target.eos,
     )
     return jax.device_get(out)
 
@@ -56,7 +57,8 @@ def transformers_tokens(folder: Path) -> np.ndarray:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    rows, lengths = np.asarray(prompts().tokens), np.asarray(prompts().length)
+    rows = np.asarray(prompts().tokens)[:NUM_COMPARED]
+    lengths = np.asarray(prompts().length)[:NUM_COMPARED]
     longest = lengths.max()
     ids, mask = np.zeros((2, len(rows), longest), np.int64)
     for row, length in enumerate(lengths):  # transformers pads on the left
@@ -67,7 +69,7 @@ def transformers_tokens(folder: Path) -> np.ndarray:
             torch.tensor(ids),
             attention_mask=torch.tensor(mask),
             do_sample=False,
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS_COMPARED,
             pad_token_id=0,
         )
     return out[:, longest:].numpy()
@@ -84,20 +86,23 @@ def exported(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("method", ["plain", "pld", "pld-plus"])
 def test_greedy_tokens_equal_those_of_transformers(method, exported):
-    expected = transformers_tokens(exported)
-    np.testing.assert_array_equal(generation(method, ends=False).tokens, expected)
+    found = generation(method)
+    for row, expected in enumerate(transformers_tokens(exported)):
+        length = min(found.length[row], NEW_TOKENS_COMPARED)
+        assert length > 20
+        np.testing.assert_array_equal(found.tokens[row, :length], expected[:length])
 
 
 def test_prompt_lookup_pays_on_held_out_edits():
     """What the recipe is for: pocket copies."""
-    mean = {name: generation(name, ends=True).stats for name in ("pld", "pld-plus")}
+    mean = {name: generation(name).stats for name in ("pld", "pld-plus")}
     mean = {name: float(stats.mean_accepted_length) for name, stats in mean.items()}
     assert mean["pld"] >= 4.0
     assert mean["pld-plus"] >= mean["pld"]
 
 
 def test_answers_end_and_are_often_right():
-    out = generation("pld", ends=True)
+    out = generation("pld")
     texts = [
         pocket().tokenizer.decode(tokens[:length])
         for tokens, length in zip(out.tokens, out.length, strict=True)
