@@ -17,6 +17,7 @@ from specjax.decoding.drafters import check_settings
 from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.gate_state import first_state
 from specjax.decoding.drafters.length_rules import Fixed
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
@@ -261,6 +262,16 @@ def test_a_batch_pays_for_its_own_rows():
 def test_a_gate_that_makes_no_sense_is_refused(fields, message):
     with pytest.raises(SpecjaxError, match=message):
         replace(assumed(PromptLookup(), "cpu"), **fields)
+
+
+def test_where_rows_are_dear_an_unmeasured_gate_opens_only_after_a_token_came_true():
+    gate, elsewhere = (assumed(PromptLookup(), platform) for platform in ("cpu", "gpu"))
+    state = first_state((), 1, gate.num_nodes - 1, gate.expected)
+    drafted = jnp.array([gate.num_nodes])
+    assert gate._width(state, drafted) == 1
+    assert elsewhere._width(state, drafted) == gate.num_nodes
+    one_true = replace(state, shadow_length=drafted - 1, num_true=jnp.array([1]))
+    assert gate._width(one_true, drafted) == gate.num_nodes
 
 
 @pytest.mark.parametrize(
