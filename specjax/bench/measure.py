@@ -112,6 +112,11 @@ class Sample(NamedTuple):
         return (self.prefill_seconds or 0.0) + self.decode_seconds
 
     @property
+    def turn(self) -> tuple[int, int]:
+        """In which all methods run one batch; runs of one turn are compared in pairs."""
+        return self.number, self.repeat
+
+    @property
     def num_tokens(self) -> int:
         """New tokens of all rows."""
         return sum(len(text.tokens) for text in self.texts)
@@ -158,24 +163,22 @@ def measure(
     num_runs: int,
     seen: Seen = lambda method, number, repeat: False,
 ) -> Iterator[Sample]:
-    """Runs all contestants on each batch, `num_runs` times, in an order that is shuffled each time.
+    """Runs all contestants on all batches, `num_runs` times over.
 
-    So no method always follows the same one. Runs that were `seen` are left out.
+    A batch is one turn of all of them, in an order that is shuffled each time, so no method always
+    follows the same one. The repeats of a batch lie as far apart as they can, so their spread tells
+    of a machine that changes meanwhile. Runs that were `seen` are left out.
     """
-    for number, batch in enumerate(batches):
-        prepared: dict[str, Any] = {}
-        for repeat in range(num_runs):
+    for repeat in range(num_runs):
+        for number, batch in enumerate(batches):
             order = Random(f"{number}, {repeat}").sample(contestants, len(contestants))
             for contestant in order:
-                name = contestant.name
-                if seen(name, number, repeat):
-                    continue
-                if name not in prepared:
-                    prepared[name] = contestant.prepare([request.ids for request in batch])
-                yield _timed(contestant, prepared[name], batch, number, repeat)
+                if not seen(contestant.name, number, repeat):
+                    yield _timed(contestant, batch, number, repeat)
 
 
-def _timed(contestant: Contestant, prepared: Any, batch: Batch, number: int, repeat: int) -> Sample:
+def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:
+    prepared = contestant.prepare([request.ids for request in batch])
     num_before = compilations().num_compiled
     started = time.perf_counter()
     state = contestant.start(prepared)

@@ -51,7 +51,7 @@ def show(
 def table(measurements: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
     """One row per method under each kind of task.
 
-    `x plain` and its quartiles come from pairs of runs, `spread` is that of a prompt's seconds,
+    `x plain` and its quartiles come from pairs of runs, `spread` is that of runs of all prompts,
     `round` the round overhead, `bandwidth` the share of what the device can read, `prefill` its
     share of the seconds, `memory` in MB, and `same` tells whether the tokens are those of plain
     decoding, as far as `sampling` promises it.
@@ -115,8 +115,8 @@ def complaints(measurements: Sequence[Measurement]) -> list[str]:
     lines = []
     if measurements and (num_missing := measurements[0].num_missing):
         lines.append(
-            f"INCOMPLETE: {num_missing} batches have not been measured yet; the same command goes "
-            "on with them"
+            f"INCOMPLETE: {num_missing} turns, of all methods on one batch, have not been measured "
+            "yet; the same command goes on with them"
         )
     last_task = measurements[-1].task if measurements else None  # all kinds, or the only one
     for row in measurements:

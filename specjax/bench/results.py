@@ -1,17 +1,19 @@
 """The folder of a benchmark: runs as they come, so that a killed one resumes, and what they show.
 
-run.json       what was measured, on what, and the command
-programs.jsonl what it took to compile each method, at each temperature and size of batch
-samples.jsonl  one line per timed run
-rows.jsonl     one line per method and kind of task: `Measurement`
-texts.jsonl    of the first prompt of each kind, how each token of each method came
-traces.json    the parts of the rounds, where they were asked for
+run.json         what was measured, on what, and the command
+programs.jsonl   what it took to compile each method, at each temperature and size of batch
+samples.jsonl    one line per timed run
+bandwidth.jsonl  what the device read per second meanwhile
+rows.jsonl       one line per method and kind of task: `Measurement`
+texts.jsonl      of the first prompt of each kind, how each token of each method came
+traces.json      the parts of the rounds, where they were asked for
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from specjax.bench.measure import Batch, Program, Sample, Text
@@ -20,8 +22,9 @@ from specjax.errors import SpecjaxError
 from specjax.files import expand_user, read_json, readable, writable, writable_folder
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
-ROWS, TEXTS, TRACES = "rows.jsonl", "texts.jsonl", "traces.json"
-BANDWIDTH, COMMAND = "bandwidth", "command"  # of run.json: the first start decides
+BANDWIDTH, ROWS, TEXTS = "bandwidth.jsonl", "rows.jsonl", "texts.jsonl"
+TRACES = "traces.json"
+COMMAND = "command"  # of run.json: the first start decides
 WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "oracle.json")  # what a report shows beside these
 
 
@@ -41,7 +44,6 @@ class Results:
     """The folder, open for more runs of one benchmark."""
 
     folder: Path
-    bandwidth: float  # bytes per second, as the first start measured it
 
     def programs(self, stage: Stage) -> dict[str, Program]:
         """What is known of the methods' programs."""
@@ -75,6 +77,17 @@ class Results:
     def add_sample(self, stage: Stage, sample: Sample) -> None:
         """Keeps one run, at once."""
         self._append(SAMPLES, {**stage._asdict(), **_values(sample)})
+
+    def bandwidth(self, stage: Stage) -> float:
+        """Bytes per second that the device read while the stage was measured: the median."""
+        found = [value for of_stage, value in _bandwidths(self.folder) if of_stage == stage]
+        if not found:
+            raise SpecjaxError(f"{self.folder / BANDWIDTH} lacks {stage}; measure anew")
+        return median(found)
+
+    def add_bandwidth(self, stage: Stage, bytes_per_second: float) -> None:
+        """Keeps what the device has just read."""
+        self._append(BANDWIDTH, {**stage._asdict(), "bytes_per_second": bytes_per_second})
 
     def write_rows(self, rows: Iterable[Measurement]) -> None:
         """Replaces the rows."""
@@ -115,9 +128,7 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def open_results(
-    folder: Path, about: Mapping[str, Any], read_bandwidth: Callable[[], float]
-) -> Results:
+def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
     """The results in `folder`: new ones, or those of a run of the same that was stopped.
 
     A last line that was cut off in the middle is taken away.
@@ -125,7 +136,6 @@ def open_results(
     Args:
         folder: that of `make_folder`.
         about: what decides the figures; it is kept in run.json.
-        read_bandwidth: measures bytes per second, for a new folder.
 
     Raises:
         SpecjaxError: if the folder holds another benchmark.
@@ -137,7 +147,7 @@ def open_results(
         others = [
             name
             for name in {**before, **now}
-            if name not in (BANDWIDTH, COMMAND) and before.get(name) != now.get(name)
+            if name != COMMAND and before.get(name) != now.get(name)
         ]
         if others:
             name = others[0]
@@ -145,20 +155,20 @@ def open_results(
                 f"{folder} holds another benchmark ({name} was {before.get(name)!r}, now "
                 f"{now.get(name)!r}); name another folder, or delete this one"
             )
-        for name in (PROGRAMS, SAMPLES):
+        for name in (PROGRAMS, SAMPLES, BANDWIDTH):
             _drop_cut_line(folder / name)
-        return Results(folder, float(before[BANDWIDTH]))
-    bandwidth = read_bandwidth()
-    _write(path, json.dumps({**now, BANDWIDTH: bandwidth}, indent=1) + "\n")
-    (folder / PROGRAMS).unlink(missing_ok=True)  # of a start that measured nothing
-    return Results(folder, bandwidth)
+        return Results(folder)
+    _write(path, json.dumps(now, indent=1) + "\n")
+    for name in (PROGRAMS, BANDWIDTH):
+        (folder / name).unlink(missing_ok=True)  # of a start that measured nothing
+    return Results(folder)
 
 
 @dataclass(frozen=True)
 class Found:
     """What a folder holds for those who only read."""
 
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # run.json, and the bandwidth
     rows: Sequence[Measurement]
     texts: Sequence[Mapping[str, Any]]
     traces: Mapping[str, Any]
@@ -181,6 +191,8 @@ def read_results(folder: Path) -> Found:
     if traces and not {"temperature", "methods"} <= set(traces):
         raise SpecjaxError(f"{folder / TRACES} is damaged; delete it and repeat the command")
     texts = _converted(folder / TEXTS, lambda line: {name: line[name] for name in TEXT_FIELDS})
+    if bandwidths := [value for _, value in _bandwidths(folder)]:
+        about["bandwidth"] = median(bandwidths)
     return Found(about, rows, list(texts), traces)
 
 
@@ -248,6 +260,12 @@ def _stage(line: Mapping[str, Any]) -> Stage:
 
 def _turn(line: Mapping[str, Any]) -> tuple[Stage, int, int]:
     return _stage(line), line["number"], line["repeat"]
+
+
+def _bandwidths(folder: Path) -> Iterator[tuple[Stage, float]]:
+    return _converted(
+        folder / BANDWIDTH, lambda line: (_stage(line), float(line["bytes_per_second"]))
+    )
 
 
 def _program(line: Mapping[str, Any]) -> tuple[Stage, str, Program]:

@@ -63,7 +63,7 @@ def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[
         target = load_target()
         answer = answers_of(target, options.max_new_tokens)
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
-        results = open_results(folder, about(target, options, requests), read_bandwidth)
+        results = open_results(folder, about(target, options, requests))
         bench = Bench(target, options, requests, results)
         rows = []
         try:
@@ -137,31 +137,37 @@ class Bench:
             if contestant.name not in known:
                 self.results.add_programs(stage, fresh)
         fresh = measure(contestants, batches, self.options.runs, lambda *run: run in seen)
+        repeat = None
         for sample in watched(fresh, f"{title}: measuring", total - len(seen)):
+            if sample.repeat != repeat:
+                self.results.add_bandwidth(stage, read_bandwidth())
+                repeat = sample.repeat
             self.results.add_sample(stage, sample)
 
     def conclude(self) -> list[Measurement]:
-        """Shows and keeps the rows and texts of all batches that are complete."""
+        """Shows and keeps the rows and texts of all turns that are complete."""
         rows, texts = [], []
         tokenizer = self.target.require_tokenizer()
         for stage in self.stages:
             programs = self.results.programs(stage)
             batches = batches_of(self.requests, stage.num_rows)
-            samples = whole(self.results.samples(stage, batches), programs, self.options.runs)
+            samples = whole(self.results.samples(stage, batches), programs)
             if not samples:
                 continue
-            num_missing = len(batches) - len({sample.number for sample in samples})
+            num_turns = len(batches) * self.options.runs
+            num_missing = num_turns - len({sample.turn for sample in samples})
+            bandwidth = self.results.bandwidth(stage)
             sampling = sampling_of(self.options, stage.temperature)
             options = self.options
             judge = NearTies(self.target, sampling, options.seed, options.max_new_tokens)
             of_stage = [
                 replace(
-                    with_bandwidth_share(row, self.target, self.results.bandwidth),
+                    with_bandwidth_share(row, self.target, bandwidth),
                     num_missing=num_missing,
                 )
                 for row in summarise(samples, programs, judge, stage.temperature)
             ]
-            show(of_stage, options.runs, self.results.bandwidth, sampling)
+            show(of_stage, options.runs, bandwidth, sampling)
             rows += of_stage
             texts += texts_of(stage, samples, tokenizer)
         if rows:

@@ -64,8 +64,7 @@ class Measurement:
     prefill_seconds: float | None  # likewise; this and the next are None where not told apart
     decode_seconds: float | None
     tokens_per_second: float
-    # Interquartile range of a batch's seconds over their median, median of batches; None: one run.
-    spread: float | None
+    spread: float | None  # slowest less fastest run of all prompts, over the median; None: one run
     ratio: float  # speed over plain's, in pairs of runs (same batch, same repeat): the median
     ratio_quartiles: tuple[float, float]
     round_seconds: float | None  # of decoding, per pass
@@ -82,7 +81,7 @@ class Measurement:
     batch: int = 1  # prompts at once
     bandwidth_share: float | None = None  # of what the device can read; not known of peers
     is_total: bool = False  # sums up several kinds
-    num_missing: int = 0  # batches that an interrupted benchmark has not measured
+    num_missing: int = 0  # turns (all methods on one batch) that have not been measured yet
 
     @property
     def identical(self) -> bool | None:
@@ -125,13 +124,13 @@ def summarise(
     return rows
 
 
-def whole(samples: Sequence[Sample], methods: Iterable[str], num_runs: int) -> list[Sample]:
-    """The samples of the batches that every method has run as often as it was to."""
-    expected = {(name, repeat) for name in methods for repeat in range(num_runs)}
-    found: dict[int, set[tuple[str, int]]] = {}
+def whole(samples: Sequence[Sample], methods: Iterable[str]) -> list[Sample]:
+    """The samples of the turns that every method had."""
+    expected = set(methods)
+    found: dict[tuple[int, int], set[str]] = {}
     for sample in samples:
-        found.setdefault(sample.number, set()).add((sample.method, sample.repeat))
-    return [sample for sample in samples if found[sample.number] >= expected]
+        found.setdefault(sample.turn, set()).add(sample.method)
+    return [sample for sample in samples if found[sample.turn] >= expected]
 
 
 Verdicts = Mapping[tuple[str, int], Sequence[Verdict]]  # of a method on the rows of a batch
@@ -177,8 +176,7 @@ def _summary(
         decode = _total(samples, lambda sample: sample.decode_seconds)
         overheads = [_round_seconds(own) / _round_seconds(other) for own, other in pairs]
         overhead, overhead_quartiles = _middle(overheads)
-    times = _by_batch(samples, lambda sample: sample.seconds)
-    seconds = sum(map(median, times))
+    seconds = _total(samples, lambda sample: sample.seconds)
     found = Counter(
         verdict for sample in once for verdict in verdicts[sample.method, sample.number]
     )
@@ -197,7 +195,7 @@ def _summary(
         decode_seconds=decode,
         seconds=seconds,
         tokens_per_second=num_new_tokens / seconds,
-        spread=median(map(_spread, times)) if len(times[0]) > 1 else None,
+        spread=_spread(samples),
         ratio=ratio,
         ratio_quartiles=ratio_quartiles,
         round_seconds=None if decode is None else decode / max(passes, 1),
@@ -236,17 +234,12 @@ def _length_over_rounds(sample: Sample) -> float:
     )
 
 
-def _by_batch(samples: Sequence[Sample], read: Callable[[Sample], float]) -> list[list[float]]:
-    """What the runs of each batch took."""
+def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
+    """Of one run of every batch: the sum of the medians."""
     found: dict[int, list[float]] = {}
     for sample in samples:
         found.setdefault(sample.number, []).append(read(sample))
-    return list(found.values())
-
-
-def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
-    """Of one run of every batch: the sum of the medians."""
-    return sum(map(median, _by_batch(samples, read)))
+    return sum(map(median, found.values()))
 
 
 def _speed(sample: Sample) -> float:
@@ -257,6 +250,11 @@ def _round_seconds(sample: Sample) -> float:
     return sample.decode_seconds / max(sample.passes, 1)
 
 
-def _spread(seconds: Sequence[float]) -> float:
-    low, middle, high = np.percentile(seconds, (25, 50, 75))
-    return float((high - low) / middle)
+def _spread(samples: Sequence[Sample]) -> float | None:
+    """How far the repeats of all batches lie apart; one that is not finished does not count."""
+    found: dict[int, list[float]] = {}
+    for sample in samples:
+        found.setdefault(sample.repeat, []).append(sample.seconds)
+    num_batches = len({sample.number for sample in samples})
+    totals = [sum(seconds) for seconds in found.values() if len(seconds) == num_batches]
+    return (max(totals) - min(totals)) / median(totals) if len(totals) > 1 else None

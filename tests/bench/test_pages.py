@@ -88,14 +88,14 @@ def text_line(method: str, temperature: float) -> dict:
 @pytest.fixture
 def folder(tmp_path):
     """Results without any of the files that need not be there."""
-    results = open_results(tmp_path, ABOUT, lambda: 12.3e9)
+    results = open_results(tmp_path, ABOUT)
     results.write_rows(rows_at(0.0))
     return tmp_path
 
 
 def fill(folder) -> None:
     """Adds all of them, and a second temperature."""
-    results = open_results(folder, ABOUT, lambda: 12.3e9)
+    results = open_results(folder, ABOUT)
     rows = [*rows_at(0.0), *rows_at(0.7, lie=True)]
     results.write_rows(rows)
     results.write_texts([text_line("plain", 0.0), text_line("medusa", 0.0)])
@@ -198,7 +198,7 @@ def test_a_page_needs_nothing_else_and_can_be_read_aloud(folder):
 
 def test_complaints_come_first_and_only_where_there_are_some(folder):
     assert "No complaints" in page(read_contents(folder))
-    open_results(folder, ABOUT, lambda: 12.3e9).write_rows(rows_at(0.0, lie=True))
+    open_results(folder, ABOUT).write_rows(rows_at(0.0, lie=True))
     contents = read_contents(folder)
     text = page(contents)
     assert "No complaints" not in text
@@ -209,7 +209,7 @@ def test_complaints_come_first_and_only_where_there_are_some(folder):
 
 
 def test_lossy_acceptance_is_complained_of(tmp_path):
-    open_results(tmp_path, ABOUT | {"verification": "typical"}, lambda: 12.3e9).write_rows(
+    open_results(tmp_path, ABOUT | {"verification": "typical"}).write_rows(
         replace(row, is_compared=row.method == "plain") for row in rows_at(1.0)
     )
     contents = read_contents(tmp_path)
@@ -228,7 +228,7 @@ def test_what_is_not_there_is_left_out(folder):
 
 
 def test_each_token_tells_how_it_came_and_is_no_markup(folder):
-    open_results(folder, ABOUT, lambda: 12.3e9).write_texts([text_line("medusa", 0.0)])
+    open_results(folder, ABOUT).write_texts([text_line("medusa", 0.0)])
     text = page(read_contents(folder))
     assert "<script>" not in text
     newline = "<span></span>"

@@ -56,7 +56,7 @@ def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     assert fast.tokens_per_second == 40 / 3.5
     assert fast.ratio == 2.5
     assert fast.ratio_quartiles == (1.75, 3.25)
-    assert fast.spread == pytest.approx((0 + 2 / 3) / 2)
+    assert fast.spread == pytest.approx((5.5 - 1.5) / 3.5)
     assert fast.prefill_seconds == pytest.approx(0.1 + 2.1)
     assert fast.decode_seconds == pytest.approx(0.4 + 0.9)
     assert fast.round_seconds == pytest.approx(0.13)
@@ -83,10 +83,12 @@ def test_a_batch_takes_as_many_passes_as_its_slowest_row():
     assert summarise([samples[0], of("fast", (fast[0], lie))], PROGRAMS)[1].num_different == 1
 
 
-def test_only_whole_batches_of_an_interrupted_run_count():
-    assert whole(SAMPLES, PROGRAMS, 2) == SAMPLES
-    assert {each.number for each in whole(SAMPLES[:-1], PROGRAMS, 2)} == {0}
-    assert whole(SAMPLES, PROGRAMS, 3) == []
+def test_only_whole_turns_of_an_interrupted_run_count():
+    assert whole(SAMPLES, PROGRAMS) == SAMPLES
+    left = whole(SAMPLES[:-1], PROGRAMS)
+    assert {each.turn for each in left} == {(0, 0), (0, 1), (1, 0)}
+    assert [row.spread for row in summarise(left, PROGRAMS)] == [None, None]  # one repeat of both
+    assert whole(SAMPLES, [*PROGRAMS, "other"]) == []
 
 
 def test_a_drafter_that_never_helps_is_told(capsys):

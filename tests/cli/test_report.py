@@ -15,7 +15,7 @@ def results(tmp_path):
     """One run of plain decoding."""
     text = Text((1, 2), 2, (0, 2), (False, False))
     sample = Sample("plain", "float32", (Request("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
-    results = open_results(tmp_path, {"target": "tiny"}, lambda: 2e10)
+    results = open_results(tmp_path, {"target": "tiny"})
     results.write_rows(summarise([sample], {"plain": Program()}))
     return tmp_path
 

@@ -126,7 +126,7 @@ COLUMNS = (
     ),
     Column(
         "spread",
-        "interquartile range of a batch's seconds over its runs, over their median",
+        "slowest less fastest run of all prompts, over the median run",
         lambda row, _: _share(row.spread),
     ),
 )
