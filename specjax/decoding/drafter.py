@@ -161,6 +161,19 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class Resting(Drafter, Protocol):
+    """A drafter that may let rounds pass: plain ones, which cost nothing but the target's pass."""
+
+    def rest(self, state: State) -> Int[Array, ""]:
+        """How many rounds the drafter need not see, for it would draft nothing in them."""
+        ...
+
+    def rested(self, state: State, num_rounds: Int[Array, ""]) -> State:
+        """The state after `num_rounds` of them; the text may have ended before all were run."""
+        ...
+
+
 class Wrapper:
     """The sizes of a drafter that lets `inner` draft: those of `inner`."""
 

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Key
 
-from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.drafter import Drafter, Params, Resting
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.round import one_round
@@ -102,14 +103,17 @@ def stream(
     check_request(params, prompt, target, drafter, max_new_tokens)
     settings = {"target": target, "drafter": drafter, "max_new_tokens": max_new_tokens}
     state = start_loop(params, prompt, key, **settings)
-    settings |= {"sampling": sampling, "eos": as_tuple(eos), "num_rounds": rounds_per_call}
-    return _rounds(params, state, settings)
+    settings |= {"sampling": sampling, "eos": as_tuple(eos)}
+    return _parts(params, state, rounds_per_call, settings)
 
 
-def _rounds(params: Params, state: LoopState, settings: dict[str, Any]) -> Iterator[Generation]:
-    is_done = False
+def _parts(
+    params: Params, state: LoopState, rounds_per_call: int, settings: dict[str, Any]
+) -> Iterator[Generation]:
+    is_done, max_rounds = False, 0
     while not is_done:
-        state, generation = _advance(params, state, **settings)
+        max_rounds += rounds_per_call
+        state, generation = finish_loop(params, state, max_rounds, **settings)
         is_done = bool(jnp.all(state.is_done))
         yield generation
 
@@ -141,22 +145,31 @@ def finish_loop(
     For those who want to time, or to place, the two parts apart. The state is donated, and comes
     back in the same memory.
     """
-    state = lax.while_loop(
-        lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
-        lambda state: one_round(params, state, target, drafter, sampling, max_new_tokens, eos),
-        state,
-    )
-    return state, state.generation(max_new_tokens)
 
+    def goes_on(state: LoopState):
+        return ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds)
 
-@partial(jax.jit, static_argnames=(*STATIC, "num_rounds"), donate_argnames="state")
-def _advance(
-    params, state, *, target, drafter, sampling, max_new_tokens, eos, num_rounds
-) -> tuple[LoopState, Generation]:
-    def body(_, state):
+    def round_of(drafter: Drafter, state: LoopState) -> LoopState:
         return one_round(params, state, target, drafter, sampling, max_new_tokens, eos)
 
-    state = lax.fori_loop(0, num_rounds, body, state)
+    def rest(drafter: Resting, state: LoopState) -> LoopState:
+        def plain_round(carry):
+            left, state = carry
+            return left - 1, round_of(Autoregressive(), state)
+
+        count = drafter.rest(state.drafter)
+        left, after = lax.while_loop(
+            lambda carry: (carry[0] > 0) & goes_on(carry[1]),
+            plain_round,
+            (count, replace(state, drafter=None)),
+        )
+        return replace(after, drafter=drafter.rested(state.drafter, count - left))
+
+    def turn(state: LoopState) -> LoopState:
+        state = round_of(drafter, state)
+        return rest(drafter, state) if isinstance(drafter, Resting) else state
+
+    state = lax.while_loop(goes_on, turn, state)
     return state, state.generation(max_new_tokens)
 
 

@@ -216,7 +216,7 @@ def commit(
         rounds=state.stats.rounds + is_active,
         drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
         accepted_lengths=state.stats.accepted_lengths
-        + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
+        + jax.nn.one_hot(count, state.stats.accepted_lengths.shape[1], dtype=jnp.int32)
         * is_active[:, None],
     )
     new_state = replace(

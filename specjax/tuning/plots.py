@@ -1,12 +1,12 @@
 """Curves of a sweep as PNG files, and beside them as JSON for `specjax report`."""
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from specjax.bench.curves import Curve, keep_curve
+from specjax.bench.pages.plots import save_curve
 from specjax.errors import SpecjaxError
-from specjax.files import writable, writable_folder
+from specjax.files import writable_folder
 
 
 def prepare(folder: Path) -> None:
@@ -17,7 +17,7 @@ def prepare(folder: Path) -> None:
 
 
 def plot(curve: Curve, folder: Path) -> Path:
-    """Draws accepted length over the setting, one line per series, and keeps the points.
+    """Draws the curve, and keeps its points.
 
     Returns:
         The picture.
@@ -25,17 +25,6 @@ def plot(curve: Curve, folder: Path) -> Path:
     Raises:
         SpecjaxError: if a file cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, points in curve.series.items():
-        values = [str(point.value) for point in points]
-        axes.plot(values, [point.accepted_length for point in points], marker="o", label=name)
-    axes.set(title=curve.title, xlabel=curve.setting, ylabel="accepted length")
-    axes.legend()
-    path = folder / (re.sub(r"\W+", "-", curve.title.lower()).strip("-") + ".png")
-    with writable(path):
-        figure.savefig(path, dpi=120)
+    path = save_curve(curve, folder)
     keep_curve(folder, curve)
     return path

@@ -1,6 +1,5 @@
 """The report of a benchmark as Markdown: tables, and pictures as PNG files beside it."""
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +68,7 @@ def _parts(contents: Contents, folder: Path) -> Iterator[str]:
     yield from _oracle(contents, folder)
     for curve in contents.curves:
         yield f"## {_line(curve.title)}"
-        yield _picture(plots.curve(curve), folder, f"curve-{curve.title}")
+        yield _shown(curve.title, plots.save_curve(curve, folder))
         yield table(curve_table(curve))
 
 
@@ -113,6 +112,8 @@ def _list(lines: Sequence[str], bullet: str = "- ") -> str:
 
 
 def _picture(figure: "Figure", folder: Path, name: str) -> str:
-    file = re.sub(r"[^\w.]+", "-", name.lower()).strip("-") + ".png"
-    plots.save_png(figure, folder / file)
-    return f"![{name}]({file})"
+    return _shown(name, plots.save_png(figure, folder, name))
+
+
+def _shown(name: str, picture: Path) -> str:
+    return f"![{name}]({picture.name})"

@@ -114,6 +114,7 @@ def curve(found: Curve) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 3), layout="constrained")
+    figure.suptitle(found.title, fontsize=9)
     lengths, speeds = figure.subplots(1, 2)
     for number, (name, points) in enumerate(found.series.items()):
         values = [str(point.value) for point in points]
@@ -153,14 +154,25 @@ def _finish(axes: "Axes", title: str, xlabel: str, ylabel: str, last: int, first
     axes.grid(axis="y", color="0.85", linewidth=0.6)
 
 
-def save_png(figure: "Figure", path: Path) -> None:
-    """Writes the picture.
+def save_png(figure: "Figure", folder: Path, name: str) -> Path:
+    """Writes the picture to a file that is called after it, and returns its path.
 
     Raises:
         SpecjaxError: if it cannot be written.
     """
+    path = folder / (re.sub(r"[^\w.]+", "-", name.lower()).strip("-") + ".png")
     with writable(path):
         figure.savefig(path, dpi=110)
+    return path
+
+
+def save_curve(found: Curve, folder: Path) -> Path:
+    """As `save_png`; a sweep and a report write the same file.
+
+    Raises:
+        SpecjaxError: if it cannot be written.
+    """
+    return save_png(curve(found), folder, f"curve-{found.title}")
 
 
 def inline_svg(figure: "Figure", label: str, name: str) -> str:

@@ -6,7 +6,8 @@ measures. So the gate asks what it will gain: how many drafted tokens were accep
 *Shadows.* A lookup drafts for almost nothing, so its gate looks at drafts even while it is shut.
 One that it does not let through becomes a shadow: it is compared with what plain decoding says in
 the rounds that follow, for free, and counts as if it had been drafted. So the gate opens again when
-the text turns predictable, without paying for trials.
+the text turns predictable, without paying for trials. Between two looks that were in vain it rests:
+these rounds are those of plain decoding, and what they could have revealed it never knows.
 
 *Without shadows.* A drafter with weights or a datastore costs as much to look at as to use, and
 cannot catch up with what it has not seen. A shut gate does not ask it at all, and stays shut for
@@ -31,7 +32,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput
+from specjax.models.outputs import ModelOutput, Taps
 from specjax.models.pass_costs import RowCosts, are_costs
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
@@ -41,6 +42,7 @@ FORGIVEN = 0.01  # steps of what was lost, per round that drafts nothing
 MOST_CREDIT = 8.0  # gains beyond this are not remembered against losses
 MOST_LASTING_CREDIT = 30.0  # nor beyond this by a gate that stays shut: bad luck must not shut it
 PATIENCE = 3.0  # a gate that stays shut shuts after such a loss
+FOREVER = jnp.iinfo(jnp.int32).max
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,14 @@ class Gated(Wrapper):
         is_let_through = num_valid <= self._width(state, num_valid)
         is_new = looks & ~is_let_through & (state.shadow_length == 0)
         valid = tree.valid.at[:, 1:].set(tree.valid[:, 1:] & is_let_through[:, None])
+        in_vain = looks & ~self._might_pay(state) & ~jnp.any(~state.is_finished & (num_valid > 1))
         state = replace(
             state,
             shadow=jnp.where(is_new[:, None], tree.tokens[:, 1:], state.shadow),
             shadow_length=jnp.where(is_new, num_valid - 1, state.shadow_length),
             num_true=jnp.where(is_new, 0, state.num_true),
             wait=jnp.where(looks, state.pause, state.wait - 1),
+            pause=jnp.where(in_vain, state.longer_pause, state.pause),
         )
         return Proposal(replace(tree, valid=valid)), state
 
@@ -187,14 +191,29 @@ class Gated(Wrapper):
             inner = if_in_place(state.is_open, learn, outcome, state.inner)
             state = replace(state, inner=inner)
         debt = self._debt(state, outcome, has_shadows)
-        is_open = state.is_open & (debt <= PATIENCE)
+        is_open = state.is_open & (has_shadows | (debt <= PATIENCE))
         return replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
+
+    def rest(self, state: GateState) -> Int[Array, ""]:
+        """Rounds until the next look; of a gate that stays shut, all that are left."""
+        has_shadow = jnp.any(~state.is_finished & (state.shadow_length > 0))
+        might_pay = self._might_pay(state)
+        # What the last token reveals must be known before a look.
+        unseen = int(self.taps != Taps(logits=False))
+        until_look = jnp.where(has_shadow | might_pay, 0, state.wait - unseen)
+        return jnp.where(state.is_open, until_look, FOREVER)
+
+    def rested(self, state: GateState, num_rounds: Int[Array, ""]) -> GateState:
+        debt = jnp.minimum(state.debt, jnp.maximum(state.debt - num_rounds * FORGIVEN, 0))
+        return replace(state, wait=state.wait - num_rounds, debt=debt)
+
+    def _might_pay(self, state: GateState) -> Bool[Array, ""]:
+        return self._width(state, jnp.full_like(state.shadow_length, 2)) > 1
 
     def _looks(self, state: GateState) -> Bool[Array, ""]:
         """Whether to ask for drafts: they might pay now, or it is time for new shadows."""
-        might_pay = self._width(state, jnp.full_like(state.shadow_length, 2)) > 1
         lacks_shadow = jnp.any(~state.is_finished & (state.shadow_length == 0))
-        return might_pay | (lacks_shadow & (state.wait <= 0))
+        return self._might_pay(state) | (lacks_shadow & (state.wait <= 0))
 
     def _width(self, state: GateState, num_valid: Int[Array, " B"]) -> Int[Array, ""]:
         """Which drafts are let through: those with so many nodes at most. 1: none."""

@@ -36,6 +36,11 @@ class GateState:
         return jnp.maximum(jnp.sum(~self.is_finished, dtype=jnp.float32), 1)
 
     @property
+    def longer_pause(self) -> Int[Array, ""]:
+        """After a look in vain."""
+        return jnp.minimum(2 * self.pause + 1, LONGEST_PAUSE)
+
+    @property
     def expected(self) -> Float[Array, " B"]:
         """Tokens that the next draft of each row is expected to have accepted."""
         so_far = KEPT * self.accepted + 2 * self.num_true
@@ -81,8 +86,8 @@ def observe(state: GateState, outcome: Outcome, has_committed: Bool[Array, " B"]
         observed = jnp.where(counts, KEPT * observed + 1, observed)
     is_promising = jnp.any(is_true | (drafted & (outcome.verification.num_accepted > 0)))
     is_useless = jnp.any(ends & (num_true == 0))
-    longer = jnp.where(is_useless, jnp.minimum(2 * state.pause + 1, LONGEST_PAUSE), state.pause)
-    pause = jnp.where(is_promising, 0, longer)
+    pause = jnp.where(is_useless, state.longer_pause, state.pause)
+    pause = jnp.where(is_promising, 0, pause)
     return replace(
         state,
         accepted=accepted,
