@@ -68,10 +68,7 @@ RULES = {
     "decoding.drafters.auto": ("decoding.branches", "decoding.drafters.gate_state", *DRAFTER),
     "decoding.drafters.*": DRAFTER,
     "decoding.__init__": ("decoding", *MODELS),
-    "decoding.generate": (
-        *("decoding.round", "decoding.request", "decoding.drafters.autoregressive"),
-        *ROUND,
-    ),
+    "decoding.generate": ("decoding.round", "decoding.request", *ROUND),
     "decoding.round": ROUND,
     "decoding.verify": WORDS,
     "decoding.drafter": WORDS,

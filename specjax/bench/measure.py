@@ -113,7 +113,7 @@ class Sample(NamedTuple):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """In which all methods run one batch; runs of one turn are compared in pairs."""
+        """The turn it belongs to: all methods run one batch, and are compared in pairs."""
         return self.number, self.repeat
 
     @property
@@ -162,19 +162,26 @@ def measure(
     batches: Sequence[Batch],
     num_runs: int,
     seen: Seen = lambda method, number, repeat: False,
+    before_repeat: Callable[[], None] = lambda: None,
 ) -> Iterator[Sample]:
     """Runs all contestants on all batches, `num_runs` times over.
 
-    A batch is one turn of all of them, in an order that is shuffled each time, so no method always
-    follows the same one. The repeats of a batch lie as far apart as they can, so their spread tells
-    of a machine that changes meanwhile. Runs that were `seen` are left out.
+    In a turn all contestants run one batch, in an order that is shuffled each time, so no method
+    always follows the same one. The repeats of a batch lie as far apart as they can, so their
+    spread tells of a machine that changes meanwhile. Runs that were `seen` are left out;
+    `before_repeat` is called before the first of a repeat that was not.
     """
     for repeat in range(num_runs):
+        is_new = True
         for number, batch in enumerate(batches):
             order = Random(f"{number}, {repeat}").sample(contestants, len(contestants))
             for contestant in order:
-                if not seen(contestant.name, number, repeat):
-                    yield _timed(contestant, batch, number, repeat)
+                if seen(contestant.name, number, repeat):
+                    continue
+                if is_new:
+                    before_repeat()
+                is_new = False
+                yield _timed(contestant, batch, number, repeat)
 
 
 def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:

@@ -16,12 +16,12 @@ TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
 def show(
     measurements: Sequence[Measurement],
     num_runs: int,
-    bandwidth: float,
+    bandwidth: float | None,
     sampling: Sampling = Sampling(),
 ) -> None:
     """Prints the table, what its numbers mean, and in red whatever makes it worthless.
 
-    The rows are of one temperature and size of batch; `bandwidth` is in bytes per second.
+    The rows are of one temperature and size of batch; `bandwidth` is in bytes per second, if known.
     """
     width = max(Console().width, TABLE_WIDTH)
     console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
@@ -35,11 +35,12 @@ def show(
         "program holds at once, weights included; an idle machine tells more"
     )
     is_cached = any((row.bandwidth_share or 0) > 1 for row in measurements)
-    console.print(
-        "bandwidth: bytes that the target's passes must read per second, over the "
-        f"{bandwidth / 1e9:.0f} GB/s that this device reads"
-        + ("; beyond 100% caches hold them" if is_cached else "")
-    )
+    if bandwidth is not None:
+        console.print(
+            "bandwidth: bytes that the target's passes must read per second, over the "
+            f"{bandwidth / 1e9:.0f} GB/s that this device reads"
+            + ("; beyond 100% caches hold them" if is_cached else "")
+        )
     for line in near_ties(measurements):
         console.print(line)
     for line in complaints(measurements):

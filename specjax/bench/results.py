@@ -78,12 +78,10 @@ class Results:
         """Keeps one run, at once."""
         self._append(SAMPLES, {**stage._asdict(), **_values(sample)})
 
-    def bandwidth(self, stage: Stage) -> float:
+    def bandwidth(self, stage: Stage) -> float | None:
         """Bytes per second that the device read while the stage was measured: the median."""
         found = [value for of_stage, value in _bandwidths(self.folder) if of_stage == stage]
-        if not found:
-            raise SpecjaxError(f"{self.folder / BANDWIDTH} lacks {stage}; measure anew")
-        return median(found)
+        return median(found) if found else None
 
     def add_bandwidth(self, stage: Stage, bytes_per_second: float) -> None:
         """Keeps what the device has just read."""
@@ -168,7 +166,7 @@ def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
 class Found:
     """What a folder holds for those who only read."""
 
-    about: Mapping[str, Any]  # run.json, and the bandwidth
+    about: Mapping[str, Any]  # run.json, and the bandwidth: the median over all stages
     rows: Sequence[Measurement]
     texts: Sequence[Mapping[str, Any]]
     traces: Mapping[str, Any]

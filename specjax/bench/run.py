@@ -136,26 +136,31 @@ class Bench:
             fresh = warm_up([contestant], batches[0])
             if contestant.name not in known:
                 self.results.add_programs(stage, fresh)
-        fresh = measure(contestants, batches, self.options.runs, lambda *run: run in seen)
-        repeat = None
+        fresh = measure(
+            contestants,
+            batches,
+            self.options.runs,
+            lambda *run: run in seen,
+            lambda: self.results.add_bandwidth(stage, read_bandwidth()),
+        )
         for sample in watched(fresh, f"{title}: measuring", total - len(seen)):
-            if sample.repeat != repeat:
-                self.results.add_bandwidth(stage, read_bandwidth())
-                repeat = sample.repeat
             self.results.add_sample(stage, sample)
 
     def conclude(self) -> list[Measurement]:
         """Shows and keeps the rows and texts of all turns that are complete."""
         rows, texts = [], []
         tokenizer = self.target.require_tokenizer()
+        found, num_missing = {}, 0
         for stage in self.stages:
-            programs = self.results.programs(stage)
             batches = batches_of(self.requests, stage.num_rows)
-            samples = whole(self.results.samples(stage, batches), programs)
+            samples = self.results.samples(stage, batches)
+            found[stage] = whole(samples, self.results.programs(stage))
+            num_turns = len({sample.turn for sample in found[stage]})
+            num_missing += len(batches) * self.options.runs - num_turns
+        for stage, samples in found.items():
             if not samples:
                 continue
-            num_turns = len(batches) * self.options.runs
-            num_missing = num_turns - len({sample.turn for sample in samples})
+            programs = self.results.programs(stage)
             bandwidth = self.results.bandwidth(stage)
             sampling = sampling_of(self.options, stage.temperature)
             options = self.options
@@ -204,10 +209,10 @@ def compare(
     return summarise(list(measure(contestants, batches, num_runs)), programs, judge)
 
 
-def with_bandwidth_share(row: Measurement, target: Target, bandwidth: float) -> Measurement:
-    """The row with the share of `bandwidth` (bytes per second) that its rounds must read."""
+def with_bandwidth_share(row: Measurement, target: Target, bandwidth: float | None) -> Measurement:
+    """The row with the share of `bandwidth`, bytes per second, that its rounds must read."""
     # A peer has weights of its own, and may run elsewhere.
-    if row.method not in METHODS or row.decode_seconds is None:
+    if bandwidth is None or row.method not in METHODS or row.decode_seconds is None:
         return row
     num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes
     return replace(row, bandwidth_share=num_bytes / row.decode_seconds / bandwidth)

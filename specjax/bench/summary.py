@@ -64,7 +64,7 @@ class Measurement:
     prefill_seconds: float | None  # likewise; this and the next are None where not told apart
     decode_seconds: float | None
     tokens_per_second: float
-    spread: float | None  # slowest less fastest run of all prompts, over the median; None: one run
+    spread: float | None  # slowest less fastest run of all prompts, over the median; None: below 2
     ratio: float  # speed over plain's, in pairs of runs (same batch, same repeat): the median
     ratio_quartiles: tuple[float, float]
     round_seconds: float | None  # of decoding, per pass
@@ -81,7 +81,7 @@ class Measurement:
     batch: int = 1  # prompts at once
     bandwidth_share: float | None = None  # of what the device can read; not known of peers
     is_total: bool = False  # sums up several kinds
-    num_missing: int = 0  # turns (all methods on one batch) that have not been measured yet
+    num_missing: int = 0  # turns of the whole benchmark that have not been measured yet
 
     @property
     def identical(self) -> bool | None:
@@ -115,7 +115,7 @@ def summarise(
         tasks.append((ALL, list(samples)))
     rows = []
     for place, (task, of_task) in enumerate(tasks):
-        plain = {(each.number, each.repeat): each for each in of_task if each.method == PLAIN}
+        plain = {each.turn: each for each in of_task if each.method == PLAIN}
         for name, program in programs.items():
             own = [each for each in of_task if each.method == name]
             if own:
@@ -138,11 +138,11 @@ Verdicts = Mapping[tuple[str, int], Sequence[Verdict]]  # of a method on the row
 
 def _verdicts(samples: Sequence[Sample], judge: Judge) -> Verdicts:
     """The worst over the repeats."""
-    plain = {(each.number, each.repeat): each for each in samples if each.method == PLAIN}
+    plain = {each.turn: each for each in samples if each.method == PLAIN}
     worst: dict[tuple[str, int], list[Verdict]] = {}
     known: dict[Said, Verdict] = {}  # repeats mostly say the same
     for own in samples:
-        other = plain[own.number, own.repeat]
+        other = plain[own.turn]
         found = []
         for row, (text, baseline) in enumerate(zip(own.texts, other.texts, strict=True)):
             dtypes, ids = (own.dtype, other.dtype), own.batch[row].ids
@@ -167,7 +167,7 @@ def _summary(
     texts = [text for sample in once for text in sample.texts]
     num_new_tokens = sum(len(text.tokens) for text in texts)
     rounds = sum(text.rounds for text in texts)
-    pairs = [(sample, plain[sample.number, sample.repeat]) for sample in samples]
+    pairs = [(sample, plain[sample.turn]) for sample in samples]
     ratio, ratio_quartiles = _middle([_speed(own) / _speed(other) for own, other in pairs])
     passes = sum(sample.passes for sample in once)
     prefill = decode = overhead = overhead_quartiles = None

@@ -163,14 +163,18 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Resting(Drafter, Protocol):
-    """A drafter that may let rounds pass: plain ones, which cost nothing but the target's pass."""
+    """A drafter that may sit out rounds, which then are plain decoding's, without its taps.
 
-    def rest(self, state: State) -> Int[Array, ""]:
-        """How many rounds the drafter need not see, for it would draft nothing in them."""
+    It must not matter to what it drafts whether the loop makes use of that: a caller that stops
+    after some rounds may go on with a round that the drafter sees.
+    """
+
+    def rests(self, state: State) -> Bool[Array, ""]:
+        """Whether it can sit out the next round, in which it would draft nothing."""
         ...
 
-    def rested(self, state: State, num_rounds: Int[Array, ""]) -> State:
-        """The state after `num_rounds` of them; the text may have ended before all were run."""
+    def rested(self, state: State) -> State:
+        """The state after such a round, in place of `propose` and `update`."""
         ...
 
 

@@ -17,10 +17,9 @@ from jax import lax
 from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Drafter, Params, Resting
-from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
-from specjax.decoding.round import one_round
+from specjax.decoding.round import one_round, plain_round
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.errors import SpecjaxError
@@ -140,36 +139,31 @@ def finish_loop(
     max_new_tokens: int,
     eos: tuple[int, ...],
 ) -> tuple[LoopState, Generation]:
-    """Rounds until all rows are done; after `start_loop` the same as `speculative_generate`.
+    """Rounds until all rows are done, or `max_rounds` were run since `start_loop`.
 
-    For those who want to time, or to place, the two parts apart. The state is donated, and comes
-    back in the same memory.
+    After `start_loop` the same as `speculative_generate`, for those who want to time, or to place,
+    the two parts apart; and again with more `max_rounds`, to see the text grow. The state is
+    donated, and comes back in the same memory.
     """
 
     def goes_on(state: LoopState):
         return ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds)
 
-    def round_of(drafter: Drafter, state: LoopState) -> LoopState:
-        return one_round(params, state, target, drafter, sampling, max_new_tokens, eos)
+    def round_and_rest(state: LoopState) -> LoopState:
+        state = one_round(params, state, target, drafter, sampling, max_new_tokens, eos)
+        if not isinstance(drafter, Resting):
+            return state
+        resting = drafter
 
-    def rest(drafter: Resting, state: LoopState) -> LoopState:
-        def plain_round(carry):
-            left, state = carry
-            return left - 1, round_of(Autoregressive(), state)
+        def rest(state: LoopState) -> LoopState:
+            state = plain_round(params, state, target, sampling, max_new_tokens, eos)
+            return replace(state, drafter=resting.rested(state.drafter))
 
-        count = drafter.rest(state.drafter)
-        left, after = lax.while_loop(
-            lambda carry: (carry[0] > 0) & goes_on(carry[1]),
-            plain_round,
-            (count, replace(state, drafter=None)),
+        return lax.while_loop(
+            lambda state: resting.rests(state.drafter) & goes_on(state), rest, state
         )
-        return replace(after, drafter=drafter.rested(state.drafter, count - left))
 
-    def turn(state: LoopState) -> LoopState:
-        state = round_of(drafter, state)
-        return rest(drafter, state) if isinstance(drafter, Resting) else state
-
-    state = lax.while_loop(goes_on, turn, state)
+    state = lax.while_loop(goes_on, round_and_rest, state)
     return state, state.generation(max_new_tokens)
 
 

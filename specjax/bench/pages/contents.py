@@ -22,10 +22,10 @@ from specjax.bench.summary import ALL, Measurement
 from specjax.decoding.sampling import LOSSY, Sampling
 from specjax.files import expand_user
 
-# How run.json's names read; others are shown as they stand.
+# How the facts' names read; others are shown as they stand.
 LABELS = {
     "fingerprint": "fingerprint of the weights",
-    "bandwidth": "memory bandwidth (measured)",
+    "bandwidth": "memory bandwidth (measured, median of all stages)",
     "num_prompts": "number of prompts",
     "prompts": "checksum of the prompts",
     "max_new_tokens": "new tokens at most",

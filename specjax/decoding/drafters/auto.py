@@ -5,9 +5,10 @@ measures. So the gate asks what it will gain: how many drafted tokens were accep
 
 *Shadows.* A lookup drafts for almost nothing, so its gate looks at drafts even while it is shut.
 One that it does not let through becomes a shadow: it is compared with what plain decoding says in
-the rounds that follow, for free, and counts as if it had been drafted. So the gate opens again when
-the text turns predictable, without paying for trials. Between two looks that were in vain it rests:
-these rounds are those of plain decoding, and what they could have revealed it never knows.
+the rounds that follow, for free, and counts as if it had been drafted. So the gate opens when the
+text turns predictable, without paying for trials; where these are dear, the first draft of a text
+is a shadow, too. Between two looks that were in vain it rests: these rounds are those of plain
+decoding, and what they could have revealed it never knows.
 
 *Without shadows.* A drafter with weights or a datastore costs as much to look at as to use, and
 cannot catch up with what it has not seen. A shut gate does not ask it at all, and stays shut for
@@ -32,7 +33,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.errors import SpecjaxError
 from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.outputs import ModelOutput
 from specjax.models.pass_costs import RowCosts, are_costs
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
@@ -41,8 +42,8 @@ CAUTION = 0.25  # of the steps that were lost so far must be expected as gain, t
 FORGIVEN = 0.01  # steps of what was lost, per round that drafts nothing
 MOST_CREDIT = 8.0  # gains beyond this are not remembered against losses
 MOST_LASTING_CREDIT = 30.0  # nor beyond this by a gate that stays shut: bad luck must not shut it
+DEAREST_TRIAL = 0.5  # steps that a draft may cost before any has come true in a text
 PATIENCE = 3.0  # a gate that stays shut shuts after such a loss
-FOREVER = jnp.iinfo(jnp.int32).max
 
 
 @dataclass(frozen=True)
@@ -167,14 +168,15 @@ class Gated(Wrapper):
         is_let_through = num_valid <= self._width(state, num_valid)
         is_new = looks & ~is_let_through & (state.shadow_length == 0)
         valid = tree.valid.at[:, 1:].set(tree.valid[:, 1:] & is_let_through[:, None])
-        in_vain = looks & ~self._might_pay(state) & ~jnp.any(~state.is_finished & (num_valid > 1))
+        finds = jnp.any(~state.is_finished & (num_valid > 1))
+        is_in_vain = looks & ~finds & ~self._might_pay(state)
         state = replace(
             state,
             shadow=jnp.where(is_new[:, None], tree.tokens[:, 1:], state.shadow),
             shadow_length=jnp.where(is_new, num_valid - 1, state.shadow_length),
             num_true=jnp.where(is_new, 0, state.num_true),
             wait=jnp.where(looks, state.pause, state.wait - 1),
-            pause=jnp.where(in_vain, state.longer_pause, state.pause),
+            pause=jnp.where(is_in_vain, state.longer_pause, state.pause),
         )
         return Proposal(replace(tree, valid=valid)), state
 
@@ -192,20 +194,16 @@ class Gated(Wrapper):
             state = replace(state, inner=inner)
         debt = self._debt(state, outcome, has_shadows)
         is_open = state.is_open & (has_shadows | (debt <= PATIENCE))
-        return replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
+        state = replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
+        has_nothing_to_see = ~state.has_shadow & (state.is_waiting | ~self._might_pay(state))
+        return replace(state, is_waiting=(state.wait > 0) & has_nothing_to_see)
 
-    def rest(self, state: GateState) -> Int[Array, ""]:
-        """Rounds until the next look; of a gate that stays shut, all that are left."""
-        has_shadow = jnp.any(~state.is_finished & (state.shadow_length > 0))
-        might_pay = self._might_pay(state)
-        # What the last token reveals must be known before a look.
-        unseen = int(self.taps != Taps(logits=False))
-        until_look = jnp.where(has_shadow | might_pay, 0, state.wait - unseen)
-        return jnp.where(state.is_open, until_look, FOREVER)
+    def rests(self, state: GateState) -> Bool[Array, ""]:
+        # The last round of a wait is seen: a look needs what it reveals.
+        return (state.is_waiting & (state.wait > 1)) | ~state.is_open
 
-    def rested(self, state: GateState, num_rounds: Int[Array, ""]) -> GateState:
-        debt = jnp.minimum(state.debt, jnp.maximum(state.debt - num_rounds * FORGIVEN, 0))
-        return replace(state, wait=state.wait - num_rounds, debt=debt)
+    def rested(self, state: GateState) -> GateState:
+        return replace(state, wait=state.wait - 1, debt=_forgiven(state.debt))
 
     def _might_pay(self, state: GateState) -> Bool[Array, ""]:
         return self._width(state, jnp.full_like(state.shadow_length, 2)) > 1
@@ -213,13 +211,16 @@ class Gated(Wrapper):
     def _looks(self, state: GateState) -> Bool[Array, ""]:
         """Whether to ask for drafts: they might pay now, or it is time for new shadows."""
         lacks_shadow = jnp.any(~state.is_finished & (state.shadow_length == 0))
-        return self._might_pay(state) | (lacks_shadow & (state.wait <= 0))
+        might_pay = ~state.is_waiting & self._might_pay(state)
+        return might_pay | (lacks_shadow & (state.wait <= 0))
 
     def _width(self, state: GateState, num_valid: Int[Array, " B"]) -> Int[Array, ""]:
         """Which drafts are let through: those with so many nodes at most. 1: none."""
         (_, plain), *drafting = self.pass_costs(num_valid.shape[0])
         widths, costs = map(np.array, zip(*drafting, strict=True))
+        is_cheap = costs - plain <= DEAREST_TRIAL
         fits = (num_valid[None, :] > 1) & (num_valid[None, :] <= widths[:, None])
+        fits = fits & (state.is_proven[None, :] | is_cheap[:, None])
         expected = jnp.where(fits, state.expected[None, :], 0.0)
         expected = jnp.where(state.is_finished[None, :], 0.0, expected)
         tokens = 1 + jnp.sum(expected, axis=1) / state.num_active
@@ -239,7 +240,7 @@ class Gated(Wrapper):
         settled = state.debt + loss - jnp.sum(accepted) / state.num_active
         if has_shadows:
             credit = MOST_CREDIT
-            without_draft = jnp.minimum(state.debt, jnp.maximum(state.debt - FORGIVEN, 0))
+            without_draft = _forgiven(state.debt)
         else:
             credit = MOST_LASTING_CREDIT
             asked = self._cost(1, self.asked_cost, batch) - 1
@@ -251,14 +252,17 @@ def assumed(inner: Drafter, platform: str) -> Gated:
     """The gate of a machine that has not been measured.
 
     The costs are those of wide layers on two cores; elsewhere rows are taken to cost little. What
-    drafting takes beside the passes is taken to be nothing. One token of a draft is expected to be
-    accepted: too little where rows are dear, so that the first draft becomes a shadow there, and
-    the gate opens at the first token of it that comes true.
+    drafting takes beside the passes is taken to be nothing.
     """
     known = {1: 1.0, 8: 2.3, 24: 2.9, 64: 4.5} if platform == "cpu" else {1: 1.0, 64: 1.1}
     row_costs = RowCosts(tuple(known), tuple(known.values()))
     costs = (1.0, row_costs.at(inner.num_nodes))
-    return Gated(inner, (1, inner.num_nodes), costs, expected=1.0, row_costs=row_costs)
+    return Gated(inner, (1, inner.num_nodes), costs, expected=2.0, row_costs=row_costs)
+
+
+def _forgiven(debt: Float[Array, ""]) -> Float[Array, ""]:
+    """What is left of the losses after a round that drafts nothing; gains stay."""
+    return jnp.minimum(debt, jnp.maximum(debt - FORGIVEN, 0))
 
 
 def _has_shadows(params: Params, tree: DraftTree) -> bool:

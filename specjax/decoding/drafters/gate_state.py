@@ -26,6 +26,8 @@ class GateState:
     num_true: Int[Array, " B"]  # tokens of the shadow that the target has said since
     wait: Int[Array, ""]  # rounds until a shut gate looks again
     pause: Int[Array, ""]  # and how long it waits after that
+    is_waiting: Bool[Array, ""]  # there is nothing to see until then
+    is_proven: Bool[Array, " B"]  # a drafted or shadowed token has come true in this text
     debt: Float[Array, ""]  # steps lost to plain decoding; below 0: gained
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
     is_open: Bool[Array, ""]  # of a gate without shadows; once shut it stays so
@@ -36,8 +38,13 @@ class GateState:
         return jnp.maximum(jnp.sum(~self.is_finished, dtype=jnp.float32), 1)
 
     @property
+    def has_shadow(self) -> Bool[Array, ""]:
+        """Whether a row that goes on has one."""
+        return jnp.any(~self.is_finished & (self.shadow_length > 0))
+
+    @property
     def longer_pause(self) -> Int[Array, ""]:
-        """After a look in vain."""
+        """After a look that found nothing, or nothing true."""
         return jnp.minimum(2 * self.pause + 1, LONGEST_PAUSE)
 
     @property
@@ -61,6 +68,8 @@ def first_state(inner: State, batch: int, longest_shadow: int, expected: float) 
         num_true=none,
         wait=jnp.zeros((), jnp.int32),
         pause=jnp.zeros((), jnp.int32),
+        is_waiting=jnp.zeros((), bool),
+        is_proven=jnp.zeros((batch,), bool),
         debt=jnp.zeros((), jnp.float32),
         is_finished=jnp.zeros((batch,), bool),
         is_open=jnp.ones((), bool),
@@ -84,7 +93,8 @@ def observe(state: GateState, outcome: Outcome, has_committed: Bool[Array, " B"]
     for counts, tokens in ((ends, num_true), (drafted, outcome.verification.num_accepted)):
         accepted = jnp.where(counts, KEPT * accepted + tokens, accepted)
         observed = jnp.where(counts, KEPT * observed + 1, observed)
-    is_promising = jnp.any(is_true | (drafted & (outcome.verification.num_accepted > 0)))
+    came_true = is_true | (drafted & (outcome.verification.num_accepted > 0))
+    is_promising = jnp.any(came_true)
     is_useless = jnp.any(ends & (num_true == 0))
     pause = jnp.where(is_useless, state.longer_pause, state.pause)
     pause = jnp.where(is_promising, 0, pause)
@@ -94,6 +104,7 @@ def observe(state: GateState, outcome: Outcome, has_committed: Bool[Array, " B"]
         observed=observed,
         shadow_length=jnp.where(ends, 0, state.shadow_length),
         num_true=jnp.where(ends, 0, num_true),
+        is_proven=state.is_proven | came_true,
         pause=pause,
         wait=jnp.where(is_promising | is_useless, pause, state.wait),
     )
