@@ -1,7 +1,5 @@
 """The rounds of a real generation, each part of them compiled and timed on its own.
 
-Rounds that `auto` would sit out are ones here, too, in which it drafts nothing.
-
 Parts on their own cost a little more than a round in one program, as decoding compiles it: they
 are started one by one, and what one hands to the next must be written. So that is measured too.
 """

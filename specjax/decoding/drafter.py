@@ -161,23 +161,6 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class Resting(Drafter, Protocol):
-    """A drafter that may sit out rounds, which then are plain decoding's, without its taps.
-
-    It must not matter to what it drafts whether the loop makes use of that: a caller that stops
-    after some rounds may go on with a round that the drafter sees.
-    """
-
-    def rests(self, state: State) -> Bool[Array, ""]:
-        """Whether it can sit out the next round, in which it would draft nothing."""
-        ...
-
-    def rested(self, state: State) -> State:
-        """The state after such a round, in place of `propose` and `update`."""
-        ...
-
-
 class Wrapper:
     """The sizes of a drafter that lets `inner` draft: those of `inner`."""
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Key
 
-from specjax.decoding.drafter import Drafter, Params, Resting
+from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
-from specjax.decoding.round import one_round, plain_round
+from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.errors import SpecjaxError
@@ -145,25 +145,11 @@ def finish_loop(
     the two parts apart; and again with more `max_rounds`, to see the text grow. The state is
     donated, and comes back in the same memory.
     """
-
-    def goes_on(state: LoopState):
-        return ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds)
-
-    def round_and_rest(state: LoopState) -> LoopState:
-        state = one_round(params, state, target, drafter, sampling, max_new_tokens, eos)
-        if not isinstance(drafter, Resting):
-            return state
-        resting = drafter
-
-        def rest(state: LoopState) -> LoopState:
-            state = plain_round(params, state, target, sampling, max_new_tokens, eos)
-            return replace(state, drafter=resting.rested(state.drafter))
-
-        return lax.while_loop(
-            lambda state: resting.rests(state.drafter) & goes_on(state), rest, state
-        )
-
-    state = lax.while_loop(goes_on, round_and_rest, state)
+    state = lax.while_loop(
+        lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
+        lambda state: one_round(params, state, target, drafter, sampling, max_new_tokens, eos),
+        state,
+    )
     return state, state.generation(max_new_tokens)
 
 

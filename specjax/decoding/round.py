@@ -13,11 +13,11 @@ from specjax.decoding.branches import switch_in_place
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import NO_SOURCE, LoopState, Stats
-from specjax.decoding.tree import DraftTree, Verification, ancestors, chain
+from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.outputs import ModelOutput
 from specjax.models.rows import QueryRows
 
 # A pass costs by its rows, so it runs at the least width that fits; a drafter may have its own.
@@ -41,26 +41,6 @@ def one_round(
     return conclude(
         params, state, proposal.tree, output, verification, drafter, max_new_tokens, eos
     )
-
-
-def plain_round(
-    params: Params,
-    state: LoopState,
-    target: Llama,
-    sampling: Sampling,
-    max_new_tokens: int,
-    eos: tuple[int, ...],
-) -> LoopState:
-    """One token of plain decoding; the drafter sees nothing of it."""
-    root, root_slot = Context(state.tokens, state.length).root, state.length - 1
-    tree = chain(root, jnp.zeros((root.shape[0], 0), root.dtype), jnp.zeros_like(root))
-    rows = query_rows(tree, None, root_slot, 0)
-    output, cache = target.run(params.target, rows, state.cache, Taps(logits=True))
-    assert output.logits is not None
-    draw = Draw(state.row_keys, state.length, sampling)
-    verification = verify(tree, output.logits, draw, root_slot, 0)
-    state, count = commit(state, tree, verification, max_new_tokens, eos)
-    return replace(state, cache=cache.advance(count))
 
 
 def draft(
@@ -236,7 +216,7 @@ def commit(
         rounds=state.stats.rounds + is_active,
         drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
         accepted_lengths=state.stats.accepted_lengths
-        + jax.nn.one_hot(count, state.stats.accepted_lengths.shape[1], dtype=jnp.int32)
+        + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
         * is_active[:, None],
     )
     new_state = replace(

@@ -7,8 +7,7 @@ measures. So the gate asks what it will gain: how many drafted tokens were accep
 One that it does not let through becomes a shadow: it is compared with what plain decoding says in
 the rounds that follow, for free, and counts as if it had been drafted. So the gate opens when the
 text turns predictable, without paying for trials; where these are dear, the first draft of a text
-is a shadow, too. Between two looks that were in vain it rests: these rounds are those of plain
-decoding, and what they could have revealed it never knows.
+is a shadow, too. After looks in vain it pauses before the next one.
 
 *Without shadows.* A drafter with weights or a datastore costs as much to look at as to use, and
 cannot catch up with what it has not seen. A shut gate does not ask it at all, and stays shut for
@@ -193,17 +192,8 @@ class Gated(Wrapper):
             inner = if_in_place(state.is_open, learn, outcome, state.inner)
             state = replace(state, inner=inner)
         debt = self._debt(state, outcome, has_shadows)
-        is_open = state.is_open & (has_shadows | (debt <= PATIENCE))
-        state = replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
-        has_nothing_to_see = ~state.has_shadow & (state.is_waiting | ~self._might_pay(state))
-        return replace(state, is_waiting=(state.wait > 0) & has_nothing_to_see)
-
-    def rests(self, state: GateState) -> Bool[Array, ""]:
-        # The last round of a wait is seen: a look needs what it reveals.
-        return (state.is_waiting & (state.wait > 1)) | ~state.is_open
-
-    def rested(self, state: GateState) -> GateState:
-        return replace(state, wait=state.wait - 1, debt=_forgiven(state.debt))
+        is_open = state.is_open & (debt <= PATIENCE)
+        return replace(state, debt=debt, is_open=is_open, is_finished=~has_committed)
 
     def _might_pay(self, state: GateState) -> Bool[Array, ""]:
         return self._width(state, jnp.full_like(state.shadow_length, 2)) > 1
@@ -211,8 +201,7 @@ class Gated(Wrapper):
     def _looks(self, state: GateState) -> Bool[Array, ""]:
         """Whether to ask for drafts: they might pay now, or it is time for new shadows."""
         lacks_shadow = jnp.any(~state.is_finished & (state.shadow_length == 0))
-        might_pay = ~state.is_waiting & self._might_pay(state)
-        return might_pay | (lacks_shadow & (state.wait <= 0))
+        return self._might_pay(state) | (lacks_shadow & (state.wait <= 0))
 
     def _width(self, state: GateState, num_valid: Int[Array, " B"]) -> Int[Array, ""]:
         """Which drafts are let through: those with so many nodes at most. 1: none."""
@@ -240,7 +229,7 @@ class Gated(Wrapper):
         settled = state.debt + loss - jnp.sum(accepted) / state.num_active
         if has_shadows:
             credit = MOST_CREDIT
-            without_draft = _forgiven(state.debt)
+            without_draft = jnp.minimum(state.debt, jnp.maximum(state.debt - FORGIVEN, 0))
         else:
             credit = MOST_LASTING_CREDIT
             asked = self._cost(1, self.asked_cost, batch) - 1
@@ -258,11 +247,6 @@ def assumed(inner: Drafter, platform: str) -> Gated:
     row_costs = RowCosts(tuple(known), tuple(known.values()))
     costs = (1.0, row_costs.at(inner.num_nodes))
     return Gated(inner, (1, inner.num_nodes), costs, expected=2.0, row_costs=row_costs)
-
-
-def _forgiven(debt: Float[Array, ""]) -> Float[Array, ""]:
-    """What is left of the losses after a round that drafts nothing; gains stay."""
-    return jnp.minimum(debt, jnp.maximum(debt - FORGIVEN, 0))
 
 
 def _has_shadows(params: Params, tree: DraftTree) -> bool:

@@ -26,7 +26,6 @@ class GateState:
     num_true: Int[Array, " B"]  # tokens of the shadow that the target has said since
     wait: Int[Array, ""]  # rounds until a shut gate looks again
     pause: Int[Array, ""]  # and how long it waits after that
-    is_waiting: Bool[Array, ""]  # there is nothing to see until then
     is_proven: Bool[Array, " B"]  # a drafted or shadowed token has come true in this text
     debt: Float[Array, ""]  # steps lost to plain decoding; below 0: gained
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
@@ -36,11 +35,6 @@ class GateState:
     def num_active(self) -> Float[Array, ""]:
         """Texts that go on, 1 at least."""
         return jnp.maximum(jnp.sum(~self.is_finished, dtype=jnp.float32), 1)
-
-    @property
-    def has_shadow(self) -> Bool[Array, ""]:
-        """Whether a row that goes on has one."""
-        return jnp.any(~self.is_finished & (self.shadow_length > 0))
 
     @property
     def longer_pause(self) -> Int[Array, ""]:
@@ -68,7 +62,6 @@ def first_state(inner: State, batch: int, longest_shadow: int, expected: float) 
         num_true=none,
         wait=jnp.zeros((), jnp.int32),
         pause=jnp.zeros((), jnp.int32),
-        is_waiting=jnp.zeros((), bool),
         is_proven=jnp.zeros((batch,), bool),
         debt=jnp.zeros((), jnp.float32),
         is_finished=jnp.zeros((batch,), bool),

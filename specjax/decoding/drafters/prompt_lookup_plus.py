@@ -88,7 +88,7 @@ class SeenHidden:
     """The target's hidden states at the committed positions, without the root's. D: width.
 
     With a prefix length m > 1 they are means over m positions, and `recent` has what the next
-    means need. States of rounds that were not seen, because `auto` rested, are zeros.
+    means need.
     """
 
     states: Float[Array, "B S D"]  # of unit length, so that a product is a cosine
@@ -137,18 +137,17 @@ class PromptLookupPlus(RankedLookup):
         assert prefill.hidden is not None
         back = self.prefix_length - 1
         hidden = jnp.pad(prefill.hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
-        states = _first(self._means(hidden), prompt.length - 1)
-        states = jnp.pad(states, ((0, 0), (0, num_slots - states.shape[1]), (0, 0)))
+        states = jnp.pad(
+            self._means(hidden), ((0, 0), (0, num_slots - prefill.hidden.shape[1]), (0, 0))
+        )
         return SeenHidden(states, _slice(hidden, prompt.length - 1, back), prompt.length)
 
     def update(self, params: Params, state: SeenHidden, outcome: Outcome) -> SeenHidden:
         assert outcome.output.hidden is not None
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
         hidden = jnp.concatenate([state.recent, on_path], axis=1)
-        # The path is padded with the root, whose state belongs to no slot behind it.
-        on_path = _first(self._means(hidden), outcome.verification.num_accepted + 1)
         return SeenHidden(
-            states=write_slots(state.states, on_path, outcome.root_slot, axis=1),
+            states=write_slots(state.states, self._means(hidden), outcome.root_slot, axis=1),
             recent=_slice(hidden, outcome.verification.num_accepted + 1, self.prefix_length - 1),
             prompt_length=state.prompt_length,
         )
@@ -229,12 +228,6 @@ class PromptLookupPlusAttention(RankedLookup):
 
     def _scores(self, state: SeenAttention, context: Context) -> tuple[Float[Array, "B T"], float]:
         return state.weights[:, : context.tokens.shape[1]], 0.0
-
-
-def _first(rows: Float[Array, "B Q D"], count: Int[Array, " B"]) -> Float[Array, "B Q D"]:
-    """The first `count[b]` rows of each text, and zeros."""
-    is_kept = jnp.arange(rows.shape[1])[None, :] < count[:, None]
-    return jnp.where(is_kept[..., None], rows, 0)
 
 
 def _slice(rows: Array, start: Int[Array, " B"], count: int) -> Array:
