@@ -114,7 +114,6 @@ def curve(found: Curve) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 3), layout="constrained")
-    figure.suptitle(found.title, fontsize=9)
     lengths, speeds = figure.subplots(1, 2)
     for number, (name, points) in enumerate(found.series.items()):
         values = [str(point.value) for point in points]
@@ -172,7 +171,9 @@ def save_curve(found: Curve, folder: Path) -> Path:
     Raises:
         SpecjaxError: if it cannot be written.
     """
-    return save_png(curve(found), folder, f"curve-{found.title}")
+    figure = curve(found)
+    figure.suptitle(found.title, fontsize=9)
+    return save_png(figure, folder, f"curve-{found.title}")
 
 
 def inline_svg(figure: "Figure", label: str, name: str) -> str:
