@@ -25,14 +25,13 @@ from specjax.bench.pages.contents import read_contents
 from specjax.bench.pages.html import page, shown_texts, write_page
 from specjax.bench.pages.markdown import write_markdown
 from specjax.bench.pages.plots import SCHEME, inline_svg
-from specjax.bench.results import open_results
+from specjax.bench.results import Stage, open_results
 from specjax.bench.summary import summarise
 from specjax.errors import SpecjaxError
 
 ABOUT = {
     "target": "<tiny> & co",
     "dtype": "float32",
-    "bandwidth": 12.3e9,
     "peers": "",
     "drafters": ["rest=a|b"],
     "versions": {"jax": "0.10"},
@@ -96,6 +95,7 @@ def folder(tmp_path):
 def fill(folder) -> None:
     """Adds all of them, and a second temperature."""
     results = open_results(folder, ABOUT)
+    results.add_bandwidth(Stage(0.0, 1), 12.3e9)
     rows = [*rows_at(0.0), *rows_at(0.7, lie=True)]
     results.write_rows(rows)
     results.write_texts([text_line("plain", 0.0), text_line("medusa", 0.0)])
