@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specjax.core.errors import SpecjaxError
     from specjax.decoding.drafter import Drafter, Params
     from specjax.decoding.generate import speculative_generate, stream
     from specjax.decoding.prompt import Prompt, chat_ids, encode, from_ids
@@ -22,17 +23,16 @@ if TYPE_CHECKING:
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
     from specjax.drafting import load_drafter
-    from specjax.errors import SpecjaxError
-    from specjax.hub import Target, load
-    from specjax.models.config import LlamaConfig
-    from specjax.models.llama import Llama
+    from specjax.hub import LoadedTarget, load
+    from specjax.models.config import TransformerConfig
+    from specjax.models.transformer import Transformer
 
 __version__ = "0.1.0"
 __all__ = [
     # load
     "load",
     "load_drafter",
-    "Target",
+    "LoadedTarget",
     # ask
     "encode",
     "chat_ids",
@@ -48,23 +48,23 @@ __all__ = [
     "Stats",
     # build on
     "Drafter",
-    "Llama",
-    "LlamaConfig",
+    "Transformer",
+    "TransformerConfig",
     "SpecjaxError",
 ]
 
 _HOMES = {
     "specjax.drafting": ("load_drafter",),
-    "specjax.hub": ("load", "Target"),
+    "specjax.hub": ("load", "LoadedTarget"),
     "specjax.decoding.prompt": ("encode", "chat_ids", "from_ids", "Prompt"),
     "specjax.decoding.drafter": ("Drafter", "Params"),
     "specjax.decoding.sampling": ("Sampling",),
     "specjax.decoding.generate": ("speculative_generate", "stream"),
     "specjax.decoding.reference": ("reference_generate",),
     "specjax.decoding.state": ("Generation", "Stats"),
-    "specjax.models.llama": ("Llama",),
-    "specjax.models.config": ("LlamaConfig",),
-    "specjax.errors": ("SpecjaxError",),
+    "specjax.models.transformer": ("Transformer",),
+    "specjax.models.config": ("TransformerConfig",),
+    "specjax.core.errors": ("SpecjaxError",),
 }
 
 

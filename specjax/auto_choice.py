@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 ADVICE = "`specjax tune machine` measures what is best"
 NEVER_CHOSEN = ("auto", "lookahead")  # not behind a gate

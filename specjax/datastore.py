@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from specjax import __version__
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 
 SEPARATOR = -1  # stands after every document; no query matches it, no draft goes across it
 SORTED_TOKENS = 32  # so many tokens decide a suffix's place: query and continuation together
@@ -202,7 +202,7 @@ def save(datastore: Datastore, folder: str | Path) -> None:
     """
     from safetensors.numpy import save_file
 
-    from specjax.models.checkpoint import new_folder
+    from specjax.models.io.checkpoint import new_folder
 
     values = {"format": FORMAT} | {name: getattr(datastore, name) for name in METADATA_KINDS}
     with new_folder(Path(folder)) as unfinished:

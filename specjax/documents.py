@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, readable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -6,21 +6,21 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
-from specjax.decoding.drafters import METHODS
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
-from specjax.hub import POCKET, Target, head_folder, load, pocket_folder
-from specjax.models.checkpoint import CHECKPOINTS
+from specjax.hub import POCKET, LoadedTarget, head_folder, load, pocket_folder
+from specjax.methods import METHODS
 from specjax.models.heads.files import HEAD, check_owner
 from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
+from specjax.models.io.checkpoint import CHECKPOINTS
 from specjax.tuned import fingerprint
 
 MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
 
 
-def part_of(method: str, target: Target, source: str | Path | None) -> Any:
+def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any:
     """What the method reads: the draft, the head and its params, the datastore, or None.
 
     Raises:
@@ -37,7 +37,7 @@ def part_of(method: str, target: Target, source: str | Path | None) -> Any:
     return None
 
 
-def load_draft(target: Target, source: str | Path | None = None) -> Target:
+def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
     """A draft model for `target`, in the dtype of its params.
 
     Raises:
@@ -71,7 +71,10 @@ def find_head(source: str | Path, kind: str | None = None) -> Path:
 
 
 def load_head(
-    source: str | Path, target: Target, dtype: DTypeLike | None = None, kind: str | None = None
+    source: str | Path,
+    target: LoadedTarget,
+    dtype: DTypeLike | None = None,
+    kind: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A head for `target`, such as `EagleHead`, and its params.
 
@@ -92,7 +95,7 @@ def load_head(
     return loaded
 
 
-def _datastore(target: Target, source: str | Path | None) -> Any:
+def _datastore(target: LoadedTarget, source: str | Path | None) -> Any:
     folder = _source_of("rest", target, source)
     datastore = load_datastore(folder)
     if target.tokenizer is not None:
@@ -100,7 +103,7 @@ def _datastore(target: Target, source: str | Path | None) -> Any:
     return datastore_params(datastore)
 
 
-def _source_of(method: str, target: Target, source: str | Path | None) -> str | Path:
+def _source_of(method: str, target: LoadedTarget, source: str | Path | None) -> str | Path:
     """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
     row = METHODS[method]
     if source is None and target.name != POCKET:
@@ -116,7 +119,7 @@ def pocket_part(name: str) -> Path:
     return pocket_folder().parent / name
 
 
-def _check_same_tokens(target: Target, draft: Target) -> None:
+def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
     """Raises SpecjaxError if the draft's tokens are others; a few added ones may differ."""
     if draft.config.vocab_size != target.config.vocab_size:
         raise SpecjaxError(

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.auto_choice import AutoChoice, read_choice
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import cache_folder, expand_user
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters import METHODS, check_settings, make_drafter
 from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.draft_model import DraftModelSettings
 from specjax.drafter_parts import part_of, pocket_part
-from specjax.errors import SpecjaxError
-from specjax.files import cache_folder, expand_user
-from specjax.hub import HUB_ID, POCKET, Target, pocket_folder
+from specjax.hub import HUB_ID, POCKET, LoadedTarget, pocket_folder
+from specjax.methods import METHODS, check_settings, make_drafter
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
@@ -26,7 +26,7 @@ TUNED_DRAFT, TUNED_HEAD = "draft", "head"
 
 def load_drafter(
     method: str,
-    target: Target,
+    target: LoadedTarget,
     source: str | Path | None = None,
     tuned: str | Path | None = None,
     **settings: Any,
@@ -55,7 +55,7 @@ def load_drafter(
 
 
 def whole_settings(
-    method: str, target: Target, source: str | Path | None, given: Mapping[str, Any]
+    method: str, target: LoadedTarget, source: str | Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The `given` settings, and what is tuned beside the target: what `load_drafter` goes by.
 
@@ -68,7 +68,7 @@ def whole_settings(
     return {**_tuned_for(method, target, part, None, given), **given}
 
 
-def auto_choice(target: Target, tuned: str | Path | None = None) -> AutoChoice:
+def auto_choice(target: LoadedTarget, tuned: str | Path | None = None) -> AutoChoice:
     """What `load_drafter("auto", target, tuned=tuned)` will load.
 
     Raises:
@@ -78,7 +78,7 @@ def auto_choice(target: Target, tuned: str | Path | None = None) -> AutoChoice:
 
 
 def _auto(
-    target: Target, source: str | Path | None, tuned: str | Path | None
+    target: LoadedTarget, source: str | Path | None, tuned: str | Path | None
 ) -> tuple[Drafter, Any]:
     if source is not None:
         raise SpecjaxError(
@@ -120,7 +120,9 @@ def tuned_file(name: str) -> Path:
     return folder / FILE
 
 
-def _tuned_settings(method: str, target: Target, tuned: str | Path | None) -> Mapping[str, Any]:
+def _tuned_settings(
+    method: str, target: LoadedTarget, tuned: str | Path | None
+) -> Mapping[str, Any]:
     path = _known_file(target.name) if tuned is None else expand_user(tuned)
     if path is None or not METHODS[method].tuned:
         return {}
@@ -137,7 +139,7 @@ def _known_file(name: str) -> Path | None:
 
 
 def _tuned_for(
-    method: str, target: Target, part: Any, tuned: str | Path | None, given: Mapping[str, Any]
+    method: str, target: LoadedTarget, part: Any, tuned: str | Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What was tuned, if it was for this draft and the rule that is wanted, or for this head."""
     known = dict(_tuned_settings(method, target, tuned))
@@ -158,7 +160,11 @@ def _tuned_for(
 
 
 def _build(
-    method: str, target: Target, source: str | Path | None, part: Any, settings: dict[str, Any]
+    method: str,
+    target: LoadedTarget,
+    source: str | Path | None,
+    part: Any,
+    settings: dict[str, Any],
 ) -> tuple[Drafter, Any]:
     """The drafter, and the params that it reads."""
     check_settings(method, settings)
@@ -175,7 +181,10 @@ def _build(
 
 
 def _draft_model(
-    target: Target, source: str | Path | None, draft: Target, settings: DraftModelSettings
+    target: LoadedTarget,
+    source: str | Path | None,
+    draft: LoadedTarget,
+    settings: DraftModelSettings,
 ) -> tuple[Drafter, Any]:
     rule, rule_params = settings.length_rule(), None
     if settings.rule == "disco":

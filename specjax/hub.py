@@ -22,12 +22,13 @@ from huggingface_hub.utils import (
 )
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable
-from specjax.models.config import LlamaConfig, eos_tokens
-from specjax.models.convert import load_llama
-from specjax.models.llama import Llama
-from specjax.models.weights import import_torch
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable
+from specjax.models.config import TransformerConfig, eos_tokens
+from specjax.models.families import read_config
+from specjax.models.io.huggingface import load_llama
+from specjax.models.io.weights import import_torch
+from specjax.models.transformer import Transformer
 
 POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,13 +50,13 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of 
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class LoadedTarget:
     """A model that is ready to decode: what it is, its weights and its tokenizer."""
 
-    model: Llama
+    model: Transformer
     params: Mapping[str, Any] = field(repr=False)
     tokenizer: Any  # from transformers; None where the folder holds none
-    config: LlamaConfig
+    config: TransformerConfig
     name: str
 
     @property
@@ -75,7 +76,7 @@ def load(
     dtype: DTypeLike | None = None,
     revision: str | None = None,
     progress: bool = True,
-) -> Target:
+) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
     Args:
@@ -94,9 +95,9 @@ def load(
     kind = _dtype_of(dtype)
     folder = _folder_of(str(name), revision, progress)
     with readable(folder):
-        config = _with_generation_eos(LlamaConfig.read(folder), folder)
+        config = _with_generation_eos(read_config(folder), folder)
         params = load_llama(folder, config, kind, progress)
-        return Target(Llama(config), params, _read_tokenizer(folder), config, str(name))
+        return LoadedTarget(Transformer(config), params, _read_tokenizer(folder), config, str(name))
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -119,7 +120,7 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
-    folder = _found(name, revision, progress, LlamaConfig.read, with_weights)
+    folder = _found(name, revision, progress, read_config, with_weights)
     if folder is None:
         raise SpecjaxError(
             f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
@@ -271,7 +272,7 @@ def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
     return kind
 
 
-def _with_generation_eos(config: LlamaConfig, folder: Path) -> LlamaConfig:
+def _with_generation_eos(config: TransformerConfig, folder: Path) -> TransformerConfig:
     """Adds the EOS tokens of `generation_config.json`: chat models name more of them there."""
     path = folder / "generation_config.json"
     if not path.is_file():

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.errors import SpecjaxError
-from specjax.files import read_json, writable
-from specjax.models.config import LlamaConfig
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json, writable
+from specjax.models.config import TransformerConfig
 
 FILE = "specjax.json"
 
@@ -26,7 +26,7 @@ class Tuned:
     induction_heads: tuple[tuple[int, int, int], ...] = ()  # layer, head, times; the best first
 
 
-def fingerprint(config: LlamaConfig, params: Mapping[str, Any]) -> str:
+def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
     """Tells one model from another: its sizes, and a checksum of the signs of some embeddings.
 
     No rounding changes a sign, so the dtype of `params` makes no difference.

@@ -65,7 +65,7 @@ def test_generated_tokens_know_their_source():
 def test_plain_decoding_copies_nothing():
     model, params = target()
     drafter, drafter_params = specjax.load_drafter(
-        "plain", specjax.Target(model, params, None, model.config, "tiny")
+        "plain", specjax.LoadedTarget(model, params, None, model.config, "tiny")
     )
     out = speculative_generate(
         Params(params, drafter_params),

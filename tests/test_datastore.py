@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specjax import __version__, datastore, documents
+from specjax.core.errors import SpecjaxError
 from specjax.datastore import (
     ARRAYS,
     METADATA,
@@ -23,7 +24,6 @@ from specjax.datastore import (
     tokenizer_fingerprint,
 )
 from specjax.documents import read_documents
-from specjax.errors import SpecjaxError
 
 DOCUMENTS = [[5, 1, 2], [], [1, 2, 3, 70_000], [5, 1, 2]]
 FLAT = [5, 1, 2, -1, 1, 2, 3, 70_000, -1, 5, 1, 2, -1]

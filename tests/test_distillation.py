@@ -7,14 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import distillation
-from specjax.chat import chat_ids, chat_text, encode_chat, opening_ids
+from specjax.core.chat import chat_ids, chat_text, encode_chat, opening_ids
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
-from specjax.distillation import BATCH, check_room, distill, prompt_of
-from specjax.errors import SpecjaxError
 from specjax.hub import load
+from specjax.training import distillation
 from specjax.training.config import DistillOptions
 from specjax.training.conversations import (
     ASSISTANT,
@@ -24,6 +23,7 @@ from specjax.training.conversations import (
     Turn,
     read_conversations,
 )
+from specjax.training.distillation import BATCH, check_room, distill, prompt_of
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 

@@ -14,19 +14,19 @@ from huggingface_hub import errors
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specjax import hub
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.convert import save_llama
-from specjax.models.llama import Llama
+from specjax.core.errors import SpecjaxError
+from specjax.models.families import config_from
+from specjax.models.io.huggingface import save_llama
+from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
-CONFIG = LlamaConfig.from_huggingface({"model_type": "llama"} | checkpoints.TINY)
+CONFIG = config_from({"model_type": "llama"} | checkpoints.TINY)
 HUB_ID = "someone/tiny-llama"
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    params = Llama(CONFIG).initialise(jax.random.key(0))
+    params = Transformer(CONFIG).initialise(jax.random.key(0))
     folder = tmp_path_factory.mktemp("saved") / "tiny"
     save_llama(folder, CONFIG, params, jnp.float32)
     return folder

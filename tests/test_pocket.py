@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.decoding.drafters import METHODS
 from specjax.hub import pocket_folder
+from specjax.methods import METHODS
 from specjax.models.heads.files import read_about
 from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
 from specjax.tuned import fingerprint
@@ -19,7 +19,7 @@ NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128
 
 
 @cache
-def pocket() -> specjax.Target:
+def pocket() -> specjax.LoadedTarget:
     return specjax.load("pocket", dtype="float32")
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
 from tests.decoding.tiny import target
 

@@ -14,12 +14,14 @@ from specjax.bench.contestants import OwnMethod, make_contestants
 from specjax.bench.measure import Request
 from specjax.bench.options import BenchOptions, temperatures_in
 from specjax.bench.results import Stage
-from specjax.hub import Target
-from specjax.provenance import machine, revision, versions
+from specjax.core.provenance import machine, revision, versions
+from specjax.hub import LoadedTarget
 from specjax.tuned import fingerprint
 
 
-def about(target: Target, options: BenchOptions, requests: Sequence[Request]) -> dict[str, Any]:
+def about(
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request]
+) -> dict[str, Any]:
     """Target, device, prompts, methods, settings, versions, and the command.
 
     A benchmark is gone on with only if all of it but the command is the same.

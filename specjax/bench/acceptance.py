@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.drafters import METHODS
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids, padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
+from specjax.methods import METHODS
 
 BATCH = 8  # prompts at a time
 # An untrained head gets a token right now and then: random ones of pocket reach 1.00 to 1.03.
@@ -60,7 +60,7 @@ def is_useless(method: str, accepted_length: float) -> bool:
 
 
 def acceptance(
-    target: Target,
+    target: LoadedTarget,
     drafter: Drafter,
     drafter_params: object,
     prompts: Sequence[Sequence[int]],

@@ -6,7 +6,7 @@ from statistics import median
 import jax
 import jax.numpy as jnp
 
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5
@@ -25,7 +25,7 @@ def read_bandwidth() -> float:
     return NUM_PASSES * NUM_BYTES / median(seconds)
 
 
-def bytes_per_pass(target: Target, length: float, num_rows: int = 1) -> float:
+def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> float:
     """What a pass must read: the target's weights, and keys and values of `length` tokens per row.
 
     Of an embedding table that is not the LM head as well, it needs single rows only.

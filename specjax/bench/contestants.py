@@ -19,7 +19,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.drafter_parts import load_draft
 from specjax.drafting import load_drafter
-from specjax.hub import POCKET, Target
+from specjax.hub import POCKET, LoadedTarget
 from specjax.tuned import params_fingerprint
 
 Prepared = tuple[Prompt, jax.Array]
@@ -30,7 +30,7 @@ class OwnMethod:
     """A drafting method of ours as a contestant."""
 
     name: str
-    target: Target
+    target: LoadedTarget
     drafter: Drafter
     params: Params
     sampling: Sampling
@@ -98,7 +98,7 @@ class OwnMethod:
 
 
 def make_contestants(
-    target: Target, options: BenchOptions, requests: Sequence[Request], stage: Stage
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
 ) -> list[Contestant]:
     """Plain decoding, the other methods in the order they are named, then peers.
 

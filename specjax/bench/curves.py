@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.bench.results import replace_lines
-from specjax.errors import SpecjaxError
-from specjax.files import readable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import readable
 
 CURVES = "curves.jsonl"
 

@@ -22,17 +22,17 @@ from rich.table import Table
 from tyro.conf import arg
 
 from specjax.bench.tasks import read_tasks, token_ids
+from specjax.core.errors import SpecjaxError, exit_code
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError, exit_code
 from specjax.hub import load
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 
 TEMPERATURES = (0.5, 1.0, 1.5)
 
@@ -57,7 +57,7 @@ class Options:
 
 def overlap(
     text: Int[Array, "1 T"],
-    models: Sequence[tuple[Llama, Any]],
+    models: Sequence[tuple[Transformer, Any]],
     temperature: float,
 ) -> Float[Array, " T"]:
     """1 - TV of the two models' distributions after every token of the text."""
@@ -67,7 +67,7 @@ def overlap(
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
 def _law(
-    params: Any, text: Int[Array, "1 T"], *, model: Llama, temperature: float
+    params: Any, text: Int[Array, "1 T"], *, model: Transformer, temperature: float
 ) -> Float[Array, "T V"]:
     dtype = params["embed_tokens"]["weight"].dtype
     cache = KVCache.create(model.config, 1, text.shape[1], dtype)
@@ -131,7 +131,7 @@ def _run(options: Options) -> None:
 def _mean_overlap(
     prompt: Prompt,
     tokens: Int[Array, "B M"],
-    models: Sequence[tuple[Llama, Any]],
+    models: Sequence[tuple[Transformer, Any]],
     temperature: float,
 ) -> float:
     """Over the positions of the new tokens, in texts that the target has drawn itself."""

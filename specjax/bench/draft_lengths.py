@@ -36,6 +36,7 @@ from specjax.bench.oracle import (
 )
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.tasks import read_tasks, token_ids
+from specjax.core.errors import SpecjaxError, exit_code
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic, Oracle
@@ -43,8 +44,7 @@ from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError, exit_code
-from specjax.hub import Target, load
+from specjax.hub import LoadedTarget, load
 
 ORACLE = "oracle"
 
@@ -113,7 +113,7 @@ class WithTruth(OwnMethod):
 
 
 def contestants_of(
-    target: Target, options: Options, requests: Sequence[Request]
+    target: LoadedTarget, options: Options, requests: Sequence[Request]
 ) -> list[OwnMethod]:
     """Plain decoding, every rule, and the oracle.
 

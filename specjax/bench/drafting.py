@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.shapes import default_size, random_target
+from specjax.core.errors import SpecjaxError, exit_code
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -35,10 +36,9 @@ from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import Verification
-from specjax.errors import SpecjaxError, exit_code
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput
+from specjax.models.transformer import Transformer
 
 NUM_TOKENS = 70
 DRAFTED = (0, 5, NUM_TOKENS)
@@ -70,7 +70,7 @@ class Always(PromptLookupPlus):
         return Proposal(replace(tree, valid=steps <= self.count)), state
 
 
-def measure_rounds(target: Llama, params: Any, options: Options) -> dict[str, float]:
+def measure_rounds(target: Transformer, params: Any, options: Options) -> dict[str, float]:
     """Seconds per round of plain decoding, and of PLD+ by the number of drafted tokens."""
     layer = PromptLookupPlus.layer_for(target.config)
     drafters: dict[str, Drafter] = {"plain": Autoregressive()}
@@ -88,7 +88,7 @@ def measure_rounds(target: Llama, params: Any, options: Options) -> dict[str, fl
     return _in_turn(timed, options)
 
 
-def measure_drafting(target: Llama, params: Any, options: Options) -> dict[str, float]:
+def measure_drafting(target: Transformer, params: Any, options: Options) -> dict[str, float]:
     """Seconds per round of search and bookkeeping alone, with all tokens accepted."""
     layer = PromptLookupPlus.layer_for(target.config)
     heads = PromptLookupPlusAttention.heads_for(target.config)
@@ -119,7 +119,7 @@ def _in_turn(runs: Mapping[str, Callable[[], Any]], options: Options) -> dict[st
     return {name: median(times) for name, times in seconds.items()}
 
 
-def _state(target: Llama, params: Any, drafter: Drafter, options: Options) -> LoopState:
+def _state(target: Transformer, params: Any, drafter: Drafter, options: Options) -> LoopState:
     """The loop after prefill of a random text from few tokens, so that candidates are many."""
     text = np.random.default_rng(0).integers(0, 50, options.context).tolist()
     # Donated buffers are not wanted here, so room for new tokens stays free.
@@ -155,7 +155,7 @@ def _drafts(state: LoopState, outcome: Outcome, *, drafter: Drafter, num_rounds:
     return lax.fori_loop(0, num_rounds, body, (state.drafter, jnp.zeros((), jnp.int32)))
 
 
-def _outcome(config: LlamaConfig, drafter: Drafter, state: LoopState) -> Outcome:
+def _outcome(config: TransformerConfig, drafter: Drafter, state: LoopState) -> Outcome:
     """A round that accepted all tokens, and what the target revealed in it."""
     context = Context(state.tokens, state.length)
     rows, heads = drafter.num_nodes, len(drafter.taps.attention_heads)

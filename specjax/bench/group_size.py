@@ -27,12 +27,12 @@ from specjax.bench.measure import Request
 from specjax.bench.run import compare
 from specjax.bench.summary import ALL, Measurement
 from specjax.bench.tasks import read_tasks, token_ids
-from specjax.decoding.drafters import check_settings
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.files import expand_user, writable, writable_folder
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
-from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user, writable, writable_folder
-from specjax.hub import POCKET, Target, load
+from specjax.hub import POCKET, LoadedTarget, load
+from specjax.methods import check_settings
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def train(options: Options, num_masks: int) -> Path:
 
 
 def measure(
-    options: Options, target: Target, requests: Sequence[Request], runs: Mapping[int, Path]
+    options: Options, target: LoadedTarget, requests: Sequence[Request], runs: Mapping[int, Path]
 ) -> list[Measurement]:
     """Plain decoding and every head, in turn on the same prompts."""
     heads = {
@@ -125,7 +125,7 @@ def last_task(rows: Sequence[Measurement]) -> str:
     return ALL if any(row.task == ALL for row in rows) else rows[-1].task
 
 
-def check(options: Options) -> tuple[Target, list[Request]]:
+def check(options: Options) -> tuple[LoadedTarget, list[Request]]:
     """The target and the prompts to measure on: what is wrong is told before the long training.
 
     Raises:

@@ -26,17 +26,17 @@ from specjax.bench.measure import PLAIN, Request
 from specjax.bench.run import compare
 from specjax.bench.summary import ALL, Measurement
 from specjax.bench.tasks import read_tasks, token_ids
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.files import expand_user
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import METHODS
-from specjax.decoding.drafters.depth_trees import TreeSettings
+from specjax.decoding.drafters._trees import TreeSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafter_parts import find_head
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user
-from specjax.hub import POCKET, Target, load
+from specjax.hub import POCKET, LoadedTarget, load
+from specjax.methods import METHODS
 from specjax.models.heads.files import read_about
 from specjax.models.heads.kinds import kind_in
 
@@ -84,7 +84,7 @@ class HeadSource(NamedTuple):
 
 
 def contestants_of(
-    target: Target,
+    target: LoadedTarget,
     heads: dict[str, HeadSource],
     options: Options,
     temperature: float,

@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.options import methods_in
+from specjax.core.errors import SpecjaxError, exit_code
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import make_drafter
 from specjax.decoding.generate import num_slots, speculative_generate
 from specjax.decoding.prompt import Prompt
-from specjax.errors import SpecjaxError, exit_code
+from specjax.methods import make_drafter
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK
+from specjax.models.transformer import Transformer
 
 MEGABYTE = 10**6
 LEAST = {"prompt_length": 2, "max_new_tokens": 1, "num_layers": 1, "width": 64, "vocabulary": 2}
@@ -57,7 +57,7 @@ class Options:
     measure: bool = True
     """Also run each program, in a process of its own, and measure how that grows."""
 
-    def config(self) -> LlamaConfig:
+    def config(self) -> TransformerConfig:
         """The model's config: 0.2 billion parameters unless told otherwise.
 
         Raises:
@@ -67,7 +67,7 @@ class Options:
             if getattr(self, name) < least:
                 raise SpecjaxError(f"{name} {getattr(self, name)} must be at least {least}")
         heads = self.width // 64
-        return LlamaConfig(
+        return TransformerConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.width,
             intermediate_size=4 * self.width,
@@ -99,10 +99,10 @@ class Held:
 
 
 def held(
-    method: str, config: LlamaConfig, prompt_length: int, max_new_tokens: int
+    method: str, config: TransformerConfig, prompt_length: int, max_new_tokens: int
 ) -> tuple[Held, Any]:
     """Compiles a request (greedy, batch 1) and asks what it holds; also returns the program."""
-    target, drafter = Llama(config), make_drafter(method, config, {})
+    target, drafter = Transformer(config), make_drafter(method, config, {})
     params = jax.eval_shape(target.initialise, jax.eval_shape(partial(jax.random.key, 0)))
     prompt = jax.eval_shape(partial(_prompt, prompt_length))
     request = partial(
@@ -136,7 +136,7 @@ def growth(options: Options, method: str) -> int:
     """By how many bytes this process grows, at its largest, while it runs one request."""
     config = options.config()
     _, program = held(method, config, options.prompt_length, options.max_new_tokens)
-    shapes = jax.eval_shape(Llama(config).initialise, jax.random.key(0))
+    shapes = jax.eval_shape(Transformer(config).initialise, jax.random.key(0))
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     arguments = (Params(params), _prompt(options.prompt_length), jax.random.key(0))
     jax.block_until_ready(arguments)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import UseAppendAction
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.decoding.sampling import Sampling
-    from specjax.models.config import LlamaConfig
+    from specjax.models.config import TransformerConfig
 
 ALL_METHODS = "all"
 
@@ -111,7 +111,7 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
     Raises:
         SpecjaxError: for a text of another form, or an unknown method.
     """
-    from specjax.decoding.drafters import check_settings
+    from specjax.methods import check_settings
 
     sources = {}
     for assignment in assignments:
@@ -125,7 +125,7 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
     return sources
 
 
-def methods_in(text: str, config: "LlamaConfig", has_parts: bool = False) -> list[str]:
+def methods_in(text: str, config: "TransformerConfig", has_parts: bool = False) -> list[str]:
     """The methods that `text` names; if it names none, all that serve this target without params.
 
     Args:
@@ -136,7 +136,7 @@ def methods_in(text: str, config: "LlamaConfig", has_parts: bool = False) -> lis
     Raises:
         SpecjaxError: for an unknown method.
     """
-    from specjax.decoding.drafters import METHODS, check_settings
+    from specjax.methods import METHODS, check_settings
 
     names = names_in(text)
     if ALL_METHODS in names and has_parts:
@@ -147,8 +147,8 @@ def methods_in(text: str, config: "LlamaConfig", has_parts: bool = False) -> lis
     return names or [name for name in METHODS if _needs_no_params(name, config)]
 
 
-def _needs_no_params(method: str, config: "LlamaConfig") -> bool:
-    from specjax.decoding.drafters import make_drafter
+def _needs_no_params(method: str, config: "TransformerConfig") -> bool:
+    from specjax.methods import make_drafter
 
     try:
         make_drafter(method, config, {}).check(config, None)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.bench.summary import Measurement
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, writable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, writable
 
 ORACLE_FILE = "oracle.json"
 NUM_BARS = 10  # parts of a run, in which the oracle's lengths are told apart

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specjax.bench.measure import Contestant, Program, Text
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
-from specjax.models.convert import save_llama
-from specjax.provenance import num_cores
+from specjax.core.errors import SpecjaxError
+from specjax.core.provenance import num_cores
+from specjax.hub import LoadedTarget
+from specjax.models.io.huggingface import save_llama
 
 PEERS = ("transformers",)
 PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
@@ -28,7 +28,9 @@ def check_peer(name: str) -> None:
         raise SpecjaxError(f"the peer {name!r} needs torch; run `pip install torch`")
 
 
-def peers(target: Target, max_new_tokens: int, draft: Target | None) -> list[Contestant]:
+def peers(
+    target: LoadedTarget, max_new_tokens: int, draft: LoadedTarget | None
+) -> list[Contestant]:
     """What transformers makes of the target: plain, prompt lookup, and assisted by the draft.
 
     Args:
@@ -204,7 +206,7 @@ def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Text:
     return Text(tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft))
 
 
-def _load(target: Target) -> Any:
+def _load(target: LoadedTarget) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -20,13 +20,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.attribution import Scores, forced_sources, is_copied, score
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import readable
 from specjax.decoding.prompt import from_ids
-from specjax.errors import SpecjaxError
-from specjax.files import readable
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
 NUM_SOURCES = 8
@@ -66,7 +65,7 @@ def read_quotesum(path: Path) -> tuple[list[Example], list[str]]:
 
 def evaluate(
     examples: Sequence[Example],
-    target: Llama,
+    target: Transformer,
     params: Any,
     tokenizer: Any,
     layer: int,
@@ -109,7 +108,7 @@ def tokens_of(example: Example, tokenizer: Any) -> tuple[list[int], int, Bool[np
 
 
 def hidden_states(
-    text: Sequence[int], target: Llama, params: Any, layer: int
+    text: Sequence[int], target: Transformer, params: Any, layer: int
 ) -> Float[np.ndarray, "T D"]:
     """The states of one layer at every token."""
     prompt = from_ids([text], BUCKET)
@@ -119,7 +118,12 @@ def hidden_states(
 
 @partial(jax.jit, static_argnames=("target", "layer"))
 def _pass(
-    params: Any, tokens: Int[Array, "1 T"], length: Int[Array, " 1"], *, target: Llama, layer: int
+    params: Any,
+    tokens: Int[Array, "1 T"],
+    length: Int[Array, " 1"],
+    *,
+    target: Transformer,
+    layer: int,
 ) -> Float[Array, "1 T D"]:
     rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
     dtype = params["embed_tokens"]["weight"].dtype

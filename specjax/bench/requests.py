@@ -7,17 +7,17 @@ import numpy as np
 
 from specjax.bench.measure import Request
 from specjax.bench.tasks import Task, later_turn_ids, token_ids
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_length, check_prompt
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
-from specjax.models.config import LlamaConfig
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
 
 Answers = Callable[[Sequence[tuple[int, ...]]], Iterable[Sequence[int]]]
 
 
 def requests_of(
-    tasks: Sequence[Task], target: Target, max_new_tokens: int, answer: Answers
+    tasks: Sequence[Task], target: LoadedTarget, max_new_tokens: int, answer: Answers
 ) -> list[Request]:
     """One prompt per turn, kind by kind.
 
@@ -49,14 +49,16 @@ def requests_of(
     return [request for requests in of_task for request in requests]
 
 
-def _check(of_task: Sequence[Sequence[Request]], config: LlamaConfig, max_new_tokens: int) -> None:
+def _check(
+    of_task: Sequence[Sequence[Request]], config: TransformerConfig, max_new_tokens: int
+) -> None:
     newest = [requests[-1] for requests in of_task]
     for kind, group in groupby(newest, key=lambda request: request.kind):
         check_prompts(kind, [request.ids for request in group], config, max_new_tokens)
 
 
 def check_prompts(
-    kind: str, rows: Sequence[Sequence[int]], config: LlamaConfig, max_new_tokens: int
+    kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig, max_new_tokens: int
 ) -> None:
     """Raises SpecjaxError, with kind and number (from 0), for a prompt that cannot be served."""
     try:

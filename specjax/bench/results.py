@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from specjax.bench.measure import Batch, Program, Sample, Text
 from specjax.bench.summary import Measurement
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable, writable, writable_folder
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable, writable, writable_folder
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS, TEXTS = "bandwidth.jsonl", "rows.jsonl", "texts.jsonl"

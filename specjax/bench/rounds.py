@@ -21,8 +21,8 @@ from specjax.decoding.round import conclude, draft, judge, one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import Verification
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput
+from specjax.models.target import ModelOutput
+from specjax.models.transformer import Transformer
 
 PARTS = ("draft", "verify", "rest")
 
@@ -72,7 +72,7 @@ class Trace:
 class Plan:
     """What the programs of a method are compiled for."""
 
-    target: Llama
+    target: Transformer
     drafter: Drafter
     sampling: Sampling
     max_new_tokens: int

@@ -31,15 +31,15 @@ from specjax.bench.summary import Judge, Measurement, exactly, summarise, whole
 from specjax.bench.tasks import read_tasks
 from specjax.bench.texts import texts_of
 from specjax.bench.ties import NearTies
-from specjax.decoding.drafters import METHODS, check_settings
-from specjax.distillation import answers_of
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
+from specjax.core.errors import SpecjaxError
+from specjax.hub import LoadedTarget
+from specjax.methods import METHODS, check_settings
+from specjax.training.distillation import answers_of
 
 NUM_DRAWN = 5  # rounds of a method that a report draws over time
 
 
-def run_bench(load_target: Callable[[], Target], options: BenchOptions) -> list[Measurement]:
+def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) -> list[Measurement]:
     """Measures, prints a table per temperature and size of batch, and returns all their rows.
 
     When it is interrupted, what is complete is shown and kept; the same options and folder go on
@@ -106,7 +106,7 @@ def check(options: BenchOptions) -> None:
 class Bench:
     """One benchmark; its stages share target, prompts and options."""
 
-    target: Target
+    target: LoadedTarget
     options: BenchOptions
     requests: Sequence[Request]
     results: Results
@@ -209,7 +209,9 @@ def compare(
     return summarise(list(measure(contestants, batches, num_runs)), programs, judge)
 
 
-def with_bandwidth_share(row: Measurement, target: Target, bandwidth: float | None) -> Measurement:
+def with_bandwidth_share(
+    row: Measurement, target: LoadedTarget, bandwidth: float | None
+) -> Measurement:
     """The row with the share of `bandwidth`, bytes per second, that its rounds must read."""
     # A peer has weights of its own, and may run elsewhere.
     if bandwidth is None or row.method not in METHODS or row.decode_seconds is None:

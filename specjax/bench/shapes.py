@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 
 CYCLE = 128  # tokens after which a cycling target repeats itself
 LOUDNESS = 3200.0  # of its embeddings, so that all layers together do not drown them
@@ -27,9 +27,9 @@ class Shape(NamedTuple):
     key_value_heads: int = 0  # 0: one for each head
     is_tied: bool = False  # the embedding is the LM head as well
 
-    def config(self, longest: int) -> LlamaConfig:
+    def config(self, longest: int) -> TransformerConfig:
         """That of a Llama for texts of `longest` tokens."""
-        return LlamaConfig(
+        return TransformerConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.width,
             intermediate_size=self.feed_forward,
@@ -57,7 +57,7 @@ def default_size() -> str:
     return "160m" if jax.default_backend() == "cpu" else "7b"
 
 
-def random_target(size: str, longest: int) -> tuple[Llama, Any, str]:
+def random_target(size: str, longest: int) -> tuple[Transformer, Any, str]:
     """A target for texts of `longest` tokens, its params, and their dtype.
 
     Raises:
@@ -65,7 +65,7 @@ def random_target(size: str, longest: int) -> tuple[Llama, Any, str]:
     """
     check_size(size)
     shape = SIZES[size]
-    target = Llama(shape.config(longest))
+    target = Transformer(shape.config(longest))
     return target, random_params(target, shape.dtype), shape.dtype
 
 
@@ -75,7 +75,7 @@ def check_size(size: str) -> None:
         raise SpecjaxError(f"size {size!r} is unknown; choose one of {', '.join(SIZES)}")
 
 
-def random_params(model: Llama, dtype: str) -> Any:
+def random_params(model: Transformer, dtype: str) -> Any:
     """Params as `model.initialise` would draw them, one array after the other.
 
     All in one program would take half a minute to compile for 32 layers; so there is one program

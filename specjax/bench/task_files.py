@@ -11,8 +11,8 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any, NamedTuple
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 
 # DISCO, appendix B, figures 7 to 10. In figure 7 the quotes are the prompt's own: it follows work
 # where the task is a docstring. In the others they only stand around it, and lines of Alpaca's

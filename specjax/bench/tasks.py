@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.bench.task_files import read_questions
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import chat_ids
-from specjax.errors import SpecjaxError
 
 POCKET = "pocket"
 COMPLETE = "complete"  # the kind of task that is no edit

@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax.bench.measure import Sample
 from specjax.bench.results import Stage
-from specjax.text import GrowingText
+from specjax.core.text import GrowingText
 
 LONGEST_PROMPT = 600  # characters of a prompt's end that are kept
 

@@ -17,12 +17,11 @@ from specjax.bench.measure import PLAIN
 from specjax.bench.summary import Said, Verdict, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import LEAST_TEMPERATURE, Draw, Sampling, row_keys
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
 from specjax.models.prefill import PREFILL_CHUNK, prefill
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 # Units in the last place of the largest logit that the logits of a near tie are apart, at most.
 # Where random models of 6 and 12 layers parted in bfloat16 it was never more than 1.4.
@@ -39,7 +38,7 @@ class NearTies:
     does not decide the text, only plain decoding is compared, with itself.
     """
 
-    target: Target
+    target: LoadedTarget
     sampling: Sampling
     seed: int
     max_new_tokens: int
@@ -88,7 +87,7 @@ def _next_token(
     row_key: Key[Array, " B"],
     text_length: Int[Array, " B"],
     *,
-    target: Llama,
+    target: Transformer,
     sampling: Sampling,
 ) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Logits, and scores whose argmax plain decoding says, after a prompt of whole chunks."""

@@ -26,15 +26,15 @@ from specjax.bench.measure import PLAIN
 from specjax.bench.rounds import PARTS, figures, trace
 from specjax.bench.tasks import read_tasks, token_ids
 from specjax.bench.timeline import draw
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.files import expand_user, writable
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import check_settings
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user, writable
-from specjax.hub import POCKET, Target, load
+from specjax.hub import POCKET, LoadedTarget, load
+from specjax.methods import check_settings
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def methods_in(texts: Sequence[str]) -> dict[str, str | None]:
 
 
 def contestants_of(
-    target: Target,
+    target: LoadedTarget,
     methods: Mapping[str, str | None],
     options: Options,
     prompts: Sequence[Sequence[int]],

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.shapes import random_target
-from specjax.errors import SpecjaxError, exit_code
+from specjax.core.errors import SpecjaxError, exit_code
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.features import target_features
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
@@ -66,7 +66,7 @@ def timed(steps: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[f
     return seconds
 
 
-def steps_of(target: Llama, params: Any, options: Options) -> dict[str, Callable[[], Any]]:
+def steps_of(target: Transformer, params: Any, options: Options) -> dict[str, Callable[[], Any]]:
     """The target's pass, and one training step of every kind."""
     shape = options.batch_size, options.length
     tokens = np.random.default_rng(0).integers(target.config.vocab_size, size=shape, dtype=np.int32)

@@ -22,7 +22,7 @@ from specjax.cli.methods import Methods
 from specjax.cli.report import Report
 from specjax.cli.train import Train
 from specjax.cli.tune import Tune
-from specjax.errors import exit_code
+from specjax.core.errors import exit_code
 
 DESCRIPTION = """Lossless speculative decoding for Llama-family models.
 

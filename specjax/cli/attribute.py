@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Attribute:
 
         from specjax.bench.quotesum import evaluate, read_quotesum
         from specjax.cli.environment import use_compilation_cache
+        from specjax.core.files import expand_user
         from specjax.drafting import load_drafter
-        from specjax.files import expand_user
         from specjax.hub import load
-        from specjax.models.outputs import Taps
+        from specjax.models.target import Taps
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
             raise SpecjaxError("--thresholds and --limit must be at least 1")

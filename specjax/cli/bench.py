@@ -8,7 +8,7 @@ from tyro.conf import arg, subcommand
 
 from specjax.bench.claims.options import ClaimsOptions
 from specjax.bench.options import BenchOptions
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Convert:
 
     def run(self) -> None:
         """Writes the whole folder, or nothing."""
-        from specjax.models.checkpoint import vacant
+        from specjax.models.io.checkpoint import vacant
 
         if self.layout is not None and self.head_of is None:
             raise SpecjaxError("--layout is for heads; name the target of yours: --head-of TARGET")
@@ -47,8 +47,8 @@ class Convert:
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.hub import load
-        from specjax.models.checkpoint import new_folder
-        from specjax.models.convert import save_llama
+        from specjax.models.io.checkpoint import new_folder
+        from specjax.models.io.huggingface import save_llama
 
         target = load(self.source, dtype=self.dtype)
         with new_folder(directory) as unfinished:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class DatastoreCommand:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         from specjax import datastore
+        from specjax.core.files import expand_user
         from specjax.documents import read_documents
-        from specjax.files import expand_user
         from specjax.hub import load_tokenizer
-        from specjax.models.checkpoint import vacant
+        from specjax.models.io.checkpoint import vacant
 
         if not self.sources:
             raise SpecjaxError("no sources are given; name files, folders or hub ids")

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from specjax.errors import SpecjaxError
-from specjax.files import cache_folder
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import cache_folder
 
 LEAST_COMPILE_SECONDS = 0.5  # what compiles faster is not worth a file
 

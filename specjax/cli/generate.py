@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from specjax.cli.prompts import Source, read_source
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.cli.measure import Job
@@ -98,8 +98,8 @@ class Generate:
             report.page(job, results[0], self.attribute_html)
 
     def _check_attribution(self) -> None:
-        from specjax.decoding.drafters import METHODS
-        from specjax.files import expand_user
+        from specjax.core.files import expand_user
+        from specjax.methods import METHODS
 
         page = self.attribute_html
         if (self.attribute or page is not None) and not METHODS[self.method].copies:

@@ -19,8 +19,8 @@ from specjax.cli.measure import Job, Measured
 from specjax.cli.prompts import Source
 from specjax.cli.sources import show_sources, spans_in_prompt, write_page
 from specjax.cli.text import DRAFTED, show_live
+from specjax.core.text import decode
 from specjax.decoding.sampling import LOSSY
-from specjax.text import decode
 
 
 def _console(stderr: bool = False) -> Console:

@@ -15,7 +15,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.drafting import load_drafter
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 
 WARM_UP_ROUNDS = 8  # enough to run passes of several widths, whose code is loaded at first use
 
@@ -27,7 +27,7 @@ class Job:
     method: str
     drafter: Drafter
     params: Params
-    target: Target
+    target: LoadedTarget
     prompt: Prompt
     seed: int
     sampling: Sampling

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specjax.decoding.drafters import Method
+    from specjax.methods import Method
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Methods:
         from rich.console import Console
         from rich.table import Table
 
-        from specjax.decoding.drafters import METHODS
+        from specjax.methods import METHODS
 
         table = Table("method", "needs", "paper", "settings (--set)", show_lines=True)
         for name, method in METHODS.items():
@@ -26,9 +26,9 @@ class Methods:
 
 def describe_settings(method: "Method") -> list[str]:
     """`name=default` for each field of the drafter; those that depend on the target say so."""
-    from specjax.models.config import LlamaConfig
+    from specjax.models.config import TransformerConfig
 
-    llama_2_7b = LlamaConfig(
+    llama_2_7b = TransformerConfig(
         vocab_size=32000,
         hidden_size=4096,
         intermediate_size=11008,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specjax.cli.example import MESSAGE
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
-    from specjax.hub import Target
+    from specjax.hub import LoadedTarget
 
 MOST_ID = 2**31 - 1
 
@@ -49,7 +49,7 @@ def read_source(
     return Source(text=prompt, is_chat=chat)
 
 
-def tokenize(source: Source, target: "Target") -> "Prompt":
+def tokenize(source: Source, target: "LoadedTarget") -> "Prompt":
     """The prompt in the target's tokens.
 
     Raises:

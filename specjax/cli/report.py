@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Report:
         from specjax.bench.pages.contents import read_contents
         from specjax.bench.pages.html import write_page
         from specjax.bench.pages.markdown import write_markdown
-        from specjax.files import expand_user
+        from specjax.core.files import expand_user
 
         folder = expand_user(self.folder)
         contents = read_contents(folder)

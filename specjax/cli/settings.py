@@ -4,8 +4,8 @@ import ast
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
-from specjax.decoding.drafters import METHODS, check_settings
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
+from specjax.methods import METHODS, check_settings
 
 BOOLEANS = {"true": True, "false": False}
 MOST_SEED = 2**32 - 1

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.attribution import Page, Span, sources_in_prompt, spans_of
-from specjax.files import expand_user, writable
-from specjax.text import GrowingText
+from specjax.core.files import expand_user, writable
+from specjax.core.text import GrowingText
 
 
 def spans_in_prompt(source: Sequence[int], prompt_length: int) -> list[Span]:

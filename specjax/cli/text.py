@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from specjax.core.text import UNFINISHED, GrowingText
 from specjax.decoding.state import Generation
-from specjax.text import UNFINISHED, GrowingText
 
 DRAFTED = "green"
 # A model may write any byte; on a terminal, control codes are shown, not obeyed.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.bench.tasks import Task
@@ -66,11 +66,11 @@ class TrainDisco:
         from specjax.bench.requests import check_prompts
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache
-        from specjax.distillation import answers_of
+        from specjax.core.files import expand_user
         from specjax.drafter_parts import load_draft
-        from specjax.files import expand_user
         from specjax.hub import load
-        from specjax.models.checkpoint import vacant
+        from specjax.models.io.checkpoint import vacant
+        from specjax.training.distillation import answers_of
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.objectives.length_classifier import (
             ClassifierSettings,

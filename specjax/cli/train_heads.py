@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.config import (
     DataOptions,
     DistillOptions,
@@ -23,8 +23,8 @@ from specjax.training.objectives.options import METHOD_OF, Objective
 
 if TYPE_CHECKING:
     from specjax.decoding.drafter import Drafter
-    from specjax.hub import Target
-    from specjax.models.config import LlamaConfig
+    from specjax.hub import LoadedTarget
+    from specjax.models.config import TransformerConfig
     from specjax.training.conversations import Conversation
     from specjax.training.examples import Example
     from specjax.training.loop import Evaluation
@@ -80,17 +80,17 @@ class TrainHead(ABC):
         """What the loss is made of; its type decides the method."""
 
     @abstractmethod
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """The head that the options ask for."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
         from specjax.bench.progress import watched
         from specjax.cli.environment import use_compilation_cache
-        from specjax.distillation import check_room, distill
-        from specjax.files import expand_user
+        from specjax.core.files import expand_user
         from specjax.hub import load
         from specjax.models.heads.files import HEAD
+        from specjax.training.distillation import check_room, distill
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all
         from specjax.training.heads import check_out, train_head
@@ -160,7 +160,7 @@ class TrainHead(ABC):
         print(f"{num_steps} steps: {self.epochs:g} epochs of {len(examples)} texts")
         return replace(self.loop, num_steps=num_steps)
 
-    def _start(self, target: "Target") -> tuple[Any, Any]:
+    def _start(self, target: "LoadedTarget") -> tuple[Any, Any]:
         """The head, and the params that it starts from, if not new ones.
 
         Raises:
@@ -183,17 +183,17 @@ class TrainHead(ABC):
                 )
         return head, params
 
-    def load_start(self, start: str, target: "Target", kind: str) -> tuple[Any, Any]:
+    def load_start(self, start: str, target: "LoadedTarget", kind: str) -> tuple[Any, Any]:
         """The head to start from and its params."""
         from specjax.drafter_parts import load_head
 
         return load_head(start, target, "float32", kind)
 
-    def _drafter(self, head: Any, target: "Target") -> "Drafter":
+    def _drafter(self, head: Any, target: "LoadedTarget") -> "Drafter":
         """What the head is measured with: a dynamic tree where the static one does not reach all
         that the head predicts, and for EAGLE's."""
-        from specjax.decoding.drafters import METHODS
-        from specjax.decoding.drafters.depth_trees import TreeSettings
+        from specjax.decoding.drafters._trees import TreeSettings
+        from specjax.methods import METHODS
 
         method = METHOD_OF[type(self.told)]
         row = METHODS["eagle2" if method == "eagle" else method]
@@ -226,7 +226,7 @@ def read_all(
     return found
 
 
-def within(batches: DataOptions, target: "Target") -> DataOptions:
+def within(batches: DataOptions, target: "LoadedTarget") -> DataOptions:
     """The options, with texts no longer than the target can read.
 
     Raises:
@@ -259,7 +259,7 @@ def split(
 
 
 def evaluation(
-    target: "Target",
+    target: "LoadedTarget",
     drafter: "Drafter",
     held_out: "Sequence[Conversation]",
     longest: int,
@@ -275,7 +275,7 @@ def evaluation(
     import jax
 
     from specjax.bench.acceptance import USELESS, acceptance, advice
-    from specjax.distillation import prompt_of
+    from specjax.training.distillation import prompt_of
     from specjax.training.loop import Evaluation
 
     asked = [prompt_of(target, each, longest, max_new_tokens) for each in held_out]

@@ -23,8 +23,8 @@ from specjax.training.objectives.options import (
 )
 
 if TYPE_CHECKING:
-    from specjax.hub import Target
-    from specjax.models.config import LlamaConfig
+    from specjax.hub import LoadedTarget
+    from specjax.models.config import TransformerConfig
 
 HEADS_OPTIMIZER = partial(  # of Medusa and Hydra
     OptimizerOptions, decay="cosine", beta2=0.999, clip="norm", clip_at=1.0
@@ -48,7 +48,7 @@ class TrainEagle(TrainHead):
     def told(self) -> Objective:
         return self.objective
 
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """See the parent."""
         from specjax.models.heads.eagle import EagleConfig, EagleHead
 
@@ -83,7 +83,7 @@ class TrainMedusa(TrainHead):
     def told(self) -> Objective:
         return self.objective
 
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """See the parent."""
         from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 
@@ -116,7 +116,7 @@ class TrainHydra(TrainHead):
     def told(self) -> Objective:
         return self.objective
 
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """See the parent."""
         from specjax.models.heads.hydra import HydraConfig, HydraHeads
 
@@ -144,7 +144,7 @@ class TrainParallel(TrainHead):
     fc_bias: bool = False
     """Give `fc` a bias, where features are read."""
 
-    def load_start(self, start: str, target: "Target", kind: str) -> tuple[Any, Any]:
+    def load_start(self, start: str, target: "LoadedTarget", kind: str) -> tuple[Any, Any]:
         """As the parent; an EAGLE head will do too, and gets new masks."""
         import jax
 
@@ -157,7 +157,7 @@ class TrainParallel(TrainHead):
         eagle, params = load_head(start, target, "float32", "eagle")
         return from_eagle(eagle, params, self.num_masks, jax.random.key(self.loop.seed))
 
-    def parallel(self, target: "LlamaConfig", reads_features: bool) -> Any:
+    def parallel(self, target: "TransformerConfig", reads_features: bool) -> Any:
         """The new head of both kinds."""
         from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 
@@ -187,7 +187,7 @@ class TrainParallelMedusa(TrainParallel):
     def told(self) -> Objective:
         return self.objective
 
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """See the parent."""
         return self.parallel(target, self.features)
 
@@ -209,6 +209,6 @@ class TrainParallelEagle(TrainParallel):
     def told(self) -> Objective:
         return self.objective
 
-    def new_head(self, target: "LlamaConfig") -> Any:
+    def new_head(self, target: "TransformerConfig") -> Any:
         """See the parent."""
         return self.parallel(target, True)

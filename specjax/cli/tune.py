@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.bench.measure import Request
-    from specjax.hub import Target
+    from specjax.hub import LoadedTarget
     from specjax.tuned import Tuned
 
 LOOKUP = ("pld-plus", "pld-plus-attention")
@@ -90,8 +90,8 @@ class Tune:
         """Tunes, prints what was tried, and writes what was found."""
         self._check()
         from specjax.cli.environment import use_compilation_cache
+        from specjax.core.files import expand_user
         from specjax.drafting import tuned_file
-        from specjax.files import expand_user
         from specjax.hub import load
         from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
         from specjax.tuning.plots import prepare
@@ -133,7 +133,9 @@ class Tune:
         elif len(self.drafter) > 1:
             raise SpecjaxError(f"--drafter is given {len(self.drafter)} times; {self.what} takes 1")
 
-    def _tune(self, target: "Target", requests: "Sequence[Request]", known: "Tuned") -> "Tuned":
+    def _tune(
+        self, target: "LoadedTarget", requests: "Sequence[Request]", known: "Tuned"
+    ) -> "Tuned":
         if self.what == "induction-heads":
             from specjax.cli.tune_lookup import tune_heads
 
@@ -158,7 +160,7 @@ class Tune:
             settings, method = tune(self, target, requests), AUTO
         return replace(known, settings={**known.settings, method: settings})
 
-    def _requests(self, target: "Target") -> "Sequence[Request]":
+    def _requests(self, target: "LoadedTarget") -> "Sequence[Request]":
         from specjax.bench.measure import Request
         from specjax.bench.tasks import read_tasks, token_ids
         from specjax.decoding.request import check_length

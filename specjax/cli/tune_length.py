@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from specjax.bench.measure import Request
 from specjax.cli.tune_lookup import show_curve
+from specjax.core.files import expand_user
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.drafting import TUNED_DRAFT, load_drafter
-from specjax.files import expand_user
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.tuned import fingerprint
 from specjax.tuning.draft_length import LengthTuner
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from specjax.cli.tune import Tune
 
 
-def tune_length(options: "Tune", target: Target, requests: Sequence[Request]) -> dict[str, Any]:
+def tune_length(
+    options: "Tune", target: LoadedTarget, requests: Sequence[Request]
+) -> dict[str, Any]:
     """The best settings of the draft's rule, and which draft they are for.
 
     Raises:

@@ -12,9 +12,9 @@ from rich.table import Table
 from specjax.bench.curves import Curve
 from specjax.bench.measure import Request
 from specjax.bench.progress import watched
-from specjax.decoding.drafters import METHODS
-from specjax.files import expand_user
-from specjax.hub import Target
+from specjax.core.files import expand_user
+from specjax.hub import LoadedTarget
+from specjax.methods import METHODS
 from specjax.tuned import Tuned
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.plots import plot
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def tune_lookup(
-    options: "Tune", target: Target, requests: Sequence[Request], known: Tuned
+    options: "Tune", target: LoadedTarget, requests: Sequence[Request], known: Tuned
 ) -> Tuned:
     """What is known, with the best settings of PLD+ by hidden states or by attention.
 
@@ -47,7 +47,7 @@ def tune_lookup(
 
 
 def tune_heads(
-    target: Target, requests: Sequence[Request], max_new_tokens: int
+    target: LoadedTarget, requests: Sequence[Request], max_new_tokens: int
 ) -> tuple[tuple[int, int, int], ...]:
     """The heads that copy: layer, head, times; the best first."""
     texts = answers(target, requests, max_new_tokens)

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from specjax.bench.measure import PLAIN, Request
 from specjax.bench.options import names_in, sources_in
-from specjax.decoding.drafters import check_settings
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 from specjax.decoding.sampling import Sampling
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
+from specjax.methods import check_settings
 from specjax.models.pass_costs import RowCosts
 from specjax.tuning.candidates import Family
 from specjax.tuning.machine import AUTO, NUM_RUNS, Report, Result, tune_machine
@@ -36,7 +36,7 @@ def check(options: "Tune") -> None:
             raise SpecjaxError(f"{name} is no method to be tried; leave it out")
 
 
-def tune(options: "Tune", target: Target, requests: Sequence[Request]) -> dict[str, Any]:
+def tune(options: "Tune", target: LoadedTarget, requests: Sequence[Request]) -> dict[str, Any]:
     """The settings of `auto` on this device.
 
     Raises:

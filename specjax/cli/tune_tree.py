@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from specjax.bench.measure import Request
 from specjax.bench.progress import watched
-from specjax.decoding.drafters import METHODS
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.drafting import TUNED_HEAD, load_drafter
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
+from specjax.methods import METHODS
 from specjax.tuned import params_fingerprint
 from specjax.tuning.head_ranks import NUM_RANKS, answer_ranks
 from specjax.tuning.induction_heads import answers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specjax.cli.tune import Tune
 
 
-def tune_tree(options: "Tune", target: Target, requests: Sequence[Request]) -> dict[str, Any]:
+def tune_tree(options: "Tune", target: LoadedTarget, requests: Sequence[Request]) -> dict[str, Any]:
     """The best tree of the head of `options.method`, and which head it is for.
 
     Raises:

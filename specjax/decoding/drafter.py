@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, chain
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.pytree import pytree
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 State = Any  # a pytree of the drafter's own
 
@@ -138,7 +138,7 @@ class Drafter(Protocol):
         """D: the longest path, root not counted."""
         ...
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         """Raises SpecjaxError if these settings or params do not fit the target."""
         ...
 

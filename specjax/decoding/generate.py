@@ -16,16 +16,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Key
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
 from specjax.models.prefill import prefill, whole_chunks
+from specjax.models.transformer import Transformer
 
 STATIC = ("target", "drafter", "sampling", "max_new_tokens", "eos")
 
@@ -35,7 +35,7 @@ def speculative_generate(
     prompt: Prompt,
     key: Key[Array, ""],
     *,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
@@ -85,7 +85,7 @@ def stream(
     prompt: Prompt,
     key: Key[Array, ""],
     *,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
@@ -133,7 +133,7 @@ def finish_loop(
     state: LoopState,
     max_rounds: Int[Array, ""] | int,
     *,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
     sampling: Sampling,
     max_new_tokens: int,
@@ -159,7 +159,7 @@ def start_loop(
     prompt: Prompt,
     key: Key[Array, ""],
     *,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
     max_new_tokens: int,
 ) -> LoopState:

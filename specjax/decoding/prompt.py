@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.chat import VICUNA, chat_ids
-from specjax.errors import SpecjaxError
-from specjax.pytree import pytree
+from specjax.core.chat import VICUNA, chat_ids
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 
 __all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
 

@@ -13,8 +13,8 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_plain_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 
 
 def reference_generate(
@@ -22,7 +22,7 @@ def reference_generate(
     prompt: Prompt,
     key: Key[Array, ""],
     *,
-    target: Llama,
+    target: Transformer,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,

@@ -7,15 +7,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 
 
 def check_request(
-    params: Params, prompt: Prompt, target: Llama, drafter: Drafter, max_new_tokens: int
+    params: Params, prompt: Prompt, target: Transformer, drafter: Drafter, max_new_tokens: int
 ) -> None:
     """Raises SpecjaxError if the request cannot be served.
 
@@ -26,7 +26,9 @@ def check_request(
     check_plain_request(params.target, prompt, target, max_new_tokens)
 
 
-def check_plain_request(params: Any, prompt: Prompt, target: Llama, max_new_tokens: int) -> None:
+def check_plain_request(
+    params: Any, prompt: Prompt, target: Transformer, max_new_tokens: int
+) -> None:
     """As `check_request`, for what concerns the target alone; `params` are the target's."""
     if max_new_tokens < 1:
         raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
@@ -50,7 +52,7 @@ def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
     return tuple(sorted({int(token) for token in tokens}))
 
 
-def check_target_params(params: Any, config: LlamaConfig) -> None:
+def check_target_params(params: Any, config: TransformerConfig) -> None:
     """Raises SpecjaxError if `params` are evidently those of another model."""
     try:
         table = params["embed_tokens"]["weight"]
@@ -80,7 +82,7 @@ def check_target_params(params: Any, config: LlamaConfig) -> None:
         )
 
 
-def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: LlamaConfig) -> None:
+def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: TransformerConfig) -> None:
     """Raises SpecjaxError for prompts too short, wrongly padded, or outside the vocabulary."""
     for row, length in enumerate(lengths):
         if length < 2:
@@ -103,7 +105,7 @@ def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: LlamaConfig) -
             )
 
 
-def check_length(prompt_length: int, max_new_tokens: int, config: LlamaConfig) -> None:
+def check_length(prompt_length: int, max_new_tokens: int, config: TransformerConfig) -> None:
     """Raises SpecjaxError if prompt and new tokens outgrow the model's positions."""
     if prompt_length + max_new_tokens > config.longest_text:
         raise SpecjaxError(

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.branches import switch_in_place
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import NO_SOURCE, LoopState, Stats
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
+from specjax.decoding.widths import switch_in_place
 from specjax.models.cache import KVCache, write_slots
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput
-from specjax.models.rows import QueryRows
+from specjax.models.target import ModelOutput, QueryRows
+from specjax.models.transformer import Transformer
 
 # A pass costs by its rows, so it runs at the least width that fits; a drafter may have its own.
 ROW_WIDTHS = (1, 8, 24, 64)
@@ -27,7 +26,7 @@ ROW_WIDTHS = (1, 8, 24, 64)
 def one_round(
     params: Params,
     state: LoopState,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
     sampling: Sampling,
     max_new_tokens: int,
@@ -88,7 +87,7 @@ def judge(
     cache: KVCache,
     proposal: Proposal,
     draw: Draw,
-    target: Llama,
+    target: Transformer,
     drafter: Drafter,
 ) -> tuple[ModelOutput, Verification, KVCache]:
     """One target pass over the proposal and its verification, as narrow as the draft allows.

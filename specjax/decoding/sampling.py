@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.errors import SpecjaxError
-from specjax.pytree import pytree, static
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree, static
 
 # Streams of `rejection` noise: what drafters draw with, what accepts, what draws the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2

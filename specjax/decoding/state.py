@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from specjax.core.pytree import pytree
 from specjax.models.cache import KVCache
-from specjax.pytree import pytree
 
 NO_SOURCE = -1
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.errors import SpecjaxError
-from specjax.pytree import pytree, static
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree, static
 
 NO_PARENT = -1
 

@@ -14,8 +14,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.config import LlamaConfig
-from specjax.pytree import pytree
+from specjax.core.pytree import pytree
+from specjax.models.config import TransformerConfig
 
 
 @pytree
@@ -34,7 +34,7 @@ class KVCache:
     @classmethod
     def create(
         cls,
-        config: LlamaConfig,
+        config: TransformerConfig,
         batch: int,
         num_slots: int,
         dtype: DTypeLike = jnp.float32,

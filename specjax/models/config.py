@@ -1,4 +1,4 @@
-"""LlamaConfig: the shape of a Llama-family model, read from and written to Hugging Face's form.
+"""The shape of a model and the arithmetic of its positions.
 
 Fields carry the names of `config.json`, so that a reader finds the same word in both places.
 """
@@ -7,27 +7,17 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.errors import SpecjaxError
-from specjax.files import read_json, readable
+from specjax.core.errors import SpecjaxError
 
-MODEL_TYPES = ("llama", "mistral")
 CHECK = "check the config"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
-ABSENT: dict[str, dict[str, Any]] = {  # what transformers assumes where a key is absent (not null)
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    },
-}
+SLIDING, FULL = "sliding_attention", "full_attention"  # as config.json spells layer_types
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,7 @@ class Rope:
             raise SpecjaxError(
                 f"RoPE type {kind!r} needs {missing[0]!r} in rope_scaling; add it to config.json"
             )
-        return cls(rope_type=kind, **_fields(cls, {"rope_theta": theta} | extras))
+        return cls(rope_type=kind, **declared_fields(cls, {"rope_theta": theta} | extras))
 
     def to_huggingface(self) -> dict[str, Any]:
         """Both spellings, so that old and new readers find what they look for."""
@@ -112,7 +102,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class TransformerConfig:
     """Everything that decides the shapes and the arithmetic of one Llama-family model."""
 
     vocab_size: int
@@ -128,6 +118,7 @@ class LlamaConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()  # of each layer, which slides or not; empty: all alike
     rope: Rope = field(default_factory=Rope)
     model_type: str = "llama"
     bos_token_id: int | None = None
@@ -141,6 +132,15 @@ class LlamaConfig:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}; {CHECK}"
             )
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise SpecjaxError(
+                f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} "
+                f"layers; {CHECK}"
+            )
+        if unknown := set(self.layer_types) - {SLIDING, FULL}:
+            raise SpecjaxError(
+                f"layer_types holds {sorted(unknown)[0]!r}; specjax runs {SLIDING!r} and {FULL!r}"
+            )
 
     @property
     def longest_text(self) -> int:
@@ -149,82 +149,11 @@ class LlamaConfig:
             return int(self.max_position_embeddings * self.rope.factor)
         return self.max_position_embeddings
 
-    @classmethod
-    def from_huggingface(cls, values: Mapping[str, Any]) -> "LlamaConfig":
-        """Reads the content of a `config.json`.
-
-        Raises:
-            SpecjaxError: for another architecture, activation or RoPE type, or a field that is
-                missing or malformed.
-        """
-        kind = values.get("model_type")
-        if kind not in MODEL_TYPES:
-            raise SpecjaxError(
-                f"model_type {kind!r} is not supported; specjax runs {', '.join(MODEL_TYPES)} "
-                "(Llama 1 to 3, Vicuna, TinyLlama, Mistral)"
-            )
-        if values.get("hidden_act", "silu") != "silu":
-            raise SpecjaxError(
-                f"hidden_act {values['hidden_act']!r} is not supported; Llama models use 'silu'"
-            )
-        values = ABSENT[kind] | dict(values)
-        try:
-            heads = values["num_attention_heads"]
-            found = {
-                "vocab_size": values["vocab_size"],
-                "hidden_size": values["hidden_size"],
-                "intermediate_size": values["intermediate_size"],
-                "num_hidden_layers": values["num_hidden_layers"],
-                "num_attention_heads": heads,
-                "num_key_value_heads": values.get("num_key_value_heads") or heads,
-                "head_dim": values.get("head_dim") or _width_of_heads(values["hidden_size"], heads),
-                "max_position_embeddings": values["max_position_embeddings"],
-                "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
-                "tie_word_embeddings": values.get("tie_word_embeddings") or False,
-                "attention_bias": values.get("attention_bias") or False,
-                "mlp_bias": values.get("mlp_bias") or False,
-                "sliding_window": values["sliding_window"] if kind == "mistral" else None,
-                "rope": Rope.from_huggingface(values),
-                "model_type": kind,
-                "bos_token_id": values.get("bos_token_id"),
-                "eos_token_id": eos_tokens(values),
-            }
-            return cls(**_fields(cls, found))
-        except KeyError as missing:
-            raise SpecjaxError(
-                f"config.json has no {missing}; it does not describe a {kind} model"
-            ) from None
-
-    @classmethod
-    def read(cls, folder: Path) -> "LlamaConfig":
-        """Reads `folder/config.json`; errors name the file."""
-        path = folder / "config.json"
-        with readable(path):
-            exists = path.is_file()
-        if not exists:
-            raise SpecjaxError(
-                f"{folder} holds no config.json; give a folder in Hugging Face format"
-            )
-        values = read_json(path)
-        try:
-            return cls.from_huggingface(values)
-        except SpecjaxError as error:
-            raise SpecjaxError(f"{path}: {error}") from None
-
-    def to_huggingface(self) -> dict[str, Any]:
-        """The content of a `config.json` that `transformers` reads as the same model."""
-        values = dataclasses.asdict(self)
-        del values["rope"]
-        if self.model_type != "mistral":
-            del values["sliding_window"]
-        architecture = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-        eos = list(self.eos_token_id)
-        values["eos_token_id"] = (eos if len(eos) > 1 else eos[0]) if eos else None
-        return values | {
-            "architectures": [architecture[self.model_type]],
-            "hidden_act": "silu",
-            **self.rope.to_huggingface(),
-        }
+    def window_of(self, layer: int) -> int | None:
+        """Returns how many positions back a layer sees, itself included; None: all of them."""
+        if self.layer_types and self.layer_types[layer] != SLIDING:
+            return None
+        return self.sliding_window
 
 
 def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -235,11 +164,7 @@ def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
     """
     value = values.get("eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(_whole("eos_token_id", token, least=0) for token in tokens)
-
-
-def _width_of_heads(hidden_size: Any, heads: Any) -> int:
-    return _whole("hidden_size", hidden_size) // _whole("num_attention_heads", heads)
+    return tuple(whole_number("eos_token_id", token, least=0) for token in tokens)
 
 
 def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -249,7 +174,7 @@ def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def declared_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """`values`, with the types that the fields of the dataclass `cls` declare."""
     kinds = {each.name: each.type for each in dataclasses.fields(cls)}
     return {name: _field(name, value, kinds[name]) for name, value in values.items()}
@@ -257,7 +182,7 @@ def _fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _field(name: str, value: Any, kind: Any) -> Any:
     if kind is int or (kind == int | None and value is not None):
-        return _whole(name, value, least=0 if name == "bos_token_id" else 1)
+        return whole_number(name, value, least=0 if name == "bos_token_id" else 1)
     if kind is float:
         return _positive(name, value)
     if kind is bool and not isinstance(value, bool):
@@ -265,7 +190,8 @@ def _field(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _whole(name: str, value: Any, least: int = 1) -> int:
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Returns a field's `value`; raises SpecjaxError unless it is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecjaxError(f"{name} {value!r} is not a whole number from {least} on; {CHECK}")
     return value

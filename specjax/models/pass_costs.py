@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.errors import SpecjaxError
-from specjax.provenance import num_cores
+from specjax.core.errors import SpecjaxError
+from specjax.core.provenance import num_cores
 
 
 @dataclass(frozen=True)

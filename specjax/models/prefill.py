@@ -8,9 +8,8 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.models.rows import causal_rows
+from specjax.models.target import ModelOutput, Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 
@@ -26,7 +25,7 @@ def prefill(
     tokens: Int[Array, "B P"],
     length: Int[Array, " B"],
     cache: KVCache,
-    target: Llama,
+    target: Transformer,
     taps: Taps,
 ) -> tuple[ModelOutput, KVCache]:
     """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.

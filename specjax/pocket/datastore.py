@@ -15,7 +15,7 @@ import tyro
 from tokenizers import Tokenizer
 
 from specjax import datastore
-from specjax.errors import exit_code
+from specjax.core.errors import exit_code
 from specjax.pocket import corpus
 from specjax.pocket import tokenizer as tokenizers
 

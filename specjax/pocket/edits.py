@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.pocket.source import (
     changeable_literals,
     code_tokens,

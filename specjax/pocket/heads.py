@@ -18,9 +18,9 @@ from pathlib import Path
 
 import tyro
 
-from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user
-from specjax.models.config import LlamaConfig
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.files import expand_user
+from specjax.models.families import read_config
 from specjax.models.heads.files import HEAD, read_about
 from specjax.models.heads.kinds import KINDS, kind_in
 
@@ -136,7 +136,7 @@ def ship(head_folder: Path, folder: Path) -> None:
     Raises:
         SpecjaxError: if there is no such head, or `folder` already holds something.
     """
-    target = LlamaConfig.read(Path(__file__).parent / "weights" / "target")
+    target = read_config(Path(__file__).parent / "weights" / "target")
     kind = KINDS[kind_in(head_folder)]
     head, params = kind.load(head_folder, target, "float32")
     about, layout = read_about(head_folder), kind.layouts[0]

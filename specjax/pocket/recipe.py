@@ -24,17 +24,17 @@ import rich.progress
 import tyro
 from jaxtyping import Array, Float, Int
 
-from specjax.errors import SpecjaxError, exit_code
-from specjax.files import expand_user, readable, writable
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.files import expand_user, readable, writable
 from specjax.models.cache import KVCache
-from specjax.models.checkpoint import new_folder, vacant
-from specjax.models.config import LlamaConfig
-from specjax.models.convert import save_llama
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.config import TransformerConfig
+from specjax.models.io.checkpoint import new_folder, vacant
+from specjax.models.io.huggingface import save_llama
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 from specjax.pocket import corpus, edits, tokenizer
 
-TARGET = LlamaConfig(
+TARGET = TransformerConfig(
     vocab_size=2048,
     hidden_size=192,
     intermediate_size=512,
@@ -71,7 +71,7 @@ class Phase:
 class Recipe:
     """Everything that decides the weights, apart from the Python whose library is read."""
 
-    config: LlamaConfig
+    config: TransformerConfig
     phases: tuple[Phase, ...]
     learning_rate: float = 4e-3
     warmup_steps: int = 60
@@ -160,7 +160,7 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def next_token_losses(
-    model: Llama, params: Any, tokens: Int[Array, "B T"]
+    model: Transformer, params: Any, tokens: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T-1"], Float[Array, "B T-1"]]:
     """Cross-entropy and correctness (1.0 or 0.0) of predicting `tokens[:, 1:]`."""
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
@@ -175,7 +175,7 @@ def next_token_losses(
 
 def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
     """Runs `recipe` to its end, or on from the newest checkpoint; returns the trained params."""
-    model = Llama(recipe.config)
+    model = Transformer(recipe.config)
     transform = optimizer(recipe)
 
     def loss_fn(params, tokens, weights):
@@ -230,7 +230,9 @@ def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
     return state["params"]
 
 
-def evaluate(model: Llama, params: dict, data: corpus.TrainingData, length: int = 384) -> dict:
+def evaluate(
+    model: Transformer, params: dict, data: corpus.TrainingData, length: int = 384
+) -> dict:
     """Teacher-forced accuracy on held-out answers by kind of edit, and the loss over them."""
     losses = jax.jit(lambda tokens: next_token_losses(model, params, tokens))
     report, every_loss = {}, []

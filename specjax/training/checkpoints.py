@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 STATE, POSITION = "state", "position"  # the items of a checkpoint
 NO_SCORE = -math.inf  # a checkpoint that was not measured is worse than all that were

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.objectives.options import METHOD_OF, Objective
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2

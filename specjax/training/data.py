@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.config import AHEAD, DataOptions
 from specjax.training.conversations import Complain, to_stderr
 from specjax.training.examples import Example

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.length_classifier import LabelKind, PositionKind, with_position
 from specjax.training.draft_reading import (
     FrozenModel,

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import distribution_features
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 
 CHUNK = 128  # rows at a time: bounds the memory of logits; texts are padded to multiples of it
 BATCH = 8  # texts at a time
@@ -22,7 +22,7 @@ BATCH = 8  # texts at a time
 class FrozenModel(NamedTuple):
     """A trained model that is only read. The fingerprint tells it from others."""
 
-    model: Llama
+    model: Transformer
     params: Any
     fingerprint: str = ""
 
@@ -95,7 +95,7 @@ def _read(
     tokens: Int[Array, "B T"],
     text_length: Int[Array, " B"],
     *,
-    models: tuple[Llama, ...],
+    models: tuple[Transformer, ...],
 ) -> Reading:
     """Runs the draft, then the target if given, chunk by chunk; no logits outlive a chunk."""
     batch, length = tokens.shape
@@ -124,7 +124,7 @@ def _read(
 
 
 def _probs(
-    model: Llama, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
+    model: Transformer, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C V"], KVCache]:
     output, cache = model.run(params, causal_rows(tokens, cache.length), cache)
     assert output.logits is not None

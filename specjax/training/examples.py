@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from specjax.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
-from specjax.errors import SpecjaxError
+from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
+from specjax.core.errors import SpecjaxError
 from specjax.training.conversations import (
     ASSISTANT,
     NUM_SHOWN,

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
-from specjax.models.rows import QueryRows
+from specjax.models.target import QueryRows, Taps
+from specjax.models.transformer import Transformer
 
 
 def target_features(
-    target: Llama,
+    target: Transformer,
     params: Any,
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],

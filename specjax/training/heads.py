@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax import __version__
-from specjax.errors import SpecjaxError
-from specjax.files import writable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import writable
 from specjax.models.heads.files import HEAD
 from specjax.models.heads.kinds import KINDS
-from specjax.models.heads.own_lm_heads import lm_head_of
+from specjax.models.heads.lm_heads import lm_head_of
 from specjax.training.checkpoints import checksum
 from specjax.training.config import HeadSettings
 from specjax.training.data import batches

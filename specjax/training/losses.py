@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.objectives.options import TopLossOptions
 
 RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable, writable
-from specjax.models.checkpoint import CHECKPOINTS
-from specjax.provenance import revision, versions
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable, writable
+from specjax.core.provenance import revision, versions
+from specjax.models.io.checkpoint import CHECKPOINTS
 from specjax.training import checkpoints
 
 METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"

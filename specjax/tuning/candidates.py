@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specjax.decoding.drafters import METHODS
+from specjax.methods import METHODS
 
 Shape = Literal["chain", "tree", "as it is"]
 Settings = Mapping[str, Any]

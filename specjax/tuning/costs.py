@@ -16,12 +16,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
 from specjax.models.pass_costs import RowCosts
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDE = (96, 128)  # where many rows cost as little as one
@@ -31,7 +30,7 @@ LEAST_SAVING = 0.02  # of the target's passes; a width that saves less is not wo
 
 
 def measure_row_costs(
-    target: Target, text_length: int, num_slots: int, widths: Sequence[int] | None = None
+    target: LoadedTarget, text_length: int, num_slots: int, widths: Sequence[int] | None = None
 ) -> RowCosts:
     """Runs passes of all widths in turn; each cost is the median over what the turns say.
 
@@ -66,7 +65,12 @@ def measure_row_costs(
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")
 def _passes(
-    params: Any, tokens: Int[Array, "1 W"], cache: KVCache, count: Int[Array, ""], *, target: Llama
+    params: Any,
+    tokens: Int[Array, "1 W"],
+    cache: KVCache,
+    count: Int[Array, ""],
+    *,
+    target: Transformer,
 ) -> tuple[Int[Array, "1 W"], KVCache]:
     """So many passes, each over what the one before said, in one program as decoding runs them."""
 

@@ -12,7 +12,7 @@ from specjax.bench.curves import Curve
 from specjax.bench.measure import Request
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.tuning.sweep import best, sweep
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 10)
@@ -27,7 +27,7 @@ class LengthTuner:
     `params` are those of the drafter; `report` is called with each curve when it is there.
     """
 
-    target: Target
+    target: LoadedTarget
     drafter: DraftModel
     params: Any
     requests: Sequence[Request]

@@ -20,7 +20,7 @@ from specjax.models.heads.eagle import Stream, embed
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.features import target_features
 from specjax.training.objectives.hydra import prefixed
 from specjax.training.objectives.slots import later, over_slots
@@ -36,7 +36,7 @@ def answer_ranks(
     texts: Iterable[tuple[Sequence[int], int]],
     head: MedusaHeads | HydraHeads | ParallelHead,
     params: Any,
-    target: Llama,
+    target: Transformer,
     target_params: Any,
 ) -> Int[np.ndarray, "N D"]:
     """The rank, from 0, of each token of the answers at every depth; -1 beyond an answer's end.
@@ -62,7 +62,7 @@ def answer_ranks(
 
 @partial(jax.jit, static_argnames=("head", "target"))
 def _ranks(
-    params: Any, frozen: Any, tokens: Int[Array, "1 T"], head: Any, target: Llama
+    params: Any, frozen: Any, tokens: Int[Array, "1 T"], head: Any, target: Transformer
 ) -> Int[Array, "T D"]:
     features = target_features(target, frozen, tokens, *_one_text(tokens))
     columns = []
@@ -88,7 +88,7 @@ def rank_of(logits: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Int[Arr
 def _depths(
     head: Any,
     params: Any,
-    target: Llama,
+    target: Transformer,
     frozen: Any,
     tokens: Int[Array, "1 T"],
     features: Float[Array, "1 T D"],

@@ -19,19 +19,18 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids, padded_length
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
-from specjax.models.rows import causal_rows
+from specjax.models.config import TransformerConfig
+from specjax.models.target import Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 CHUNK = 32  # rows per pass: bounds the attention rows of all heads
 BUCKET = 256  # texts share the programs of the next multiple
 
 
 def answers(
-    target: Target, requests: Sequence[Request], max_new_tokens: int
+    target: LoadedTarget, requests: Sequence[Request], max_new_tokens: int
 ) -> Iterator[tuple[list[int], int]]:
     """Each prompt with the target's own greedy answer, and the prompt's length."""
     bucket = padded_length([request.ids for request in requests])
@@ -64,7 +63,7 @@ def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int
 
 
 def count_copies(
-    texts: Iterable[tuple[Sequence[int], int]], target: Llama, params: Any
+    texts: Iterable[tuple[Sequence[int], int]], target: Transformer, params: Any
 ) -> Int[np.ndarray, "L H"]:
     """How often each head looked most at the source of a copied token.
 
@@ -93,7 +92,9 @@ def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def most_attended(text: Sequence[int], target: Llama, params: Any) -> Int[np.ndarray, "L H T"]:
+def most_attended(
+    text: Sequence[int], target: Transformer, params: Any
+) -> Int[np.ndarray, "L H T"]:
     """The position that each head looks at most, from every token of the text."""
     config = target.config
     tokens = from_ids([text], BUCKET).tokens
@@ -110,7 +111,7 @@ def most_attended(text: Sequence[int], target: Llama, params: Any) -> Int[np.nda
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")
 def _pass(
-    params: Any, tokens: Int[Array, "1 Q"], cache: KVCache, target: Llama
+    params: Any, tokens: Int[Array, "1 Q"], cache: KVCache, target: Transformer
 ) -> tuple[Int[Array, "A Q"], KVCache]:
     taps = Taps(attention_heads=all_heads(target.config), logits=False)
     output, cache = target.run(params, causal_rows(tokens, cache.length), cache, taps)
@@ -118,7 +119,7 @@ def _pass(
     return jnp.argmax(output.attention[0], axis=-1), cache.advance(jnp.full(1, tokens.shape[1]))
 
 
-def all_heads(config: LlamaConfig) -> tuple[tuple[int, int], ...]:
+def all_heads(config: TransformerConfig) -> tuple[tuple[int, int], ...]:
     """Every (layer, head), layer by layer."""
     layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
     return tuple((layer, head) for layer in layers for head in heads)

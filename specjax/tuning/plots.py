@@ -5,8 +5,8 @@ from pathlib import Path
 
 from specjax.bench.curves import Curve, keep_curve
 from specjax.bench.pages.plots import save_curve
-from specjax.errors import SpecjaxError
-from specjax.files import writable_folder
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import writable_folder
 
 
 def prepare(folder: Path) -> None:

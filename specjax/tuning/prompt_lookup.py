@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from specjax.bench.curves import Curve, Point
 from specjax.bench.measure import Request
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -17,8 +18,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.tuning.induction_heads import all_heads
 from specjax.tuning.sweep import Goal, best, sweep
 
@@ -33,7 +33,7 @@ THRESHOLDS = (-1.0, -0.75, -0.5, 0.0, 0.5, 0.75)
 class Tuner:
     """Sweeps on one target and one set of validation prompts."""
 
-    target: Target
+    target: LoadedTarget
     requests: Sequence[Request]
     max_new_tokens: int
     goal: Goal

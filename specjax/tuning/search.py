@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specjax.bench.contestants import OwnMethod
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
-from specjax.errors import SpecjaxError
 from specjax.models.pass_costs import RowCosts
 from specjax.tuning.candidates import Family
 from specjax.tuning.observation import Observed, observe

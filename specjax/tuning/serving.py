@@ -11,7 +11,7 @@ from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafting import load_drafter
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 
 FIRST_PROMPTS = 2  # of each kind, on which families are observed
 
@@ -23,7 +23,7 @@ class Serving:
     `sources` are the folders or hub ids that methods read, where they do not read pocket's own.
     """
 
-    target: Target
+    target: LoadedTarget
     requests: Sequence[Request]
     max_new_tokens: int
     sampling: Sampling = Sampling()

@@ -9,7 +9,7 @@ from specjax.bench.measure import Request, batches_of, measure, warm_up
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 
 Goal = Literal["accepted-length", "speed"]
 
@@ -17,7 +17,7 @@ Goal = Literal["accepted-length", "speed"]
 def sweep(
     drafters: Mapping[Any, Drafter],
     requests: Sequence[Request],
-    target: Target,
+    target: LoadedTarget,
     max_new_tokens: int,
     params: Any = None,
 ) -> list[Point]:

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 import numpy as np
 from jaxtyping import Float, Int
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 Choices = tuple[tuple[int, ...], ...]
 

@@ -10,7 +10,7 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import stream
 from specjax.decoding.prompt import BUCKET, from_ids
 from specjax.decoding.sampling import Sampling
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from tests.decoding.tiny import target
 
 DRAFTER = PromptLookup(num_tokens=4)
@@ -19,9 +19,9 @@ VOCABULARY = 8  # so few that lookup is right now and then
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Target:
+def tiny() -> LoadedTarget:
     model, params = target(vocab_size=VOCABULARY)
-    return Target(model, params, None, model.config, "tiny")
+    return LoadedTarget(model, params, None, model.config, "tiny")
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -31,7 +31,7 @@ def prompts(count: int) -> list[list[int]]:
     return [piece[: 15 - number] for number, piece in enumerate(pieces)]
 
 
-def committed(tiny: Target, prompt: list[int], sampling: Sampling, row: int, seed: int = 0):
+def committed(tiny: LoadedTarget, prompt: list[int], sampling: Sampling, row: int, seed: int = 0):
     """How many tokens each round adds to this prompt, as row `row` of its batch."""
     rows = from_ids([prompt] * BATCH, BUCKET)  # of one shape with what is tested
     lengths = [0]

@@ -24,24 +24,24 @@ from specjax.bench.run import compare, run_bench
 from specjax.bench.summary import ALL, Said, Verdict, summarise
 from specjax.bench.tasks import Task
 from specjax.bench.ties import NearTies
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.sampling import Sampling
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 from specjax.pocket.tokenizer import train_tokenizer
 
-CONFIG = LlamaConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
+CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
 OPTIONS = BenchOptions(methods="pld,pld-plus", max_new_tokens=24, runs=2)
 
 
 @pytest.fixture(scope="module")
 def target():
     """A random model whose weights are large enough for its context to matter."""
-    model = Llama(CONFIG)
+    model = Transformer(CONFIG)
     params = model.initialise(jax.random.key(0))
     params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
-    return Target(model, params, None, CONFIG, "tiny")
+    return LoadedTarget(model, params, None, CONFIG, "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -47,12 +47,12 @@ from specjax.bench.rounds import Round, Trace
 from specjax.bench.summary import summarise
 from specjax.bench.tasks import Task
 from specjax.cli import main
-from specjax.decoding.drafters import METHODS
-from specjax.files import writable_folder
+from specjax.core.files import writable_folder
 from specjax.hub import load
-from specjax.models.config import LlamaConfig
+from specjax.methods import METHODS
+from specjax.models.config import TransformerConfig
 
-CONFIG = LlamaConfig(320, 32, 48, 2, 4, 2, 8)
+CONFIG = TransformerConfig(320, 32, 48, 2, 4, 2, 8)
 KINDS = (*EDITS, *FREE, *FREE)
 TOKENS = tuple(range(60))
 ABOUT = {

@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from specjax.bench.draft_acceptance import acceptance, overlap
 from specjax.models.cache import KVCache
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.decoding.tiny import target
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specjax.bench.drafting import DRAFTED, Options, _run
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 def test_every_question_gets_an_answer(capsys):

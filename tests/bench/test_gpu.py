@@ -19,6 +19,7 @@ from specjax.bench.gpu.record import Budget
 from specjax.bench.gpu.report import Options, parse, report
 from specjax.bench.gpu.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
 from specjax.bench.shapes import CYCLE, cycling, random_target
+from specjax.core.errors import SpecjaxError
 from specjax.datastore import build
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Params
@@ -26,7 +27,6 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.reference import reference_generate
-from specjax.errors import SpecjaxError
 from tests.decoding.heads import EAGLE2, params_of
 from tests.decoding.tiny import prompt, target
 

@@ -10,7 +10,7 @@ import pytest
 
 from specjax.bench import group_size
 from specjax.bench.group_size import Options, check, draw, train
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from tests.bench.test_heads import rows
 
 

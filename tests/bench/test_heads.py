@@ -8,7 +8,7 @@ from specjax.bench.heads import HeadSource, Options, _run, heads_in, speed_table
 from specjax.bench.measure import PLAIN, Program, Request, Sample, Text
 from specjax.bench.report import complaints
 from specjax.bench.summary import ALL, Measurement, summarise
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.hub import pocket_folder
 
 

@@ -27,7 +27,7 @@ from specjax.bench.pages.markdown import write_markdown
 from specjax.bench.pages.plots import SCHEME, inline_svg
 from specjax.bench.results import Stage, open_results
 from specjax.bench.summary import summarise
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 ABOUT = {
     "target": "<tiny> & co",

@@ -10,16 +10,16 @@ import pytest
 from specjax.bench import peers as peers_module
 from specjax.bench.measure import Contestant, Program, Text
 from specjax.bench.peers import peers, replayed, until_eos
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import make_drafter
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.hub import LoadedTarget
+from specjax.methods import make_drafter
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 
-CONFIG = LlamaConfig(96, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
+CONFIG = TransformerConfig(96, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
 NUM_TOKENS = 24
 NAMES = ["transformers", "transformers pld", "transformers assisted"]
 NUMBERS = np.random.default_rng(0)
@@ -30,9 +30,9 @@ EOS = 83  # the first text ends with it
 
 def tiny(seed):
     """A random model whose weights are large enough for its context to matter."""
-    params = Llama(CONFIG).initialise(jax.random.key(seed))
+    params = Transformer(CONFIG).initialise(jax.random.key(seed))
     params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
-    return Target(Llama(CONFIG), params, None, CONFIG, "tiny")
+    return LoadedTarget(Transformer(CONFIG), params, None, CONFIG, "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from specjax.bench.report import complaints, near_ties, show, table
 from specjax.bench.summary import ALL, Verdict, exactly, summarise, whole
 from specjax.bench.ties import NearTies
 from specjax.decoding.sampling import Sampling
-from specjax.hub import Target
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 
-CONFIG = LlamaConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
+CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
 
 
 def sample(method, number, repeat, text, seconds, kind="edits", dtype="float32"):
@@ -142,7 +142,7 @@ def test_other_draws_are_not_compared_and_lossy_ones_are_told(capsys, verificati
         sample("pld", 0, 0, Text((3, 4, 6), 2), (0.0, 1.0)),
     ]
     sampling = Sampling(0.8, verification=verification)
-    judge = NearTies(Target(Llama(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
+    judge = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
     rows = summarise(samples, {"plain": Program(), "pld": Program()}, judge)
     assert [row.identical for row in rows] == [True, None]
     show(rows, 1, 1e9, sampling)

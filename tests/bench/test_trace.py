@@ -20,12 +20,12 @@ from specjax.bench.rounds import (
 )
 from specjax.bench.timeline import draw
 from specjax.bench.trace import Options, _run, contestants_of, methods_in
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
+from specjax.core.errors import SpecjaxError
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
 
-CONFIG = LlamaConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
+CONFIG = TransformerConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
 PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
 
 
@@ -40,8 +40,8 @@ FAST = by_hand("fast", 3e-3, [1, 1, 4, 3, 4, 4])
 
 
 def test_every_part_of_every_round_is_measured(tmp_path):
-    model = Llama(CONFIG)
-    target = Target(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
+    model = Transformer(CONFIG)
+    target = LoadedTarget(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
     options = Options(tmp_path / "trace.png", max_new_tokens=20)
     contestants = contestants_of(target, methods_in(["pld"]), options, [PROMPT])
     plain, pld = trace(contestants, [PROMPT])

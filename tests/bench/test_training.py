@@ -3,7 +3,7 @@
 import pytest
 
 from specjax.bench.training import EAGLE, HASS, TARGET, Options, _run, cost_table
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 def test_every_step_is_timed(capsys):

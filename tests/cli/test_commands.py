@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from specjax.cli import main
-from specjax.decoding.drafters import METHODS
-from specjax.files import cache_folder
+from specjax.core.files import cache_folder
+from specjax.methods import METHODS
 from tests.cli.target import SHORT
 
 ROOT = Path(__file__).resolve().parents[2]

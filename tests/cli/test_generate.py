@@ -10,9 +10,9 @@ import pytest
 
 from specjax.cli import main, measure
 from specjax.cli.example import INSTRUCTION, SOURCE
+from specjax.core.text import decode
 from specjax.decoding.generate import speculative_generate
 from specjax.pocket import edits
-from specjax.text import decode
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (

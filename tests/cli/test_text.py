@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from specjax.cli.text import DRAFTED, show_live
+from specjax.core.text import GrowingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids
-from specjax.text import GrowingText, decode
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])

@@ -9,8 +9,8 @@ import pytest
 
 from specjax.bench import draft_lengths, oracle
 from specjax.cli import main
-from specjax.models.convert import save_llama
-from specjax.models.llama import Llama
+from specjax.models.io.huggingface import save_llama
+from specjax.models.transformer import Transformer
 from tests.cli.target import CONFIG, SHORT, VOCABULARY
 
 SMALL = ("--steps", "30", "--max-new-tokens", "24")
@@ -20,8 +20,8 @@ SMALL = ("--steps", "30", "--max-new-tokens", "24")
 def draft(tmp_path_factory, tiny):
     """The target with a little noise: it often agrees, and often does not."""
     folder = shutil.copytree(tiny, tmp_path_factory.mktemp("drafts") / "draft")
-    params = Llama(CONFIG).initialise(jax.random.key(3))
-    noise = Llama(CONFIG).initialise(jax.random.key(4))
+    params = Transformer(CONFIG).initialise(jax.random.key(3))
+    noise = Transformer(CONFIG).initialise(jax.random.key(4))
     params = jax.tree.map(lambda own, other: own + 0.3 * other, params, noise)
     written = tmp_path_factory.mktemp("drafts") / "weights"
     save_llama(written, CONFIG, params, jnp.float32)

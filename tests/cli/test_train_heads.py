@@ -22,8 +22,8 @@ from specjax import __version__
 from specjax.bench.acceptance import advice
 from specjax.cli.train_heads import evaluation, split
 from specjax.cli.train_methods import TrainEagle
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
-from specjax.errors import SpecjaxError
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import load_eagle

@@ -11,8 +11,8 @@ import pytest
 
 from specjax.cli import main
 from specjax.cli.train_methods import TrainMedusa
-from specjax.decoding.drafters import METHODS
 from specjax.hub import load
+from specjax.methods import METHODS
 from specjax.models.heads.files import read_about
 from specjax.models.heads.kinds import KINDS, kind_in
 from specjax.training.draft_reading import FrozenModel

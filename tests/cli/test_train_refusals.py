@@ -13,7 +13,7 @@ import pytest
 
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead, read_all
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import save_eagle
 from specjax.pocket.heads import RECIPES
@@ -180,7 +180,7 @@ def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_li
     ],
 )
 def test_a_head_of_another_target_is_no_start(train, tmp_path, error_line, change, told):
-    config = LlamaConfig(**{**vars(CONFIG), **change})
+    config = TransformerConfig(**{**vars(CONFIG), **change})
     head = EagleHead(EagleConfig.for_target(config))
     params = head.initialise(jax.random.key(0))
     about = None if change else {"target": "another"}

@@ -6,10 +6,10 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
+from specjax.decoding.drafters._trees import MEDUSA_TREE
 
 from specjax.bench.curves import read_curves
 from specjax.cli import main
-from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.drafting import load_drafter
 from specjax.hub import load

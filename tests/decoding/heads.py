@@ -6,20 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
+from specjax.decoding.drafters._trees import Choices
 
 from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters._heads import HeadDrafter
 from specjax.decoding.drafters.eagle import Eagle, EagleSettings
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
-from specjax.decoding.drafters.level_trees import Choices
-from specjax.decoding.drafters.with_head import HeadDrafter
 from specjax.decoding.generate import start_loop
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.outputs import Taps
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
 from tests.decoding.tiny import target
 
 LONGEST = 96  # tokens of a text, for `features_of` and `predicted`

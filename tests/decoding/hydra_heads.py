@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from specjax.decoding.drafters._trees import Choices
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.hydra import Hydra, HydraSettings
-from specjax.decoding.drafters.level_trees import Choices
 from specjax.models.cache import KVCache
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.decoding.heads import LONGEST, Literal, features_of
 from tests.decoding.tiny import target
 

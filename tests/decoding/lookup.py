@@ -11,7 +11,7 @@ from specjax.decoding.drafter import Context, Drafter, Params
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree
-from specjax.models.outputs import ModelOutput
+from specjax.models.target import ModelOutput
 
 TEXTS, SLOTS, WIDTH = 600, 26, 4  # texts of at most SLOTS tokens, with states of size WIDTH
 

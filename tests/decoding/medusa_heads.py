@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float
+from specjax.decoding.drafters._trees import Choices
 
-from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.medusa import Medusa, MedusaSettings
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from tests.decoding.tiny import target

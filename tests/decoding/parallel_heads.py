@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from specjax.decoding.drafters._trees import Choices
 
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.level_trees import Choices
 from specjax.decoding.drafters.parallel_spec import (
     ParallelMedusaSettings,
     ParallelSettings,

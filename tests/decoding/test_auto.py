@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Draw, Params, Proposal
-from specjax.decoding.drafters import check_settings
 from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -27,12 +27,12 @@ from specjax.decoding.round import pass_widths
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.tree import chain
 from specjax.drafting import auto_choice, load_drafter
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
+from specjax.methods import check_settings
 from specjax.models import pass_costs
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput
 from specjax.models.pass_costs import RowCosts, machine_of
+from specjax.models.target import ModelOutput
+from specjax.models.transformer import Transformer
 from specjax.tuned import Tuned, fingerprint, write_tuned
 from tests.decoding.tiny import Oracle, Stateless, prompt, target
 
@@ -208,7 +208,7 @@ def test_to_be_asked_for_nothing_is_a_loss_and_gains_are_remembered_against_it()
     """The target drafts for itself, perfectly, as long as it has positions: then the gate shuts."""
     model, params = target()
     longest = 64
-    draft = Llama(replace(model.config, max_position_embeddings=longest))
+    draft = Transformer(replace(model.config, max_position_embeddings=longest))
     inner = CountedDraft(draft, Fixed(4), max_length=4)
     gate = Gated(inner, WIDTHS, (1.0, 1.0), expected=4.0, asked_cost=4.0)
     CALLS.clear()
@@ -306,7 +306,7 @@ CHOICE = {
 def load(tmp_path):
     """Loads `auto` for the tiny target with `changes` in what was tuned."""
     model, params = target()
-    tiny = Target(model, params, None, model.config, "tiny")
+    tiny = LoadedTarget(model, params, None, model.config, "tiny")
     path = tmp_path / "specjax.json"
 
     def load(call, **changes):
@@ -379,6 +379,6 @@ def test_a_missing_entry_is_told(tmp_path):
     path = tmp_path / "specjax.json"
     owner = fingerprint(model.config, params)
     path.write_text(json.dumps({"target": owner, "settings": {}}))
-    choice = auto_choice(Target(model, params, None, model.config, "tiny"), path)
+    choice = auto_choice(LoadedTarget(model, params, None, model.config, "tiny"), path)
     assert not choice.is_tuned
     assert str(choice) == "auto is pld, not tuned: `specjax tune machine` measures what is best"

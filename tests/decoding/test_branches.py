@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from specjax.decoding.branches import if_in_place, switch_in_place
+from specjax.decoding.widths import if_in_place, switch_in_place
 
 MATRIX = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 

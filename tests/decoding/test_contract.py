@@ -14,7 +14,6 @@ from specjax.datastore import build
 from specjax.datastore import params as datastore_params
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import METHODS, make_drafter
 from specjax.decoding.drafters.auto import Gated
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -26,8 +25,9 @@ from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
+from specjax.methods import METHODS, make_drafter
 from specjax.models.config import Rope
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from tests.decoding.heads import EAGLE2, head
 from tests.decoding.hydra_heads import HYDRA, HYDRA_PREFIX, hydra_head
 from tests.decoding.medusa_heads import MEDUSA, MEDUSA_DYNAMIC, medusa_head
@@ -228,7 +228,7 @@ def test_a_row_of_a_batch_equals_its_prompt_alone(name, rope):
     """Also with a dynamic RoPE, which depends on how long a text may become: 45 to 70 tokens."""
     model, params = target()
     config = replace(model.config, max_position_embeddings=48, rope=Rope(rope, factor=2.0))
-    model = Llama(config) if rope == "dynamic" else model
+    model = Transformer(config) if rope == "dynamic" else model
     batch = prompt(3)
     run = partial(
         speculative_generate,
@@ -345,7 +345,7 @@ def test_bfloat16_differs_only_where_plain_decoding_nearly_ties():
 
 def top_two_gap(model, params, row, new_tokens, at) -> float:
     from specjax.models.cache import KVCache
-    from specjax.models.rows import causal_rows
+    from specjax.models.target import causal_rows
 
     given = prompt(3)
     text = jnp.concatenate([given.tokens[row, : given.length[row]], new_tokens[:at]])[None]

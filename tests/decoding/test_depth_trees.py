@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import MEDUSA_TREE, TreeSettings, depth_tree
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters.depth_trees import MEDUSA_TREE, TreeSettings, depth_tree
 from specjax.decoding.drafters.parallel_spec import ParallelSettings
 from specjax.decoding.sampling import Draw, Sampling, row_keys
-from specjax.errors import SpecjaxError
 
 BATCH, DEPTHS, VOCABULARY, LENGTH = 2, 3, 7, 5
 LOGITS = 2 * jax.random.normal(jax.random.key(3), (BATCH, DEPTHS, VOCABULARY))

@@ -16,7 +16,7 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
 from specjax.models.cache import KVCache
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.decoding.tiny import DrawnChain, DrawnTree, bigram, target
 
 VOCAB = 6

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import (
@@ -27,10 +28,9 @@ from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 from tests.decoding.test_distribution import ROWS, VOCAB, p_value
 from tests.decoding.test_length_rules import classifier, wants_more
 from tests.decoding.tiny import prompt, target
@@ -329,7 +329,7 @@ def test_disco_counts_places_from_the_first_token_of_the_draft_or_of_the_new_tex
 CALLS: list[int] = []
 
 
-class Counted(Llama):
+class Counted(Transformer):
     """Tells how many rows each pass has that is really run."""
 
     @nn.nowrap
@@ -372,7 +372,7 @@ def test_long_prompts_are_cached_in_chunks():
 
 def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     model, _ = target()
-    short = Llama(replace(model.config, max_position_embeddings=37))
+    short = Transformer(replace(model.config, max_position_embeddings=37))
     own = replace(drafter("fixed"), draft=short)
     out = speculative_generate(
         params_of("fixed", "same"),
@@ -483,7 +483,7 @@ def test_the_chain_is_as_long_as_the_rule_may_want():
         shapes[name] = own.max_depth
     assert shapes == {**dict.fromkeys(RULES, 20), "fixed": 3, "default": 5}
     assert DraftModel(model) == DraftModel(model, Fixed(5), max_length=20, is_drawn=True)
-    assert hash(DraftModel(model)) == hash(DraftModel(Llama(model.config)))
+    assert hash(DraftModel(model)) == hash(DraftModel(Transformer(model.config)))
 
 
 @pytest.mark.parametrize(

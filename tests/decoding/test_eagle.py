@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import CUT_SETBACK, Choices
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Proposal
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle, EagleSettings
-from specjax.decoding.drafters.level_trees import CUT_SETBACK, Choices
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
-from specjax.errors import SpecjaxError
 from tests.decoding.heads import TREE, Literal, first_trees, head, params_of
 from tests.decoding.test_distribution import SAMPLING, VOCAB, p_value
 from tests.decoding.test_tree import assert_well_formed, path_of

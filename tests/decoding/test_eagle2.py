@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import CUT_SETBACK
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
-from specjax.decoding.drafters.level_trees import CUT_SETBACK
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
-from specjax.errors import SpecjaxError
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from tests.decoding.heads import EAGLE2, Literal, first_trees, head, params_of
 from tests.decoding.test_distribution import VOCAB, p_value
 from tests.decoding.test_eagle import found_paths
@@ -148,7 +148,7 @@ def test_the_cases_are_what_their_names_say():
     assert tree_of("chain").is_chain and not tree_of("greedy").is_chain
 
 
-class TwoTokens(Llama):
+class TwoTokens(Transformer):
     """Can say two tokens only."""
 
     @nn.nowrap

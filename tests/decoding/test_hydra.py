@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context
 from specjax.decoding.drafters.hydra import Hydra, HydraSettings
@@ -16,7 +17,6 @@ from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
-from specjax.errors import SpecjaxError
 from tests.decoding.heads import LONGEST, features_of
 from tests.decoding.hydra_heads import (
     CHOICES,

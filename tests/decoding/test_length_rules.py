@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.length_rules import (
     Confidence,
     Disco,
@@ -17,7 +18,6 @@ from specjax.decoding.drafters.length_rules import (
     LengthRule,
     Oracle,
 )
-from specjax.errors import SpecjaxError
 from specjax.models.heads.length_classifier import LengthClassifier
 
 TEXTS, VOCAB, SLOTS = 200, 15, 12

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters.lookahead import (
     EMPTY,
@@ -23,9 +24,8 @@ from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round, query_rows
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import LoopState
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.decoding.tiny import prompt, target
 
 VOCAB, BATCH, NEW_TOKENS = 40, 3, 80

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import depth_tree
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.depth_trees import depth_tree
 from specjax.decoding.drafters.medusa import Medusa, MedusaSettings
 from specjax.decoding.generate import speculative_generate, start_loop
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
-from specjax.errors import SpecjaxError
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from tests.decoding.heads import features_of
 from tests.decoding.medusa_heads import CHOICES, MEDUSA, MEDUSA_DYNAMIC, medusa_head, said
 from tests.decoding.test_distribution import VOCAB, p_value
@@ -218,7 +218,7 @@ def test_heads_of_other_targets_and_params_of_other_heads_are_refused():
     check_request(PARAMS, prompt(1), target()[0], MEDUSA, 4)
     other = replace(MEDUSA, head=medusa_head(41)[0])
     refused(other, medusa_head(41)[1], "made for a target of vocab_size 41, this one has 40; use")
-    elsewhere = Llama(replace(target()[0].config, rms_norm_eps=1e-3))
+    elsewhere = Transformer(replace(target()[0].config, rms_norm_eps=1e-3))
     refused(replace(MEDUSA, target=elsewhere), PARAMS.drafter, "built with another target")
     for wrong in (None, {}, PARAMS.target, medusa_head(has_lm_heads=False)[1]):
         refused(MEDUSA, wrong, "the params are not the weights of this head .*; pass those that")

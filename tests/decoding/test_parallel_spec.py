@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import MEDUSA_TREE
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context, Params
-from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.drafters.parallel_spec import (
     ParallelMedusaSettings,
@@ -23,7 +24,6 @@ from specjax.decoding.generate import start_loop
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
-from specjax.errors import SpecjaxError
 from specjax.models.heads.eagle import embed
 from specjax.models.heads.parallel import ParallelHead
 from tests.decoding.heads import LONGEST, features_of, predicted

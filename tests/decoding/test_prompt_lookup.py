@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.errors import SpecjaxError
 from tests.decoding.lookup import compare
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
@@ -17,10 +18,8 @@ from specjax.decoding.generate import start_loop
 from specjax.decoding.request import check_request
 from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Sampling
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.outputs import Taps
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
 from tests.decoding.lookup import SLOTS, TEXTS, WIDTH, compare, drafts, propose, texts
 from tests.decoding.tiny import prompt, target
 

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import make_drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
-from specjax.errors import SpecjaxError
+from specjax.methods import make_drafter
 from tests.decoding.tiny import prompt, target
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import datastore as datastore_module
+from specjax.core.errors import SpecjaxError
 from specjax.datastore import build, params
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters import retrieval
@@ -18,7 +19,6 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.request import check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import NO_PARENT, DraftTree
-from specjax.errors import SpecjaxError
 from tests.decoding.tiny import prompt, target
 
 CORPORA, DOCUMENTS, TOKENS = 12, 14, 260  # all of one size, so that one program serves them

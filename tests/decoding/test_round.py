@@ -15,9 +15,8 @@ from specjax.decoding.round import judge, query_rows
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.models.cache import KVCache
-from specjax.models.outputs import Taps
 from specjax.models.prefill import prefill
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
 from tests.decoding.tiny import Stateless, prompt, target
 
 BATCH, VOCAB, DEPTH, NODES = 3, 6, 5, 16  # a pass of 1, 8 or 16 nodes

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, row_keys
-from specjax.errors import SpecjaxError
 
 VOCAB = 11
 DRAWS = 6000

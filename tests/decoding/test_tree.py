@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, from_choices, merge_paths
-from specjax.errors import SpecjaxError
 
 BATCH = 12
 

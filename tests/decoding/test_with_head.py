@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding import round as round_module
 from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters._heads import HeadDrafter
 from specjax.decoding.drafters.eagle import Eagle, EagleSettings
 from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
-from specjax.decoding.drafters.with_head import HeadDrafter
 from specjax.decoding.generate import start_loop
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_request
@@ -25,11 +26,10 @@ from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.eagle_files import save_eagle
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.tuned import fingerprint
 from tests.decoding.heads import (
     EAGLE,
@@ -222,9 +222,9 @@ def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(own, 
 
 
 @cache
-def tiny() -> Target:
+def tiny() -> LoadedTarget:
     model, params = target()
-    return Target(model, params, None, model.config, "tiny")
+    return LoadedTarget(model, params, None, model.config, "tiny")
 
 
 def save(folder: Path, about: dict | None = None) -> Path:
@@ -282,7 +282,7 @@ def test_heads_of_other_targets_and_params_of_other_heads_are_refused(name):
     shape = replace(own.head.config.layers, hidden_size=64)
     wide = EagleHead(replace(own.head.config, layers=shape))
     refused(replace(own, head=wide), right, "target of hidden_size 64, this one has 32; use a head")
-    elsewhere = Llama(replace(target()[0].config, rms_norm_eps=1e-3))
+    elsewhere = Transformer(replace(target()[0].config, rms_norm_eps=1e-3))
     refused(replace(own, target=elsewhere), right, "the drafter was built with another target")
     for wrong in (None, {}, jnp.zeros(3), {**right, "fc": {}}, target()[1]):
         refused(own, wrong, "the params are not the weights of this head .*; pass those that were")

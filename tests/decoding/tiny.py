@@ -11,16 +11,16 @@ import numpy as np
 from specjax.decoding.drafter import Context, Draw, Outcome, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.tree import chain, from_choices
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-from specjax.models.outputs import Taps
+from specjax.models.config import TransformerConfig
+from specjax.models.target import Taps
+from specjax.models.transformer import Transformer
 
 
 @cache
 def target(vocab_size: int = 40, layers: int = 2, seed: int = 0, scale: float = 8.0):
     """A random Llama whose weights are large enough for its context to matter."""
-    config = LlamaConfig(vocab_size, 32, 48, layers, 4, 2, 8, max_position_embeddings=512)
-    model = Llama(config)
+    config = TransformerConfig(vocab_size, 32, 48, layers, 4, 2, 8, max_position_embeddings=512)
+    model = Transformer(config)
     params = model.initialise(jax.random.key(seed))
     return model, jax.tree.map(lambda leaf: leaf * scale if leaf.ndim == 2 else leaf, params)
 
@@ -44,7 +44,7 @@ class Stateless:
     def num_nodes(self) -> int:
         return self.max_depth + 1
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         pass
 
     def init(self, params: Params, prompt: Prompt, prefill, num_slots: int):

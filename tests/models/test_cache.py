@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from specjax.models.cache import KVCache, write_slots
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 
-CONFIG = LlamaConfig(
+CONFIG = TransformerConfig(
     vocab_size=11,
     hidden_size=8,
     intermediate_size=8,

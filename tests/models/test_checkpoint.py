@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import new_folder, restore_checkpoint, save_checkpoint
+from specjax.core.errors import SpecjaxError
+from specjax.models.io.checkpoint import new_folder, restore_checkpoint, save_checkpoint
 
 PARAMS = {
     "head": {"weight": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(2, jnp.bfloat16)},

@@ -8,25 +8,25 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file, save_file
 
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.convert import (
+from specjax.core.errors import SpecjaxError
+from specjax.models.families import config_from, read_config
+from specjax.models.io.huggingface import (
     expected_weights,
     huggingface_name,
     load_llama,
     param_path,
     save_llama,
 )
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
-CONFIG = LlamaConfig.from_huggingface({"model_type": "llama"} | checkpoints.TINY)
+CONFIG = config_from({"model_type": "llama"} | checkpoints.TINY)
 WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return Llama(CONFIG).initialise(jax.random.key(0))
+    return Transformer(CONFIG).initialise(jax.random.key(0))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def theirs():
 
 
 def load(folder, dtype=jnp.float32):
-    return load_llama(folder, LlamaConfig.read(folder), dtype)
+    return load_llama(folder, read_config(folder), dtype)
 
 
 def assert_same(actual, expected):
@@ -170,9 +170,9 @@ def test_transformers_reads_what_we_save(tmp_path, settings, dtype):
 
     original = checkpoints.build(**settings)
     folder = checkpoints.save(tmp_path / "theirs", original)
-    config = LlamaConfig.read(folder)
+    config = read_config(folder)
     save_llama(tmp_path / "ours", config, load(folder), dtype)
-    assert LlamaConfig.read(tmp_path / "ours") == config
+    assert read_config(tmp_path / "ours") == config
     read = transformers.AutoModelForCausalLM.from_pretrained
     assert read(tmp_path / "ours").dtype is getattr(torch, dtype)
     again = read(tmp_path / "ours", dtype=torch.float32, attn_implementation="eager")
@@ -206,7 +206,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, params, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specjax.models.convert.save_file", fail)
+    monkeypatch.setattr("specjax.models.io.huggingface.save_file", fail)
     (tmp_path / "out").mkdir()
     with pytest.raises(SpecjaxError, match=r"out \(No space left on device\); free some space"):
         save_llama(tmp_path / "out", CONFIG, params, jnp.float32)

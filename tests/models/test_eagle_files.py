@@ -12,18 +12,17 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig, Rope
+from specjax.models.config import Rope, TransformerConfig
+from specjax.models.families import config_from
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import load_eagle, save_eagle
 from specjax.models.heads.files import check_owner, read_about
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.models import checkpoints
 
-TARGET = LlamaConfig.from_huggingface(
-    {"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2}
-)
+TARGET = config_from({"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2})
 WEIGHTS = "model.safetensors"
 PUBLISHED_KEYS = {
     "fc.weight",
@@ -120,7 +119,7 @@ def assert_same(actual: dict, expected: dict) -> None:
         np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
 
 
-def failure(folder: Path, target: LlamaConfig = TARGET) -> str:
+def failure(folder: Path, target: TransformerConfig = TARGET) -> str:
     """The one-line message of a load that must fail."""
     with pytest.raises(SpecjaxError) as caught:
         load_eagle(folder, target, "float32")
@@ -551,7 +550,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, saved, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specjax.models.convert.save_file", fail)
+    monkeypatch.setattr("specjax.models.io.huggingface.save_file", fail)
     with pytest.raises(SpecjaxError, match="No space left on device"):
         save_eagle(tmp_path / "out", head, params, "float32", target=TARGET)
     with pytest.raises(SpecjaxError, match="already exists and is not an empty folder"):

@@ -16,13 +16,13 @@ import pytest
 from jax import lax
 
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads import eagle
 from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 
 BATCH, LENGTH, VOCAB, WIDTH, STEPS = 2, 9, 40, 32, 4
-LAYER = LlamaConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to each key-value head
+LAYER = TransformerConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to each key-value head
 HEADS: dict[str, Any] = {
     "one layer": EagleHead(EagleConfig(LAYER)),
     "fc bias": EagleHead(EagleConfig(LAYER, fc_bias=True)),

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.decoding.hydra_heads import hydra_head, said
 from tests.decoding.tiny import target
 

@@ -14,7 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.files import check_owner, read_about
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.hydra_files import load_hydra, save_hydra
@@ -334,7 +334,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specjax.models.convert.save_file", fail)
+    monkeypatch.setattr("specjax.models.io.huggingface.save_file", fail)
     with pytest.raises(SpecjaxError, match="No space left on device"):
         save(tmp_path / "heads")
     assert not list(tmp_path.iterdir())

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
-from specjax.models.convert import load_llama
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.models.rows import QueryRows, causal_rows
+from specjax.models.config import TransformerConfig
+from specjax.models.families import config_from, read_config
+from specjax.models.io.huggingface import load_llama
+from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
+from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
 TEXT_LENGTH = 24
@@ -48,11 +48,11 @@ CASES = {
 
 
 @partial(jax.jit, static_argnames=("model", "taps"))
-def run(params, rows: QueryRows, cache: KVCache, *, model: Llama, taps: Taps = Taps()):
+def run(params, rows: QueryRows, cache: KVCache, *, model: Transformer, taps: Taps = Taps()):
     return model.run(params, rows, cache, taps)
 
 
-def run_whole(model: Llama, params, tokens, taps: Taps = Taps()) -> ModelOutput:
+def run_whole(model: Transformer, params, tokens, taps: Taps = Taps()) -> ModelOutput:
     """One pass over whole texts `[B, Q]`: the reference of every other way to run them."""
     tokens = jnp.asarray(tokens)
     cache = KVCache.create(model.config, *tokens.shape)
@@ -68,7 +68,7 @@ def random_tokens(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 class Pair(NamedTuple):
-    config: LlamaConfig
+    config: TransformerConfig
     ours: ModelOutput
     theirs: object
 
@@ -79,12 +79,12 @@ def pair(request, tmp_path_factory) -> Pair:
     pytest.importorskip("torch")
     theirs = checkpoints.build(**CASES[request.param])
     folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs)
-    config = LlamaConfig.read(folder)
+    config = read_config(folder)
     params = load_llama(folder, config, jnp.float32)
     tokens = random_tokens((2, TEXT_LENGTH))
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     taps = Taps(tuple(range(layers + 1)), tuple(np.ndindex(layers, heads)))
-    ours = run_whole(Llama(config), params, tokens, taps)
+    ours = run_whole(Transformer(config), params, tokens, taps)
     return Pair(config, ours, checkpoints.forward(theirs, tokens))
 
 
@@ -117,15 +117,15 @@ WAYS = {
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def target(request) -> tuple[Llama, dict]:
+def target(request) -> tuple[Transformer, dict]:
     """A model with wide random params, made without torch."""
     values = {"model_type": "llama"} | checkpoints.TINY | WAYS[request.param]
-    model = Llama(LlamaConfig.from_huggingface(values))
+    model = Transformer(config_from(values))
     params = model.initialise(jax.random.key(0))
     return model, jax.tree.map(lambda leaf: leaf * 10 if leaf.ndim == 2 else leaf, params)
 
 
-def empty_cache(model: Llama, batch: int) -> KVCache:
+def empty_cache(model: Transformer, batch: int) -> KVCache:
     """A cache of 40 slots for texts that will be `TEXT_LENGTH` long."""
     return KVCache.create(model.config, batch, 40, text_length=TEXT_LENGTH)
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
+from specjax.models.heads.lm_heads import lm_head_of
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.heads.own_lm_heads import lm_head_of
 from tests.decoding.medusa_heads import medusa_head, said
 from tests.decoding.tiny import target
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig, Rope
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import Rope, TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import load_eagle, save_eagle
 from specjax.models.heads.files import check_owner, read_about
@@ -55,7 +55,7 @@ def saved(tmp_path) -> Path:
     return tmp_path / "head"
 
 
-def failure(folder: Path, target: LlamaConfig = TARGET) -> str:
+def failure(folder: Path, target: TransformerConfig = TARGET) -> str:
     """The one-line message of a load that must fail."""
     with pytest.raises(SpecjaxError) as caught:
         load_parallel(folder, target, "float32")

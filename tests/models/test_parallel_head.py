@@ -17,12 +17,12 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads import parallel
 from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from tests.models.test_eagle_head import (
     LAYER,
     LENGTH,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from specjax.errors import SpecjaxError
-from specjax.models.weights import FLOATS, stored_tensors
+from specjax.core.errors import SpecjaxError
+from specjax.models.io.weights import FLOATS, stored_tensors
 
 TENSORS = {
     code: np.arange(12).reshape(3, 4).astype(dtype) for code, dtype in FLOATS.items()

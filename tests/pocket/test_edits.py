@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.pocket import corpus, edits
 from specjax.pocket.edits import KINDS, EditTask, make_edit
 

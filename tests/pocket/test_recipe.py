@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import specjax
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.pocket import recipe, tokenizer
 from specjax.pocket.recipe import Options, Phase, Recipe
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training import checkpoints
 from specjax.training.run_folder import Run
 

@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.config import (
     DataOptions,
     DistillOptions,

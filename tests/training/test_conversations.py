@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.conversations import (
     Conversation,
     Turn,

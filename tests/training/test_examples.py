@@ -9,8 +9,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specjax import pocket
-from specjax.chat import TRAINING_DAY, VICUNA, chat_ids
-from specjax.errors import SpecjaxError
+from specjax.core.chat import TRAINING_DAY, VICUNA, chat_ids
+from specjax.core.errors import SpecjaxError
 from specjax.training.conversations import Conversation, Turn
 from specjax.training.examples import Example, tokenize, tokenize_all
 

@@ -9,8 +9,8 @@ import pytest
 
 from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
-from specjax.models.llama import Llama
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 from specjax.training.features import target_features
 from tests.decoding import tiny
 from tests.decoding.heads import features_of
@@ -20,7 +20,7 @@ LENGTHS = (7, 4, 1)  # and two slots of padding
 STARTS = (0, 7, 11)
 LENGTH = 14
 MODEL, PARAMS = tiny.target(VOCAB)
-WINDOWED = Llama(replace(MODEL.config, sliding_window=3))
+WINDOWED = Transformer(replace(MODEL.config, sliding_window=3))
 
 features = jax.jit(target_features, static_argnums=0)
 
@@ -38,7 +38,7 @@ def row(padding: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
     )
 
 
-def alone(model: Llama, start: int, length: int) -> np.ndarray:
+def alone(model: Transformer, start: int, length: int) -> np.ndarray:
     """A plain pass over one text of each row, with nothing around it."""
     text = row()[0][:, start : start + length]
     return np.asarray(features_of(Params(PARAMS, None), text, model))

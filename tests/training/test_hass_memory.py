@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import eagle_loss
 from specjax.training.objectives.hass import hass_loss
@@ -25,8 +25,8 @@ class Program:
 
     def __init__(self, align_steps: int | None, recompute: bool):
         """Of HASS's steps; of EAGLE's one if they are None."""
-        config = LlamaConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
-        target, head = Llama(config), EagleHead(EagleConfig.for_target(config))
+        config = TransformerConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
+        target, head = Transformer(config), EagleHead(EagleConfig.for_target(config))
         if align_steps is None:
             self.loss = eagle_loss(head, target, EagleObjective(), recompute)
         else:

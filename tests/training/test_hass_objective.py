@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from specjax.training.losses import TOP_LOSSES, top_loss
 from specjax.training.objectives import hass
 from specjax.training.objectives import slots as slot_values

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters.hydra import HydraSettings
 from specjax.decoding.generate import start_loop
 from specjax.decoding.prompt import from_ids
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import embed
 from specjax.models.heads.hydra import HydraHeads
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from specjax.training.objectives import hydra
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.eagle import logit_values

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
-from specjax.models.rows import causal_rows
+from specjax.models.target import causal_rows
 from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
 from specjax.training.draft_features import (
     DraftFeatures,

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.config import LoopOptions
 from specjax.training.data import from_function
 from specjax.training.loop import Evaluation, Trained, train
@@ -242,7 +242,7 @@ PARALLEL = """
 import sys
 sys.path.insert(0, {root!r})
 import jax, numpy as np, pytest
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.training.config import LoopOptions
 from specjax.training.data import from_function
 from tests.training import test_loop

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.medusa import medusa_loss

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.objectives import slots as slot_values
 from specjax.training.objectives.options import ParallelEagleObjective, ParallelMedusaObjective
 from specjax.training.objectives.parallel_spec import parallel_eagle_loss, parallel_medusa_loss
@@ -196,11 +196,11 @@ def test_recomputing_changes_nothing(name, monkeypatch):
 def test_recomputing_keeps_keys_and_values_of_each_depth_only(name):
     """No `[T, T]` of attention and no `[T, V]` of logits, which are the most by far."""
     length, vocabulary, rows = 128, 1024, 2
-    config = LlamaConfig(vocabulary, 32, 48, 1, 4, 2, 8)
+    config = TransformerConfig(vocabulary, 32, 48, 1, 4, 2, 8)
 
     def kept(num_masks: int, recompute: bool) -> int:
         """Bytes kept for the gradients once the loss is known; nothing is run."""
-        target = Llama(config)
+        target = Transformer(config)
         head = ParallelHead(ParallelConfig.for_target(config, num_masks, name == "eagle"))
         make = parallel_eagle_loss if name == "eagle" else parallel_medusa_loss
         loss: Any = make(head, target, KINDS[name].settings, recompute)

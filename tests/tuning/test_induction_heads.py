@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.cache import KVCache
-from specjax.models.outputs import Taps
-from specjax.models.rows import causal_rows
+from specjax.models.target import Taps, causal_rows
 from specjax.tuning.induction_heads import (
     all_heads,
     copy_sources,

@@ -14,7 +14,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.drafting import TUNED_HEAD, load_drafter
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_files import save_medusa
 from specjax.models.pass_costs import RowCosts, machine_of
@@ -233,7 +233,7 @@ def serving(monkeypatch):
     numbers = np.random.default_rng(5)
     rows = [tuple(numbers.integers(0, 6, 12).tolist()) for _ in range(2)]
     requests = [Request(kind, ids) for kind, ids in zip("ab", rows, strict=True)]
-    return Serving(Target(model, params, None, model.config, "tiny"), requests, 16)
+    return Serving(LoadedTarget(model, params, None, model.config, "tiny"), requests, 16)
 
 
 def test_families_have_members_that_their_methods_take(serving):

@@ -4,9 +4,9 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from specjax.decoding.drafters._trees import levels_of
 
-from specjax.decoding.drafters.level_trees import levels_of
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.claims.findings import NUM_DRAWS, RULE, Line, Verdict
-from specjax.files import writable
+from specjax.core.files import writable
 
 JSON_FILE, MARKDOWN_FILE = "claims.json", "claims.md"
 HEADER = ("claim", "published", "ours", "verdict")

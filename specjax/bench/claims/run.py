@@ -30,19 +30,19 @@ from specjax.bench.rounds import Trace, trace
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.tasks import COMPLETE, POCKET, Task, read_tasks, token_ids
 from specjax.bench.ties import NearTies
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import writable_folder
+from specjax.core.provenance import revision, versions
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters import METHODS
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.drafter_parts import load_draft
 from specjax.drafting import load_drafter
-from specjax.errors import SpecjaxError
-from specjax.files import writable_folder
-from specjax.hub import Target, load, pocket_folder
-from specjax.models.config import LlamaConfig
+from specjax.hub import LoadedTarget, load, pocket_folder
+from specjax.methods import METHODS
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.length_classifier import load_classifier
-from specjax.provenance import revision, versions
 from specjax.training.draft_features import read_drafts
 from specjax.training.draft_reading import FrozenModel, Text
 from specjax.tuned import fingerprint
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
     settings: dict[str, Any]
 
 
-def settings_of(config: LlamaConfig) -> dict[str, Setting]:
+def settings_of(config: TransformerConfig) -> dict[str, Setting]:
     """The contestants at temperature 0 that are variants of a method."""
     every_head = tuple(
         (layer, head)
@@ -120,7 +120,7 @@ def run_claims(options: ClaimsOptions) -> list[Line]:
     return lines
 
 
-def requests_of(target: Target, options: ClaimsOptions) -> list[Request]:
+def requests_of(target: LoadedTarget, options: ClaimsOptions) -> list[Request]:
     """The prompts, kind by kind.
 
     Raises:
@@ -137,7 +137,9 @@ def requests_of(target: Target, options: ClaimsOptions) -> list[Request]:
     return requests
 
 
-def measure_all(target: Target, requests: Sequence[Request], options: ClaimsOptions) -> Measured:
+def measure_all(
+    target: LoadedTarget, requests: Sequence[Request], options: ClaimsOptions
+) -> Measured:
     """All that the claims read."""
     contestants = contestants_of(target, requests, 0.0, options, names_at(0.0, target.config))
     greedy, rows = _stage(target, contestants, requests, 0.0, options.runs, options)
@@ -155,7 +157,7 @@ def measure_all(target: Target, requests: Sequence[Request], options: ClaimsOpti
     )
 
 
-def names_at(temperature: float, config: LlamaConfig) -> list[str]:
+def names_at(temperature: float, config: TransformerConfig) -> list[str]:
     """The contestants at a temperature, plain decoding first."""
     methods = [method for method in METHODS if method != DRAFT_MODEL]
     if temperature == 0:
@@ -164,7 +166,7 @@ def names_at(temperature: float, config: LlamaConfig) -> list[str]:
 
 
 def contestants_of(
-    target: Target,
+    target: LoadedTarget,
     requests: Sequence[Request],
     temperature: float,
     options: ClaimsOptions,
@@ -198,7 +200,7 @@ def contestants_of(
 
 
 def _stage(
-    target: Target,
+    target: LoadedTarget,
     contestants: dict[str, OwnMethod],
     requests: Sequence[Request],
     temperature: float,
@@ -228,7 +230,7 @@ def _traces(contestants: Sequence[OwnMethod], requests: Sequence[Request]) -> di
     return found
 
 
-def foretold_by_prompt(target: Target, plain: Sequence[Sample]) -> PerPrompt:
+def foretold_by_prompt(target: LoadedTarget, plain: Sequence[Sample]) -> PerPrompt:
     """What the draft, pocket's classifier and its static length make of the texts: `Measured`."""
     draft = load_draft(target)
     trained = load_classifier(pocket_folder().parent / "classifier")
@@ -253,7 +255,9 @@ def foretold_by_prompt(target: Target, plain: Sequence[Sample]) -> PerPrompt:
     return np.array(counts, float)
 
 
-def _about(target: Target, requests: Sequence[Request], options: ClaimsOptions) -> dict[str, Any]:
+def _about(
+    target: LoadedTarget, requests: Sequence[Request], options: ClaimsOptions
+) -> dict[str, Any]:
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),

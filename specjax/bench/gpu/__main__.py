@@ -4,7 +4,7 @@ import sys
 from functools import partial
 
 from specjax.bench.gpu.report import parse, report
-from specjax.errors import exit_code
+from specjax.core.errors import exit_code
 
 if __name__ == "__main__":
     sys.exit(exit_code(partial(report, parse(sys.argv[1:]))))

@@ -32,12 +32,12 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlusAttention,
 )
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 
 NUM_INDUCTION_HEADS = 50  # PLD+, section 5.3
 DRAFT_LENGTH = 5
@@ -47,12 +47,12 @@ DATASTORE_TOKENS = 2**17
 class Base(NamedTuple):
     """A random target that methods are made for."""
 
-    model: Llama
+    model: Transformer
     params: Any
     dtype: str
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> TransformerConfig:
         return self.model.config
 
     @property
@@ -117,7 +117,7 @@ def _draft_model(base: Base) -> Made:
     vocabulary = base.config.vocab_size
     size = "68m" if SIZES["68m"].vocabulary == vocabulary else "tiny"
     shape = SIZES[size]._replace(vocabulary=vocabulary)
-    draft = Llama(shape.config(base.config.max_position_embeddings))
+    draft = Transformer(shape.config(base.config.max_position_embeddings))
     params = random_params(draft, base.dtype)
     read = _size(params) - _size(params["embed_tokens"])
     drafter = DraftModel(draft, Fixed(DRAFT_LENGTH), DRAFT_LENGTH)
@@ -133,7 +133,7 @@ def _eagle2(base: Base) -> Made:
     return _with_eagle_head(base, partial(Eagle2, settings=settings))
 
 
-def _with_eagle_head(base: Base, make: Callable[[EagleHead, Llama], Eagle | Eagle2]) -> Made:
+def _with_eagle_head(base: Base, make: Callable[[EagleHead, Transformer], Eagle | Eagle2]) -> Made:
     """Each depth of the tree takes one pass of the head, and one of the LM head."""
     head = EagleHead(EagleConfig.for_target(base.config))
     params, drafter = _drawn(head, base), make(head, base.model)

@@ -32,7 +32,7 @@ from specjax.bench.shapes import CYCLE, cycling, random_target
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import from_ids
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 
 Row = dict[str, Any]
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
@@ -240,7 +240,7 @@ def _prompt(base: Base, group: Group):
 
 
 def _bytes(base: Base, group: Group, new_tokens: int) -> float:
-    target = Target(base.model, base.params, None, base.config, group.size)
+    target = LoadedTarget(base.model, base.params, None, base.config, group.size)
     return bytes_per_pass(target, group.context + new_tokens / 2, group.batch)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from specjax.bench.gpu.methods import METHODS
 from specjax.bench.gpu.parts import Group, Row
 from specjax.bench.gpu.tables import draw, markdown
-from specjax.errors import SpecjaxError
-from specjax.files import read_json, writable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json, writable
 
 ROWS, WHOLE, TABLES, FIGURE = "gpu.jsonl", "gpu.json", "gpu.md", "gpu.png"
 

@@ -28,8 +28,8 @@ from specjax.bench.gpu.methods import METHODS
 from specjax.bench.gpu.parts import PARTS, Bench, Group, plan
 from specjax.bench.gpu.record import Budget, Record
 from specjax.bench.shapes import SIZES, check_size
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State, Wrapper
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput
-from specjax.pytree import pytree
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput
 
 CYCLE_ROUNDS = 100  # rounds after which a script begins anew, so hundredths can be asked for
 
@@ -50,7 +50,7 @@ class Scripted(Wrapper):
 
     inner: Drafter
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         if not isinstance(params, dict) or set(params) != {"inner", "text", "pattern"}:
             raise SpecjaxError("Scripted needs a script as params; make one with script_of")
         self.inner.check(config, params["inner"])

@@ -19,8 +19,8 @@ from specjax.bench.pages.tables import (
 from specjax.bench.report import complaints, near_ties
 from specjax.bench.results import read_results
 from specjax.bench.summary import ALL, Measurement
+from specjax.core.files import expand_user
 from specjax.decoding.sampling import LOSSY, Sampling
-from specjax.files import expand_user
 
 # How the facts' names read; others are shown as they stand.
 LABELS = {

@@ -20,7 +20,7 @@ from specjax.bench.pages.tables import (
     trace_table,
 )
 from specjax.bench.summary import Measurement
-from specjax.files import writable
+from specjax.core.files import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from specjax.bench.pages.tables import (
     rule_table,
     trace_table,
 )
-from specjax.files import writable
+from specjax.core.files import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,7 @@ from specjax.bench.curves import Curve
 from specjax.bench.oracle import MOST_SHOWN, OracleLengths
 from specjax.bench.summary import Measurement
 from specjax.bench.timeline import Kept, draw
-from specjax.files import writable
+from specjax.core.files import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,16 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.decoding.branches import if_in_place
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State, Wrapper
 from specjax.decoding.drafters.gate_state import GateState, first_state, observe
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput
+from specjax.decoding.widths import if_in_place
+from specjax.models.config import TransformerConfig
 from specjax.models.pass_costs import RowCosts, are_costs
+from specjax.models.target import ModelOutput
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
 # steps: within 1.5% of plain decoding where it cannot help, else mostly as fast as without a gate.
@@ -139,7 +139,7 @@ class Gated(Wrapper):
         of_pass = self.row_costs.at
         return (cost - of_pass(width) + of_pass(batch * width)) / of_pass(batch)
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         self.inner.check(config, params)
 
     def init(

@@ -9,8 +9,8 @@ from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State, 
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Autoregressive:
     num_probes = 0
     max_depth = 0
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         refuse_params("Autoregressive", params)
 
     def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.length_rules import (
     Confidence,
@@ -22,15 +24,12 @@ from specjax.decoding.drafters.length_rules import (
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.length_classifier import PositionKind
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
 from specjax.models.prefill import prefill, whole_chunks
-from specjax.models.rows import causal_rows
-from specjax.pytree import pytree
+from specjax.models.target import ModelOutput, Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
 
@@ -86,7 +85,7 @@ class DraftModel:
         SpecjaxError: for `max_length < 1`, or a rule that asks for more than `max_length` tokens.
     """
 
-    draft: Llama
+    draft: Transformer
     rule: LengthRule = field(default_factory=Fixed)
     max_length: int = 20
     is_drawn: bool = True
@@ -112,7 +111,7 @@ class DraftModel:
     def max_depth(self) -> int:
         return self.rule.longest(self.max_length)
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         if not isinstance(params, Mapping) or set(params) != {"draft", "rule"}:
             raise SpecjaxError(
                 "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
@@ -264,7 +263,7 @@ class DraftModelSettings:
             return Confidence() if self.threshold is None else Confidence(self.threshold)
         return Disco(own_threshold if self.threshold is None else self.threshold, position)
 
-    def build(self, draft: Llama, rule: LengthRule) -> DraftModel:
+    def build(self, draft: Transformer, rule: LengthRule) -> DraftModel:
         """The drafter."""
         return DraftModel(draft, rule, self.max_length, self.is_drawn)
 
@@ -274,7 +273,7 @@ def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
     return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
 
 
-def _prefilled(draft: Llama, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
+def _prefilled(draft: Transformer, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
     """The cache of the prompts without their last tokens, written as the target's is."""
     batch, width = prompt.tokens.shape
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))

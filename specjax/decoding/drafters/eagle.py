@@ -6,17 +6,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.level_trees import (
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState
+from specjax.decoding.drafters._trees import (
     Choices,
     Level,
     check_widths,
     level_tree,
     levels_of,
 )
-from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 
 PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
     *((0,), (1,), (2,), (3,)),
@@ -43,7 +43,7 @@ class EagleSettings:
     def __post_init__(self):
         levels_of(self.choices)  # judges them
 
-    def build(self, head: EagleHead, target: Llama) -> "Eagle":
+    def build(self, head: EagleHead, target: Transformer) -> "Eagle":
         """The drafter."""
         return Eagle(head, target, self)
 

@@ -7,14 +7,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.pool_trees import best_of_pool, said_log_probs
-from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState
+from specjax.decoding.drafters._trees import best_of_pool, said_log_probs
 from specjax.decoding.sampling import Draw
-from specjax.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.llama import Llama
-from specjax.pytree import pytree
+from specjax.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Eagle2Settings:
         if not 0 <= self.noise_share <= 1:
             raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
 
-    def build(self, head: EagleHead, target: Llama) -> "Eagle2":
+    def build(self, head: EagleHead, target: Transformer) -> "Eagle2":
         """The drafter."""
         return Eagle2(head, target, self)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Outcome, State
-from specjax.pytree import pytree
 
 # Chosen with those of `auto`.
 KEPT = 0.8  # of the weight of earlier observations, at each new one

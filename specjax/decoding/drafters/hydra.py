@@ -12,19 +12,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.depth_trees import MEDUSA_TREE
-from specjax.decoding.drafters.level_trees import (
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState
+from specjax.decoding.drafters._trees import (
+    MEDUSA_TREE,
     Choices,
     Level,
     check_widths,
     level_tree,
     levels_of,
 )
-from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.eagle import embed
 from specjax.models.heads.hydra import HydraHeads
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HydraSettings:
     def __post_init__(self):
         levels_of(self.choices)  # judges them
 
-    def build(self, head: HydraHeads, target: Llama) -> "Hydra":
+    def build(self, head: HydraHeads, target: Transformer) -> "Hydra":
         """The drafter."""
         return Hydra(head, target, self)
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import mismatches
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
+from specjax.models.io.checkpoint import mismatches
 
 State = Any  # a pytree of the rule's own
 

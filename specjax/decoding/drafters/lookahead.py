@@ -14,6 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import (
     Context,
     Outcome,
@@ -25,10 +27,8 @@ from specjax.decoding.drafter import (
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, merge_paths
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.pytree import pytree
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 EMPTY = -1  # no token: a place of the pool that holds no n-gram
 PROMPT_CHUNK = 32  # n-grams of the prompt inserted at once
@@ -111,7 +111,7 @@ class Lookahead:
     def num_probes(self) -> int:
         return self.window_length - 1 + self.num_levels * self.window_length
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         refuse_params("Lookahead", params)
 
     def init(

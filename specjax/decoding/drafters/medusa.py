@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal
-from specjax.decoding.drafters.depth_trees import TreeSettings, depth_tree
-from specjax.decoding.drafters.with_head import check_head, last_hidden
+from specjax.decoding.drafters._heads import check_head, last_hidden
+from specjax.decoding.drafters._trees import TreeSettings, depth_tree
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaHeads
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.target import ModelOutput, Taps
+from specjax.models.transformer import Transformer
 
 Feature = Float[Array, "B D"]  # the state: the target's, of the last token before the root
 
@@ -34,7 +34,7 @@ class MedusaSettings(TreeSettings):
         SpecjaxError: see `TreeSettings`.
     """
 
-    def build(self, head: MedusaHeads, target: Llama) -> "Medusa":
+    def build(self, head: MedusaHeads, target: Transformer) -> "Medusa":
         """The drafter."""
         return Medusa(head, target, self)
 
@@ -51,7 +51,7 @@ class Medusa:
     """
 
     head: MedusaHeads
-    target: Llama  # that the heads were made for
+    target: Transformer  # that the heads were made for
     settings: MedusaSettings = MedusaSettings()
 
     num_probes = 0
@@ -71,7 +71,7 @@ class Medusa:
     def max_depth(self) -> int:
         return self.settings.max_depth(self.head.config.num_heads)
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         check_head(self.head, self.target, config, params)
 
     def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> Feature:

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.depth_trees import MEDUSA_TREE, TreeSettings, depth_tree
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState
+from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, TreeSettings, depth_tree
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
-from specjax.decoding.drafters.level_trees import Choices
-from specjax.decoding.drafters.with_head import HeadDrafter, HeadState
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class ParallelSettings(TreeSettings):
 
     choices: Choices = PUBLISHED_TREE
 
-    def build(self, head: ParallelHead, target: Llama) -> "ParallelSpec":
+    def build(self, head: ParallelHead, target: Transformer) -> "ParallelSpec":
         """The drafter."""
         return ParallelSpec(head, target, self)
 

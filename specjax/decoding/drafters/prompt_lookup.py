@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import (
     Context,
     Outcome,
@@ -17,9 +18,8 @@ from specjax.decoding.drafter import (
 )
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PromptLookup:
     def max_depth(self) -> int:
         return self.num_tokens
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         refuse_params("PromptLookup", params)
 
     def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:

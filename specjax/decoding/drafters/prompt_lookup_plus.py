@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State, refuse_params
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.errors import SpecjaxError
 from specjax.models.cache import write_slots
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.pytree import pytree
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
@@ -61,7 +61,7 @@ class RankedLookup:
     def max_depth(self) -> int:
         return self.num_tokens
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         refuse_params(type(self).__name__, params)
 
     def propose(
@@ -127,7 +127,7 @@ class PromptLookupPlus(RankedLookup):
         return Taps(hidden_layers=(self.layer,), logits=False)
 
     @staticmethod
-    def layer_for(config: LlamaConfig) -> int:
+    def layer_for(config: TransformerConfig) -> int:
         """The layer as deep in this target as the paper's 9 of 32."""
         return max(1, round(config.num_hidden_layers * 9 / 32))
 
@@ -198,7 +198,7 @@ class PromptLookupPlusAttention(RankedLookup):
         if self.aggregate not in ("max", "sum"):
             raise SpecjaxError(f"aggregate {self.aggregate!r} is unknown; use 'max' or 'sum'")
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         super().check(config, params)
         if not self.heads:
             raise SpecjaxError("no heads are chosen; give heads as ((layer, head), ...)")
@@ -208,7 +208,7 @@ class PromptLookupPlusAttention(RankedLookup):
         return Taps(attention_heads=self.heads, logits=False)
 
     @staticmethod
-    def heads_for(config: LlamaConfig, layer: int | None = None) -> Heads:
+    def heads_for(config: TransformerConfig, layer: int | None = None) -> Heads:
         """All heads of one layer, by default the middle one.
 
         It stands in until `specjax tune induction-heads` has found the target's own.

@@ -9,13 +9,13 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.config import TransformerConfig
+from specjax.models.target import ModelOutput, Taps
 
 SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
 MOST_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, and so has the one after them
@@ -87,7 +87,7 @@ class Retrieval:
     def max_depth(self) -> int:
         return self.num_tokens
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         if params is None:
             raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
         is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]

@@ -19,10 +19,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.cache import KVCache, write_slots
-from specjax.models.config import LlamaConfig
-from specjax.models.heads.near_far import KeysAndValues, near_far_attention, text_before
-from specjax.models.llama import DecoderLayer, Linear, Rotation, rotation_of
-from specjax.models.rows import QueryRows, causal_rows
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.training_attention import KeysAndValues, near_far_attention, text_before
+from specjax.models.layers import DecoderLayer, Linear, Rotation, rotation_of
+from specjax.models.target import QueryRows, causal_rows
 
 Stream = tuple[KeysAndValues, ...]  # by layer
 
@@ -31,11 +31,11 @@ Stream = tuple[KeysAndValues, ...]  # by layer
 class EagleConfig:
     """The shape of a head. The vocabulary and the hidden size of `layers` are the target's."""
 
-    layers: LlamaConfig
+    layers: TransformerConfig
     fc_bias: bool = False
 
     @classmethod
-    def for_target(cls, target: LlamaConfig, fc_bias: bool = False) -> "EagleConfig":
+    def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
         """One layer shaped like the target's own, as published; it looks at all of the text."""
         return cls(replace(target, num_hidden_layers=1, sliding_window=None), fc_bias)
 
@@ -114,7 +114,7 @@ class EagleHead(nn.Module):
             target_params: of which the embedding is read.
             rows: tokens with their slots as positions: a token's place in the text, less one.
             features: of the tokens before them, the target's or the head's own predictions.
-            cache: of the head; the rows are written as scratch, as `Llama.run` does.
+            cache: of the head; the rows are written as scratch, as `Transformer.run` does.
         """
         embedded = embed(target_params, rows.tokens)
         output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))

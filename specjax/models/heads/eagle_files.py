@@ -18,16 +18,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG, mismatches
-from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import ROTARY_BUFFER, check_weights, read_params
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, readable
+from specjax.models.config import CHECK, TransformerConfig
+from specjax.models.families import config_from, config_values
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.files import check_layout, check_sizes, read_values, write_head, zeros
 from specjax.models.heads.other_heads import refuse_other_configs, refuse_other_weights
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.weights import StoredTensor, stored_tensors
+from specjax.models.io.checkpoint import CONFIG, mismatches
+from specjax.models.io.huggingface import ROTARY_BUFFER, check_weights, read_params
+from specjax.models.io.weights import StoredTensor, stored_tensors
 
 ARCHITECTURES = {  # by whose loader is to read it; vLLM puts "Eagle" in front by itself
     "eagle": "LlamaForCausalLM",
@@ -44,7 +45,7 @@ OF_THE_TARGET = (EMBEDDING, "lm_head.weight")  # ignored: the target's own are u
 
 
 def load_eagle(
-    folder: Path, target: LlamaConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, target: TransformerConfig, dtype: DTypeLike, progress: bool = False
 ) -> tuple[EagleHead, dict[str, Any]]:
     """Reads an EAGLE, EAGLE-2 or HASS head: the module and its params.
 
@@ -76,7 +77,7 @@ def load_eagle(
     return head, params
 
 
-def read_layers(path: Path, values: Mapping[str, Any]) -> LlamaConfig:
+def read_layers(path: Path, values: Mapping[str, Any]) -> TransformerConfig:
     """The layers that the config `values` of a head describes; they look at all of the text.
 
     Raises:
@@ -85,7 +86,7 @@ def read_layers(path: Path, values: Mapping[str, Any]) -> LlamaConfig:
     of_attention = "qkv_bias" if "qkv_bias" in values else "attention_bias"
     read = {"model_type": "llama", **values, "attention_bias": values.get(of_attention)}
     try:
-        layers = LlamaConfig.from_huggingface(read)
+        layers = config_from(read)
     except SpecjaxError as error:
         raise SpecjaxError(f"{path}: {error}") from None
     return replace(layers, sliding_window=None)
@@ -158,7 +159,7 @@ def save_eagle(
     params: Mapping[str, Any],
     dtype: DTypeLike,
     *,
-    target: LlamaConfig,
+    target: TransformerConfig,
     target_params: Mapping[str, Any] | None = None,
     layout: str = "eagle",
     about: Mapping[str, Any] | None = None,
@@ -204,13 +205,15 @@ def _with_bias_of(layout: str, tensors: Mapping[str, Any], folder: Path) -> dict
     return tensors
 
 
-def _config(layers: LlamaConfig, target: LlamaConfig, layout: str, fc_bias: bool) -> dict[str, Any]:
+def _config(
+    layers: TransformerConfig, target: TransformerConfig, layout: str, fc_bias: bool
+) -> dict[str, Any]:
     layers = replace(layers, model_type="llama")  # which a Mistral layer without window is
     is_dynamic = layers.rope.rope_type == "dynamic"  # which reads the length
     if layout != "eagle" and not is_dynamic:  # in servers a shorter draft bounds the text
         longest = max(layers.max_position_embeddings, target.max_position_embeddings)
         layers = replace(layers, max_position_embeddings=longest)
-    values = layers.to_huggingface()
+    values = config_values(layers)
     values |= {"architectures": [ARCHITECTURES[layout]], "qkv_bias": layers.attention_bias}
     if layout != "sglang":  # it takes `bias` for one of the attention; absent means true for fc
         values["bias"] = fc_bias

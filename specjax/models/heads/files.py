@@ -13,12 +13,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable
-from specjax.models.checkpoint import CONFIG, mismatches
-from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import check_weights, read_params, write_weights
-from specjax.models.weights import StoredTensor
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable
+from specjax.models.config import CHECK, TransformerConfig
+from specjax.models.io.checkpoint import CONFIG, mismatches
+from specjax.models.io.huggingface import check_weights, read_params, write_weights
+from specjax.models.io.weights import StoredTensor
 
 ABOUT = "specjax"  # the key of config.json for what other loaders do not ask
 WEIGHTS = "model.safetensors"  # where other loaders look first
@@ -74,7 +74,7 @@ def check_owner(folder: Path, target: str) -> None:
         )
 
 
-def check_sizes(place: str, hidden_size: int, vocab_size: int, target: LlamaConfig) -> None:
+def check_sizes(place: str, hidden_size: int, vocab_size: int, target: TransformerConfig) -> None:
     """Raises SpecjaxError, which begins with `place`, if the head is of a target of other sizes."""
     for title, ours, theirs in (
         ("hidden size", hidden_size, target.hidden_size),

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import through_layers
-from specjax.models.heads.own_lm_heads import LMHead
-from specjax.models.llama import DecoderLayer, Linear, Llama, RMSNorm
-from specjax.models.rows import QueryRows, causal_rows
+from specjax.models.heads.lm_heads import LMHead
+from specjax.models.layers import DecoderLayer, Linear, RMSNorm
+from specjax.models.target import QueryRows, causal_rows
+from specjax.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class HydraConfig:
         SpecjaxError: for no heads, no blocks, or more than one prefix layer.
     """
 
-    layers: LlamaConfig  # the prefix layer; of 0 layers without
+    layers: TransformerConfig  # the prefix layer; of 0 layers without
     num_heads: int = 4
     num_layers: int = 4  # blocks that a head applies
     has_lm_heads: bool = True  # False: the target's LM head reads all of them
@@ -54,7 +55,7 @@ class HydraConfig:
     @classmethod
     def for_target(
         cls,
-        target: LlamaConfig,
+        target: TransformerConfig,
         has_prefix: bool = False,
         num_heads: int = 4,
         num_layers: int = 4,
@@ -155,7 +156,7 @@ class HydraHeads(nn.Module):
             target_params: not read; every head's `run` is called in this form.
             rows: slots as positions: slot t holds the feature of token t. Tokens are not read.
             features: the target's.
-            cache: of the prefix layer; the rows are written as scratch, as `Llama.run` does.
+            cache: of the prefix layer; the rows are written as scratch, as `Transformer.run` does.
         """
         del target_params
         if not self.config.has_prefix:
@@ -170,7 +171,7 @@ class HydraHeads(nn.Module):
     def logits(
         self,
         params: Any,
-        target: Llama,
+        target: Transformer,
         target_params: Any,
         depth: int,
         features: Float[Array, "B F D"],

@@ -14,11 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG
-from specjax.models.config import CHECK, LlamaConfig
-from specjax.models.convert import ROTARY_BUFFER
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, readable
+from specjax.models.config import CHECK, TransformerConfig
 from specjax.models.heads.files import (
     check_layout,
     check_sizes,
@@ -39,9 +37,11 @@ from specjax.models.heads.hydra_names import (
     lm_head_name,
     stored_names,
 )
+from specjax.models.heads.lm_heads import lm_head_to_save
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
-from specjax.models.heads.own_lm_heads import lm_head_to_save
-from specjax.models.weights import StoredTensor, stored_tensors
+from specjax.models.io.checkpoint import CONFIG
+from specjax.models.io.huggingface import ROTARY_BUFFER
+from specjax.models.io.weights import StoredTensor, stored_tensors
 
 LAYOUTS = ("specjax", "hydra")  # by whose loader is to read it; training writes the first
 SAFETENSORS, TORCH = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
@@ -53,7 +53,7 @@ REPEATED = "the blocks of a Hydra head behind its first"
 
 
 def load_hydra(
-    folder: Path, target: LlamaConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, target: TransformerConfig, dtype: DTypeLike, progress: bool = False
 ) -> tuple[HydraHeads, dict[str, Any]]:
     """Reads the heads of Hydra or Hydra++: the module and its params.
 
@@ -130,7 +130,7 @@ def _read_config(
     path: Path,
     values: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
-    target: LlamaConfig,
+    target: TransformerConfig,
 ) -> HydraConfig:
     last, _ = max(blocks_in(stored))
     num_blocks = sum(head == last for head, _ in blocks_in(stored))
@@ -158,7 +158,7 @@ def _check_target(
     folder: Path,
     values: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
-    target: LlamaConfig,
+    target: TransformerConfig,
 ) -> None:
     """Refuses heads of another target; configs need not say for which one they are."""
     hidden_size = values.get("hidden_size") or target.hidden_size
@@ -181,7 +181,7 @@ def save_hydra(
     params: Mapping[str, Any],
     dtype: DTypeLike,
     *,
-    target: LlamaConfig,
+    target: TransformerConfig,
     target_params: Mapping[str, Any] | None = None,
     layout: str = LAYOUTS[0],
     about: Mapping[str, Any] | None = None,

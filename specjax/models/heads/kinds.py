@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specjax.models.checkpoint import CONFIG
 from specjax.models.heads import eagle_files, hydra_files, medusa_files, parallel_files
 from specjax.models.heads.files import read_values
 from specjax.models.heads.other_heads import TITLES, kind_of_config, refuse_other_configs
+from specjax.models.io.checkpoint import CONFIG
 
 
 @dataclass(frozen=True)

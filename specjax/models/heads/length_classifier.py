@@ -18,10 +18,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user
-from specjax.models.checkpoint import mismatches, new_folder
-from specjax.models.llama import FULL_PRECISION
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
+from specjax.models.io.checkpoint import mismatches, new_folder
+from specjax.models.layers import FULL_PRECISION
 
 NUM_TOP = 10  # largest probabilities that the classifier reads (footnote 4)
 NUM_FEATURES = NUM_TOP + 2  # with the entropy and the position

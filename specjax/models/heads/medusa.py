@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from specjax.errors import SpecjaxError
-from specjax.models.config import LlamaConfig
-from specjax.models.heads.own_lm_heads import LMHead
-from specjax.models.llama import Linear, Llama
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.lm_heads import LMHead
+from specjax.models.layers import Linear
+from specjax.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class MedusaConfig:
     @classmethod
     def for_target(
         cls,
-        target: LlamaConfig,
+        target: TransformerConfig,
         num_heads: int = 5,
         num_layers: int = 1,
         has_lm_heads: bool = True,
@@ -86,7 +87,7 @@ class MedusaHeads(nn.Module):
     def logits_at(
         self,
         params: Any,
-        target: Llama,
+        target: Transformer,
         target_params: Any,
         features: Float[Array, "... D"],
         depth: int,
@@ -99,7 +100,7 @@ class MedusaHeads(nn.Module):
     def logits(
         self,
         params: Any,
-        target: Llama,
+        target: Transformer,
         target_params: Any,
         features: Float[Array, "... D"],
         num_depths: int | None = None,

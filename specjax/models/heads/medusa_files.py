@@ -15,10 +15,9 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG
-from specjax.models.config import LlamaConfig
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, readable
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.files import (
     WEIGHTS,
     check_layout,
@@ -29,11 +28,12 @@ from specjax.models.heads.files import (
     write_head,
     zeros,
 )
+from specjax.models.heads.lm_heads import lm_head_to_save
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_names import OF_AUTHORS, OF_VLLM, Names
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
-from specjax.models.heads.own_lm_heads import lm_head_to_save
-from specjax.models.weights import StoredTensor, stored_tensors
+from specjax.models.io.checkpoint import CONFIG
+from specjax.models.io.weights import StoredTensor, stored_tensors
 
 LAYOUTS = ("specjax", "medusa", "vllm")  # by whose loader is to read it; training writes the first
 SAFETENSORS, TORCH = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
@@ -45,7 +45,7 @@ REPEATED = "the layers of a Medusa head"
 
 
 def load_medusa(
-    folder: Path, target: LlamaConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, target: TransformerConfig, dtype: DTypeLike, progress: bool = False
 ) -> tuple[MedusaHeads, dict[str, Any]]:
     """Reads Medusa heads: the module and its params.
 
@@ -90,7 +90,10 @@ def _of_heads(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _check_config(
-    path: Path, values: Mapping[str, Any], target: LlamaConfig, stored: Mapping[str, StoredTensor]
+    path: Path,
+    values: Mapping[str, Any],
+    target: TransformerConfig,
+    stored: Mapping[str, StoredTensor],
 ) -> None:
     """Refuses heads of another target, and what vLLM knows but heads here do not."""
     hidden_size = values.get("hidden_size") or target.hidden_size
@@ -134,7 +137,7 @@ def _read_config(
     values: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
     names: Names,
-    target: LlamaConfig,
+    target: TransformerConfig,
 ) -> MedusaConfig:
     blocks = [match for name in stored if (match := names.block_in(name))]
     has_lm_heads = any(map(names.lm_head_in, stored))
@@ -169,7 +172,7 @@ def save_medusa(
     params: Mapping[str, Any],
     dtype: DTypeLike,
     *,
-    target: LlamaConfig,
+    target: TransformerConfig,
     target_params: Mapping[str, Any] | None = None,
     layout: str = LAYOUTS[0],
     about: Mapping[str, Any] | None = None,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import SpecjaxError
-from specjax.models.weights import StoredTensor
+from specjax.core.errors import SpecjaxError
+from specjax.models.io.weights import StoredTensor
 
 TITLES = {
     "eagle": "an EAGLE, EAGLE-2 or HASS head",

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead, Stream, embed, through_layers
-from specjax.models.heads.near_far import near_far_attention, text_before
-from specjax.models.llama import DecoderLayer, Embedding, Linear, RMSNorm, Rotation, rotation_of
-from specjax.models.rows import QueryRows, causal_rows
+from specjax.models.heads.training_attention import near_far_attention, text_before
+from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation, rotation_of
+from specjax.models.target import QueryRows, causal_rows
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ParallelConfig:
         SpecjaxError: for a head without masks, or a bias of `fc` where there is no `fc`.
     """
 
-    layers: LlamaConfig
+    layers: TransformerConfig
     num_masks: int = 4
     reads_features: bool = True
     fc_bias: bool = False
@@ -54,7 +54,7 @@ class ParallelConfig:
     @classmethod
     def for_target(
         cls,
-        target: LlamaConfig,
+        target: TransformerConfig,
         num_masks: int = 4,
         reads_features: bool = True,
         fc_bias: bool = False,
@@ -193,7 +193,7 @@ class ParallelHead(nn.Module):
                 from `vocab_size` on are masks, the first, the second and so on.
             features: the target's, of the tokens before; F is 0 if the head reads none. What they
                 hold at masks does not matter.
-            cache: of the head; the rows are written as scratch, as `Llama.run` does.
+            cache: of the head; the rows are written as scratch, as `Transformer.run` does.
         """
         is_text = rows.tokens < self.config.vocab_size
         embedded = embed(target_params, jnp.where(is_text, rows.tokens, 0))

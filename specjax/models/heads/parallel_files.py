@@ -13,10 +13,10 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, readable
-from specjax.models.checkpoint import CONFIG
-from specjax.models.config import CHECK, LlamaConfig
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, readable
+from specjax.models.config import CHECK, TransformerConfig
+from specjax.models.families import config_values
 from specjax.models.heads.eagle_files import (
     FC_BIAS,
     check_bias,
@@ -29,14 +29,15 @@ from specjax.models.heads.eagle_files import (
 from specjax.models.heads.files import check_layout, check_sizes, read_values, write_head
 from specjax.models.heads.other_heads import TITLES, refuse_other_configs, refuse_other_weights
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-from specjax.models.weights import StoredTensor
+from specjax.models.io.checkpoint import CONFIG
+from specjax.models.io.weights import StoredTensor
 
 LAYOUTS = ("specjax",)
 ARCHITECTURE = "ParallelSpecHead"
 
 
 def load_parallel(
-    folder: Path, target: LlamaConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, target: TransformerConfig, dtype: DTypeLike, progress: bool = False
 ) -> tuple[ParallelHead, dict[str, Any]]:
     """Reads a ParallelSpec head of either kind: the module and its params.
 
@@ -87,7 +88,7 @@ def save_parallel(
     params: Mapping[str, Any],
     dtype: DTypeLike,
     *,
-    target: LlamaConfig,
+    target: TransformerConfig,
     target_params: Mapping[str, Any] | None = None,
     layout: str = LAYOUTS[0],
     about: Mapping[str, Any] | None = None,
@@ -114,7 +115,7 @@ def save_parallel(
     check_sizes(f"cannot save {folder}", config.hidden_size, config.vocab_size, target)
     tensors = tensors_of(folder, head, params)
     layers = replace(config.layers, model_type="llama")  # which a Mistral layer without window is
-    values = layers.to_huggingface() | {
+    values = config_values(layers) | {
         "architectures": [ARCHITECTURE],
         "num_masks": config.num_masks,
         "reads_features": config.reads_features,

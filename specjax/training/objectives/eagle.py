@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.core.pytree import pytree
 from specjax.models.heads.eagle import EagleHead, embed
-from specjax.models.llama import Llama
-from specjax.pytree import pytree
+from specjax.models.transformer import Transformer
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -46,7 +46,7 @@ class Slots:
 
 def eagle_loss(
     head: EagleHead,
-    target: Llama,
+    target: Transformer,
     settings: EagleObjective,
     recompute: bool = False,
 ) -> LossFn:
@@ -79,7 +79,7 @@ def eagle_loss(
 
 def prepare(
     params: Any,
-    target: Llama,
+    target: Transformer,
     frozen: Any,
     batch: dict[str, Array],
     key: Key[Array, ""],
@@ -109,7 +109,7 @@ def logit_values(
 
 
 def logit_reader(
-    target: Llama,
+    target: Transformer,
     frozen: Any,
     slots: Slots,
     values_of: Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues],

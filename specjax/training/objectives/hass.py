@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.heads.eagle import EagleHead, Stream, embed
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import (
@@ -34,7 +34,7 @@ from specjax.training.objectives.slots import SlotValues
 
 def hass_loss(
     head: EagleHead,
-    target: Llama,
+    target: Transformer,
     settings: HassObjective,
     recompute: bool = False,
 ) -> LossFn:

@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import embed
 from specjax.models.heads.hydra import HydraHeads
-from specjax.models.heads.near_far import text_before
-from specjax.models.llama import Llama
-from specjax.models.rows import QueryRows
+from specjax.models.heads.training_attention import text_before
+from specjax.models.target import QueryRows
+from specjax.models.transformer import Transformer
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -31,7 +31,7 @@ from specjax.training.objectives.slots import SlotValues, later, means, over_slo
 
 
 def hydra_loss(
-    head: HydraHeads, target: Llama, settings: HydraObjective, recompute: bool = False
+    head: HydraHeads, target: Transformer, settings: HydraObjective, recompute: bool = False
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.
 
@@ -91,7 +91,7 @@ def prefixed(
 def _values_at(
     head: HydraHeads,
     params: Any,
-    target: Llama,
+    target: Transformer,
     frozen: Any,
     settings: HydraObjective,
     arrays: tuple[Array, tuple[Array, ...], Array],

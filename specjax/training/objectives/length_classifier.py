@@ -18,8 +18,7 @@ import optax
 from jaxtyping import Array, Bool, Key
 
 from specjax import __version__
-from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import vacant
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.length_classifier import (
     LabelKind,
     LengthClassifier,
@@ -27,6 +26,7 @@ from specjax.models.heads.length_classifier import (
     TrainedClassifier,
     save_classifier,
 )
+from specjax.models.io.checkpoint import vacant
 from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
 from specjax.training.config import LoopOptions
 from specjax.training.data import from_function

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 TopLoss = Literal[
     "top-k",

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from specjax.models.heads.eagle import Stream, embed
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.llama import Llama
+from specjax.models.transformer import Transformer
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -40,7 +40,10 @@ Depth = Callable[[Any, tuple[Stream, ...]], tuple[Float[Array, ""], Metrics, Str
 
 
 def parallel_eagle_loss(
-    head: ParallelHead, target: Llama, settings: ParallelEagleObjective, recompute: bool = False
+    head: ParallelHead,
+    target: Transformer,
+    settings: ParallelEagleObjective,
+    recompute: bool = False,
 ) -> LossFn:
     """EAGLE's loss summed over the depths of a group; the frozen params are the target's.
 
@@ -81,7 +84,10 @@ def parallel_eagle_loss(
 
 
 def parallel_medusa_loss(
-    head: ParallelHead, target: Llama, settings: ParallelMedusaObjective, recompute: bool = False
+    head: ParallelHead,
+    target: Transformer,
+    settings: ParallelMedusaObjective,
+    recompute: bool = False,
 ) -> LossFn:
     """Cross-entropy with the text's tokens at all depths; the frozen params are the target's.
 
@@ -123,7 +129,7 @@ def parallel_medusa_loss(
 
 
 def _token_values(
-    target: Llama, frozen: Any, settings: ParallelMedusaObjective, arrays: dict[str, Array]
+    target: Transformer, frozen: Any, settings: ParallelMedusaObjective, arrays: dict[str, Array]
 ) -> SlotValues:
     logits = target.logits(frozen, arrays["predicted"])
     wanted = target.logits(frozen, arrays["wanted"]) if "wanted" in arrays else None

@@ -22,11 +22,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from safetensors.numpy import save_file
 
-from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import first_few, mismatches, new_folder
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-from specjax.models.weights import FLOATS, StoredTensor, import_torch, stored_tensors
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import TransformerConfig
+from specjax.models.families import config_values
+from specjax.models.io.checkpoint import first_few, mismatches, new_folder
+from specjax.models.io.weights import FLOATS, StoredTensor, import_torch, stored_tensors
+from specjax.models.transformer import Transformer
 
 NAMES = (  # our path, Hugging Face's name; {} is the number of a layer
     ("embed_tokens.", "model.embed_tokens."),
@@ -63,20 +64,20 @@ def _translate(name: str, table: Sequence[tuple[str, str]]) -> str:
     raise SpecjaxError(f"{name} is not a weight of a Llama; give the weights of a target model")
 
 
-def expected_weights(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every weight of a model with this config, by Hugging Face name."""
-    shapes = jax.eval_shape(Llama(config).initialise, jax.random.key(0))
+    shapes = jax.eval_shape(Transformer(config).initialise, jax.random.key(0))
     return {huggingface_name(path): leaf.shape for path, leaf in _leaves(shapes).items()}
 
 
 def load_llama(
-    folder: Path, config: LlamaConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, config: TransformerConfig, dtype: DTypeLike, progress: bool = False
 ) -> dict[str, Any]:
-    """Reads the weights of a Hugging Face folder into params of `Llama(config)`.
+    """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
     Args:
         folder: holds `model.safetensors`, or shards with an index, or the same as old `.bin` files.
-        config: what `LlamaConfig.read(folder)` says.
+        config: what `read_config(folder)` says.
         dtype: of the params, whatever the files store.
         progress: show a bar on stderr, if that is a terminal.
 
@@ -98,7 +99,7 @@ def load_llama(
 
 
 def save_llama(
-    folder: Path, config: LlamaConfig, params: Mapping[str, Any], dtype: DTypeLike
+    folder: Path, config: TransformerConfig, params: Mapping[str, Any], dtype: DTypeLike
 ) -> None:
     """Writes `config.json` and `model.safetensors`, in `dtype`, into a new `folder`, atomically.
 
@@ -110,7 +111,7 @@ def save_llama(
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     if complaints := mismatches(shapes, expected_weights(config)):
         raise SpecjaxError(f"cannot save {folder}: {complaints}; give the config of these params")
-    write_weights(folder, config.to_huggingface(), leaves, dtype)
+    write_weights(folder, config_values(config), leaves, dtype)
 
 
 def write_weights(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

@@ -8,10 +8,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.errors import SpecjaxError
-from specjax.models.checkpoint import mismatches
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import project
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import TransformerConfig
+from specjax.models.io.checkpoint import mismatches
+from specjax.models.layers import project
 
 
 class LMHead(nn.Module):
@@ -31,14 +31,14 @@ class LMHead(nn.Module):
         return logits
 
 
-def lm_head_of(target: LlamaConfig, target_params: Mapping[str, Any]) -> Float[Array, "V D"]:
+def lm_head_of(target: TransformerConfig, target_params: Mapping[str, Any]) -> Float[Array, "V D"]:
     """The table with which a target reads its features."""
     table = "embed_tokens" if target.tie_word_embeddings else "lm_head"
     return target_params[table]["weight"]
 
 
 def lm_head_to_save(
-    folder: Path, reader: str, target: LlamaConfig, target_params: Mapping[str, Any] | None
+    folder: Path, reader: str, target: TransformerConfig, target_params: Mapping[str, Any] | None
 ) -> Float[Array, "V D"]:
     """The target's table for a file of heads that have none of their own.
 

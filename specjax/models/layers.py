@@ -1,26 +1,20 @@
-"""Linen Llama: rows, cache and taps in; ModelOutput and cache out.
+"""The layers of the transformer: projections, norms, rotary embedding, attention, feed-forward.
 
-Notable choices: weights are `[out, in]` as Hugging Face stores them (import is a rename, and a few
-rows at a time run faster on CPU); layers are unrolled (a scan would slice, and copy, stacked
-weights at every step); products take the dtype of the weights, while norms, softmax and logits are
-float32; float32 products run at full precision on every device, because a lossless promise cannot
-survive TF32 rounding that depends on the number of rows.
+Weights are `[out, in]`, as Hugging Face stores them: import is a rename, and a few rows at a time run
+faster on CPU. Products take the dtype of the weights; norms, softmax and logits are float32.
+Float32 products run at full precision on every device, because TF32 rounding depends on the number
+of rows, and with it the text would, too.
 """
-
-from dataclasses import replace
-from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.cache import KVCache, write_slots
-from specjax.models.config import LlamaConfig
-from specjax.models.outputs import ModelOutput, Taps
-from specjax.models.rows import QueryRows
+from specjax.models.cache import write_slots
+from specjax.models.config import TransformerConfig
 
 FULL_PRECISION = lax.Precision.HIGHEST
 Rotation = tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]  # cosine and sine
@@ -59,7 +53,7 @@ class RMSNorm(nn.Module):
 class Embedding(nn.Module):
     """Token table `weight [V, D]`, which may also serve as the LM head."""
 
-    config: LlamaConfig
+    config: TransformerConfig
 
     @nn.compact
     def __call__(self) -> Float[Array, "V D"]:
@@ -69,7 +63,7 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention over the slots of one layer's cache."""
 
-    config: LlamaConfig
+    config: TransformerConfig
 
     def setup(self):
         config, bias = self.config, self.config.attention_bias
@@ -120,7 +114,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
-    config: LlamaConfig
+    config: TransformerConfig
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
@@ -133,7 +127,7 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """One pre-norm transformer layer."""
 
-    config: LlamaConfig
+    config: TransformerConfig
     has_input_norm: bool = True  # the first layer of an EAGLE head has none
 
     def setup(self):
@@ -162,80 +156,6 @@ class DecoderLayer(nn.Module):
         return self.after_attention(x, mixed), weights, keys, values
 
 
-class Llama(nn.Module):
-    """The target: embedding, layers, final norm, LM head.
-
-    `model.run(params, rows, cache, taps)` writes the rows as scratch behind
-    `cache.length` and does not advance it; `KVCache.keep` does.
-    """
-
-    config: LlamaConfig
-
-    @nn.compact
-    def __call__(
-        self, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
-    ) -> tuple[ModelOutput, KVCache]:
-        config = self.config
-        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-        positions = write_slots(cache.positions, rows.positions, start, axis=1)
-        visible = cache.visible_slots(rows.visible)
-        if config.sliding_window is not None:
-            distance = rows.positions[:, :, None] - positions[:, None, :]
-            visible = visible & (distance < config.sliding_window)
-        rotation = rotation_of(rows.positions, config, cache.text_length)
-        table = Embedding(config, name="embed_tokens")()
-        x = table[rows.tokens]
-        hidden, attention, keys, values = [x], {}, [], []
-        for layer in range(config.num_hidden_layers):
-            x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
-                x, rotation, cache.keys[layer], cache.values[layer], start, visible
-            )
-            hidden.append(x)
-            attention[layer] = weights
-            keys.append(layer_keys)
-            values.append(layer_values)
-        hidden[-1] = x = RMSNorm(config.rms_norm_eps, name="norm")(x)
-        logits = None
-        if taps.logits or self.is_initializing():
-            logits = self._logits(x, table)
-        picked = [attention[layer][:, head] for layer, head in taps.attention_heads]
-        output = ModelOutput(
-            logits=logits,
-            hidden=_stack([hidden[layer] for layer in taps.hidden_layers], axis=2),
-            attention=_stack(picked, axis=1),
-        )
-        new_cache = replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
-        return output, new_cache
-
-    def _logits(self, x: Float[Array, "B Q D"], table: Float[Array, "V D"]):
-        if not self.config.tie_word_embeddings:
-            table = Embedding(self.config, name="lm_head")()
-        return project(x, table, jnp.float32)
-
-    @nn.nowrap
-    def run(
-        self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
-    ) -> tuple[ModelOutput, KVCache]:
-        """One pass with these params; pure. See the class."""
-        output, cache = cast(Any, self.apply({"params": params}, rows, cache, taps))
-        return output, cache
-
-    @nn.nowrap
-    def logits(self, params: Any, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """What the LM head says, float32, to hidden states after the final norm."""
-        table = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        return project(x, params[table]["weight"], jnp.float32)
-
-    @nn.nowrap
-    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
-        """Random params of this model: a nested dict with Hugging Face's names."""
-        one = jnp.zeros((1, 1), jnp.int32)
-        rows = QueryRows(one, one, jnp.ones((1, 1, 1), bool))
-        cache = KVCache.create(self.config, 1, 1)
-        params = jax.jit(self.init)(key, rows, cache)["params"]
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-
-
 def project(
     x: Float[Array, "... I"], weight: Float[Array, "O I"], dtype: DTypeLike
 ) -> Float[Array, "... O"]:
@@ -250,7 +170,7 @@ def project(
 
 
 def rotation_of(
-    positions: Int[Array, "B Q"], config: LlamaConfig, text_length: Int[Array, " B"]
+    positions: Int[Array, "B Q"], config: TransformerConfig, text_length: Int[Array, " B"]
 ) -> Rotation:
     """Cosine and sine of each row's rotary angles, float32, the same for all heads."""
     frequencies = config.rope.inverse_frequencies(
@@ -292,7 +212,3 @@ def attend(
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
     mixed = jnp.einsum("bkms,bksh->bkmh", shared, values, precision=FULL_PRECISION)
     return mixed.reshape(batch, heads, count, width), weights
-
-
-def _stack(parts: list[Array], axis: int) -> Array | None:
-    return jnp.stack(parts, axis=axis) if parts else None

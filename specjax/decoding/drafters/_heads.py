@@ -11,18 +11,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal
 from specjax.decoding.drafters.length_rules import misfits
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import LlamaConfig
-from specjax.models.llama import Llama
-from specjax.models.outputs import ModelOutput, Taps
+from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
-from specjax.models.rows import QueryRows, causal_rows
-from specjax.pytree import pytree
+from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
+from specjax.models.transformer import Transformer
 
 
 @pytree
@@ -72,7 +71,7 @@ class HeadDrafter(ABC):
     """
 
     head: FeatureHead
-    target: Llama  # that the head was made for
+    target: Transformer  # that the head was made for
 
     num_probes = 0
 
@@ -106,7 +105,7 @@ class HeadDrafter(ABC):
     ) -> tuple[Proposal, HeadState]:
         """Drafts below the root; begins with `catch_up`."""
 
-    def check(self, config: LlamaConfig, params: Any) -> None:
+    def check(self, config: TransformerConfig, params: Any) -> None:
         check_head(self.head, self.target, config, params)
 
     def init(
@@ -187,12 +186,12 @@ class HeadDrafter(ABC):
         return self.head.run(params.drafter, params.target, rows, features, cache)
 
 
-def last_hidden(target: Llama) -> Taps:
+def last_hidden(target: Transformer) -> Taps:
     """What reveals the target's features: its hidden states behind the final norm."""
     return Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
 
 
-def check_head(head: Head, built_for: Llama, config: LlamaConfig, params: Any) -> None:
+def check_head(head: Head, built_for: Transformer, config: TransformerConfig, params: Any) -> None:
     """Raises SpecjaxError unless head, target and params of a drafter belong together.
 
     Args:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.llama import FULL_PRECISION
+from specjax.models.layers import FULL_PRECISION
 
 KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
 

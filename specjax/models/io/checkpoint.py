@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from specjax.errors import SpecjaxError
-from specjax.files import expand_user, read_json, readable, writable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable, writable
 
 PARAMS = "params"
 CONFIG = "config.json"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 FORMATS = (  # single file, index of shards; the first that exists is read
     ("model.safetensors", "model.safetensors.index.json"),

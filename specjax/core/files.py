@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from specjax.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError
 
 
 def expand_user(path: str | Path) -> Path:

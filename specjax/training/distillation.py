@@ -15,15 +15,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from specjax.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
+from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import writable
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
-from specjax.errors import SpecjaxError
-from specjax.files import writable
-from specjax.hub import Target
+from specjax.hub import LoadedTarget
 from specjax.training.config import DistillOptions
 from specjax.training.conversations import (
     ASSISTANT,
@@ -47,7 +47,7 @@ Watch = Callable[[Iterable[int]], Iterable[int]]
 
 
 def answers_of(
-    target: Target, max_new_tokens: int, watch: Watch = iter
+    target: LoadedTarget, max_new_tokens: int, watch: Watch = iter
 ) -> Callable[[Sequence[Ids]], list[list[int]]]:
     """A function from prompts to the target's greedy continuations; `watch` sees its progress."""
 
@@ -66,7 +66,7 @@ def answers_of(
 
 
 def distill(
-    target: Target,
+    target: LoadedTarget,
     conversations: Sequence[Conversation],
     file: Path,
     longest: int,
@@ -127,7 +127,7 @@ def distill(
     return _without_unanswered(texts, complain)
 
 
-def check_room(target: Target, longest: int, options: DistillOptions) -> None:
+def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
     """Raises SpecjaxError if no prompt can be answered within so many tokens."""
     most = min(longest, target.config.longest_text)
     if most - options.distill_tokens < SHORTEST_PROMPT:
@@ -156,7 +156,7 @@ def _without_unanswered(
 
 
 def _answered(
-    target: Target,
+    target: LoadedTarget,
     conversations: Sequence[Conversation],
     longest: int,
     options: DistillOptions,
@@ -193,7 +193,7 @@ def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
 
 
 def prompt_of(
-    target: Target,
+    target: LoadedTarget,
     asked: Conversation,
     longest: int,
     max_new_tokens: int,
@@ -232,7 +232,7 @@ def prompt_of(
 
 
 def _with_answer(
-    target: Target, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
+    target: LoadedTarget, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
 ) -> Conversation | None:
     tokenizer = target.require_tokenizer()
     if answer and answer[-1] in target.eos:
@@ -245,7 +245,7 @@ def _with_answer(
 
 
 def _answer(
-    target: Target,
+    target: LoadedTarget,
     prompts: Sequence[Ids],
     max_new_tokens: int,
     sampling: Sampling,

@@ -1,0 +1,1 @@
+"""What every other part stands on; imports nothing of specjax but itself."""

@@ -1,0 +1,195 @@
+"""The table of methods: name -> drafter class, what it needs, and where it comes from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafters.auto import AutoSettings
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.draft_model import DraftModelSettings
+from specjax.decoding.drafters.eagle import EagleSettings
+from specjax.decoding.drafters.eagle2 import Eagle2Settings
+from specjax.decoding.drafters.hydra import HydraSettings
+from specjax.decoding.drafters.lookahead import Lookahead
+from specjax.decoding.drafters.medusa import MedusaSettings
+from specjax.decoding.drafters.parallel_spec import ParallelMedusaSettings, ParallelSettings
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.prompt_lookup_plus import (
+    PromptLookupPlus,
+    PromptLookupPlusAttention,
+)
+from specjax.decoding.drafters.retrieval import Retrieval
+from specjax.models.config import TransformerConfig
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table."""
+
+    drafter: type  # a frozen dataclass, or one that makes it; its fields are the settings
+    needs: str
+    paper: str
+    settings_for: Callable[[TransformerConfig], dict[str, Any]] = (
+        lambda config: {}
+    )  # that fit a target
+    part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
+    head: str = ""  # the kind of head that it reads, if any
+    copies: bool = False  # drafts from the text, so accepted tokens have a source there
+    tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
+
+    @property
+    def has_params(self) -> bool:
+        """Whether it reads arrays of its own: weights or a datastore."""
+        return self.part != ""
+
+
+METHODS: dict[str, Method] = {
+    "plain": Method(Autoregressive, "nothing", "plain decoding, the baseline"),
+    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena, 2023)", copies=True),
+    "pld-plus": Method(
+        PromptLookupPlus,
+        "hidden states of one target layer",
+        "PLD+ (Somasundaram et al., 2024)",
+        lambda config: {"layer": PromptLookupPlus.layer_for(config)},
+        copies=True,
+        tuned=("layer", "num_tokens"),
+    ),
+    "pld-plus-attention": Method(
+        PromptLookupPlusAttention,
+        "attention of the target's induction heads",
+        "PLD+ (Somasundaram et al., 2024)",
+        lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
+        copies=True,
+        tuned=("heads", "num_tokens"),
+    ),
+    "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
+    "draft-model": Method(
+        DraftModelSettings,
+        "a draft model of the target's vocabulary; for rule=disco a classifier",
+        "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
+        part="draft",
+        tuned=("rule", "length", "threshold", "max_length", "classifier"),
+    ),
+    "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", part="datastore"),
+    "medusa": Method(
+        MedusaSettings,
+        "Medusa heads",
+        "Medusa (Cai et al., 2024)",
+        part="medusa",
+        head="medusa",
+        tuned=("choices",),
+    ),
+    "hydra": Method(
+        HydraSettings,
+        "Hydra heads",
+        "Hydra (Ankner et al., 2024)",
+        part="hydra",
+        head="hydra",
+        tuned=("choices",),
+    ),
+    "eagle": Method(
+        EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
+    ),
+    "eagle2": Method(
+        Eagle2Settings, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", part="eagle", head="eagle"
+    ),
+    "hass": Method(
+        Eagle2Settings,
+        "a head trained with HASS",
+        "HASS (Zhang et al., 2025)",
+        part="hass",
+        head="eagle",
+    ),
+    "parallel-medusa": Method(
+        ParallelMedusaSettings,
+        "a ParallelSpec head",
+        "ParallelSpec (Xiao et al., 2024)",
+        part="parallel-medusa",
+        head="parallel",
+        tuned=("choices",),
+    ),
+    "parallel-eagle": Method(
+        ParallelSettings,
+        "a ParallelSpec head",
+        "ParallelSpec (Xiao et al., 2024)",
+        part="parallel-eagle",
+        head="parallel",
+        tuned=("choices",),
+    ),
+    "auto": Method(
+        AutoSettings,
+        "what `specjax tune machine` chose for target and machine; else it is pld",
+        "the other methods, each behind a gate",
+        tuned=(
+            *("device", "method", "settings", "source"),
+            *("row_widths", "costs", "expected", "asked_cost", "row_costs"),
+        ),
+    ),
+}
+
+SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a message calls it
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+}
+
+
+def make_drafter(method: str, config: TransformerConfig, settings: dict[str, Any]) -> Drafter:
+    """The drafter of a method with `settings` in place of its defaults.
+
+    Raises:
+        SpecjaxError: for an unknown method or setting, a setting out of range, or a method whose
+            drafter holds a model of its own.
+    """
+    check_settings(method, settings)
+    row = METHODS[method]
+    made = row.drafter(**(row.settings_for(config) | settings))
+    if not isinstance(made, Drafter):
+        raise SpecjaxError(f"method {method!r} needs {row.needs}; use specjax.load_drafter")
+    return made
+
+
+def check_settings(method: str, settings: dict[str, Any]) -> None:
+    """As `make_drafter`, before there is a target: raises what it would raise."""
+    if method not in METHODS:
+        raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    row = METHODS[method]
+    known = [field.name for field in fields(row.drafter)]
+    declared = get_type_hints(row.drafter)
+    for name, value in settings.items():
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            if row.drafter is AutoSettings:
+                has += ": `specjax tune machine` chooses them; name a method of your own to set any"
+            raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
+        if not _is_of(value, declared[name]):
+            wanted = SETTING_TYPES.get(declared[name], (None, f"of the form {declared[name]}"))[1]
+            raise SpecjaxError(
+                f"setting {name} of method {method!r} is {value!r}, not {wanted}; "
+                "`specjax methods` shows the defaults"
+            )
+    row.drafter(**settings)
+
+
+def _is_of(value: Any, declared: Any) -> bool:
+    """Whether `value` has the type that a field declares; types of other forms are not judged."""
+    if get_origin(declared) is tuple:
+        inner = get_args(declared)
+        if not isinstance(value, tuple):
+            return False
+        inner = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return len(value) == len(inner) and all(map(_is_of, value, inner))
+    if isinstance(declared, UnionType):
+        return any(_is_of(value, each) for each in get_args(declared))
+    if declared is NoneType:
+        return value is None
+    if declared not in SETTING_TYPES:
+        return True
+    return isinstance(value, SETTING_TYPES[declared][0]) and isinstance(value, bool) == (
+        declared is bool
+    )

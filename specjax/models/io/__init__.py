@@ -1,0 +1,1 @@
+"""Weights and heads in files: safetensors, Hugging Face folders, Orbax."""

@@ -1,0 +1,121 @@
+"""What a drafter or an objective may ask of a target, and the values that go in and out of a pass.
+
+`QueryRows` are the rows of one forward pass, `Taps` says what it should reveal, `ModelOutput` is what
+it returned, and `Target` is the protocol that a model fulfils.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree
+from specjax.models.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from specjax.models.cache import KVCache
+
+
+@pytree
+class QueryRows:
+    """B texts with Q rows each, fed to the model in one pass.
+
+    C counts the scratch rows that this round has already written to the cache plus these Q; the
+    committed part of the cache is always visible.
+    """
+
+    tokens: Int[Array, "B Q"]
+    positions: Int[Array, "B Q"]  # absolute, for RoPE
+    visible: Bool[Array, "B Q C"]
+
+
+def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows:
+    """Rows of running text: row q of text b sits at position `start[b] + q`, sees rows 0..q."""
+    batch, count = tokens.shape
+    below = jnp.tril(jnp.ones((count, count), bool))
+    return QueryRows(
+        tokens=tokens,
+        positions=start[:, None] + jnp.arange(count)[None, :],
+        visible=jnp.broadcast_to(below, (batch, count, count)),
+    )
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Static request for the inner values of a forward pass; what is not asked for is not kept.
+
+    Hidden layers are numbered as in `transformers`: 0 is the embedding, l the output of layer l,
+    and the last (`num_hidden_layers`) is taken after the final norm. Heads are
+    `(layer, head)`, both from 0.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    attention_heads: tuple[tuple[int, int], ...] = ()
+    logits: bool = True  # False skips the LM head; in a drafter's taps, it does not read them
+
+    def check(self, config: TransformerConfig) -> None:
+        """Raises SpecjaxError if the model has no such layer or head."""
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        for layer in self.hidden_layers:
+            if not 0 <= layer <= layers:
+                raise SpecjaxError(
+                    f"hidden layer {layer} does not exist: the model has layers 0 to {layers}"
+                )
+        for layer, head in self.attention_heads:
+            if not (0 <= layer < layers and 0 <= head < heads):
+                raise SpecjaxError(
+                    f"attention head (layer {layer}, head {head}) does not exist: the model has "
+                    f"layers 0 to {layers - 1} with heads 0 to {heads - 1}"
+                )
+
+
+@pytree
+class ModelOutput:
+    """What one forward pass returned for its Q rows. V: vocabulary, S: cache slots."""
+
+    logits: Float[Array, "B Q V"] | None  # float32
+    hidden: Float[Array, "B Q T D"] | None = None  # T tapped layers, in the order asked for
+    # A tapped heads, float32, rows sum to 1; R: the Q rows, or the one that a round keeps.
+    attention: Float[Array, "B A R S"] | None = None
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The model that drafters draft for. Its methods are pure; `params` are the model's weights."""
+
+    config: TransformerConfig
+
+    def run(
+        self, params: Any, rows: QueryRows, cache: "KVCache", taps: Taps = Taps()
+    ) -> "tuple[ModelOutput, KVCache]":
+        """Runs one pass over `rows`; writes them as scratch behind `cache.length`."""
+        ...
+
+    def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """Returns the embeddings that the first layer reads."""
+        ...
+
+    def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Returns the LM head's float32 logits of hidden states after the final norm."""
+        ...
+
+    def lm_head(self, params: Any) -> Float[Array, "V D"]:
+        """Returns the weight of the LM head, for losses that multiply it in blocks."""
+        ...
+
+    def dtype(self, params: Any) -> DTypeLike:
+        """Returns the dtype of the weights, which products are computed in."""
+        ...
+
+    def new_cache(
+        self,
+        params: Any,
+        batch: int,
+        num_slots: int,
+        text_length: Int[Array, " B"] | int | None = None,
+    ) -> "KVCache":
+        """Returns an empty cache for `batch` texts of up to `text_length` tokens each."""
+        ...

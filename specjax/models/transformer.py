@@ -1,0 +1,136 @@
+"""The one decoder: rows, cache and taps in; ModelOutput and cache out. Its config drives it.
+
+Layers are unrolled, because a scan would slice, and so copy, stacked weights at every step.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.config import TransformerConfig
+from specjax.models.layers import DecoderLayer, Embedding, RMSNorm, project, rotation_of
+from specjax.models.target import ModelOutput, QueryRows, Taps
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer: embedding, layers, final norm, LM head. It is a `Target`.
+
+    `run` writes its rows as scratch behind `cache.length` and does not advance it;
+    `KVCache.keep` does.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
+    ) -> tuple[ModelOutput, KVCache]:
+        config = self.config
+        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
+        positions = write_slots(cache.positions, rows.positions, start, axis=1)
+        masks = self._masks(rows, positions, cache)
+        rotation = rotation_of(rows.positions, config, cache.text_length)
+        table = Embedding(config, name="embed_tokens")()
+        x = table[rows.tokens]
+        hidden, attention, keys, values = [x], {}, [], []
+        for layer in range(config.num_hidden_layers):
+            x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
+                x,
+                rotation,
+                cache.keys[layer],
+                cache.values[layer],
+                start,
+                masks[config.window_of(layer)],
+            )
+            hidden.append(x)
+            attention[layer] = weights
+            keys.append(layer_keys)
+            values.append(layer_values)
+        hidden[-1] = x = RMSNorm(config.rms_norm_eps, name="norm")(x)
+        logits = None
+        if taps.logits or self.is_initializing():
+            logits = self._logits(x, table)
+        picked = [attention[layer][:, head] for layer, head in taps.attention_heads]
+        output = ModelOutput(
+            logits=logits,
+            hidden=_stack([hidden[layer] for layer in taps.hidden_layers], axis=2),
+            attention=_stack(picked, axis=1),
+        )
+        new_cache = replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
+        return output, new_cache
+
+    def _masks(
+        self, rows: QueryRows, positions: Int[Array, "B S"], cache: KVCache
+    ) -> dict[int | None, Bool[Array, "B Q S"]]:
+        """Returns which slots each row sees, by the sliding window of a layer; None: all of them."""
+        visible = cache.visible_slots(rows.visible)
+        distance = rows.positions[:, :, None] - positions[:, None, :]
+        windows = {self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)}
+        return {
+            window: visible if window is None else visible & (distance < window)
+            for window in windows
+        }
+
+    def _logits(self, x: Float[Array, "B Q D"], table: Float[Array, "V D"]):
+        if not self.config.tie_word_embeddings:
+            table = Embedding(self.config, name="lm_head")()
+        return project(x, table, jnp.float32)
+
+    @nn.nowrap
+    def run(
+        self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
+    ) -> tuple[ModelOutput, KVCache]:
+        """Runs one pass; see the class and `Target`."""
+        output, cache = cast(Any, self.apply({"params": params}, rows, cache, taps))
+        return output, cache
+
+    @nn.nowrap
+    def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """See `Target`."""
+        return params["embed_tokens"]["weight"][tokens]
+
+    @nn.nowrap
+    def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """See `Target`."""
+        return project(hidden, self.lm_head(params), jnp.float32)
+
+    @nn.nowrap
+    def lm_head(self, params: Any) -> Float[Array, "V D"]:
+        """See `Target`."""
+        table = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        return params[table]["weight"]
+
+    @nn.nowrap
+    def dtype(self, params: Any) -> DTypeLike:
+        """See `Target`."""
+        return params["embed_tokens"]["weight"].dtype
+
+    @nn.nowrap
+    def new_cache(
+        self,
+        params: Any,
+        batch: int,
+        num_slots: int,
+        text_length: Int[Array, " B"] | int | None = None,
+    ) -> KVCache:
+        """See `Target`."""
+        return KVCache.create(self.config, batch, num_slots, self.dtype(params), text_length)
+
+    @nn.nowrap
+    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
+        """Returns random params: a nested dict with Hugging Face's names."""
+        one = jnp.zeros((1, 1), jnp.int32)
+        rows = QueryRows(one, one, jnp.ones((1, 1, 1), bool))
+        cache = KVCache.create(self.config, 1, 1)
+        params = jax.jit(self.init)(key, rows, cache)["params"]
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def _stack(parts: list[Array], axis: int) -> Array | None:
+    return jnp.stack(parts, axis=axis) if parts else None
