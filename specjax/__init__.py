@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax.core.errors import SpecjaxError
     from specjax.decoding.drafter import Drafter, Params
+    from specjax.decoding.engine import Engine
     from specjax.decoding.generate import speculative_generate, stream
     from specjax.decoding.prompt import Prompt, chat_ids, encode, from_ids
     from specjax.decoding.reference import reference_generate
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
-    from specjax.drafting import load_drafter
     from specjax.hub import LoadedTarget, load
+    from specjax.loading import load_drafter
     from specjax.models.config import TransformerConfig
+    from specjax.models.target import Target
     from specjax.models.transformer import Transformer
 
 __version__ = "0.1.0"
@@ -47,17 +49,21 @@ __all__ = [
     "Generation",
     "Stats",
     # build on
+    "Engine",
     "Drafter",
+    "Target",
     "Transformer",
     "TransformerConfig",
     "SpecjaxError",
 ]
 
 _HOMES = {
-    "specjax.drafting": ("load_drafter",),
+    "specjax.loading": ("load_drafter",),
     "specjax.hub": ("load", "LoadedTarget"),
+    "specjax.models.target": ("Target",),
     "specjax.decoding.prompt": ("encode", "chat_ids", "from_ids", "Prompt"),
     "specjax.decoding.drafter": ("Drafter", "Params"),
+    "specjax.decoding.engine": ("Engine",),
     "specjax.decoding.sampling": ("Sampling",),
     "specjax.decoding.generate": ("speculative_generate", "stream"),
     "specjax.decoding.reference": ("reference_generate",),

@@ -64,6 +64,11 @@ class LoadedTarget:
         """The tokens that end a text, those of `generation_config.json` included."""
         return self.config.eos_token_id
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the weights, which products are computed in."""
+        return jnp.dtype(self.model.dtype(self.params))
+
     def require_tokenizer(self) -> Any:
         """The tokenizer; raises SpecjaxError if there is none."""
         if self.tokenizer is None:

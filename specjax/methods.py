@@ -1,22 +1,22 @@
-"""The table of methods: name -> drafter class, what it needs, and where it comes from."""
+"""The registry: one row per method, from which commands, loading, training and tests derive."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters.auto import AutoSettings
+from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.draft_model import DraftModelSettings
-from specjax.decoding.drafters.eagle import EagleSettings
-from specjax.decoding.drafters.eagle2 import Eagle2Settings
-from specjax.decoding.drafters.hydra import HydraSettings
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.eagle import Eagle
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.lookahead import Lookahead
-from specjax.decoding.drafters.medusa import MedusaSettings
-from specjax.decoding.drafters.parallel_spec import ParallelMedusaSettings, ParallelSettings
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
@@ -28,14 +28,13 @@ from specjax.models.config import TransformerConfig
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table."""
+    """One row of the registry."""
 
-    drafter: type  # a frozen dataclass, or one that makes it; its fields are the settings
+    drafter: type[Drafter]  # a frozen dataclass; its fields with defaults are the settings
     needs: str
     paper: str
-    settings_for: Callable[[TransformerConfig], dict[str, Any]] = (
-        lambda config: {}
-    )  # that fit a target
+    # Settings that fit a target, in place of defaults.
+    settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
     part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
     head: str = ""  # the kind of head that it reads, if any
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
@@ -45,6 +44,15 @@ class Method:
     def has_params(self) -> bool:
         """Whether it reads arrays of its own: weights or a datastore."""
         return self.part != ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The names of its settings, with their defaults."""
+        return {
+            field.name: field.default
+            for field in fields(self.drafter)
+            if field.default is not MISSING
+        }
 
 
 METHODS: dict[str, Method] = {
@@ -68,7 +76,7 @@ METHODS: dict[str, Method] = {
     ),
     "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
     "draft-model": Method(
-        DraftModelSettings,
+        DraftModel,
         "a draft model of the target's vocabulary; for rule=disco a classifier",
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         part="draft",
@@ -76,7 +84,7 @@ METHODS: dict[str, Method] = {
     ),
     "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", part="datastore"),
     "medusa": Method(
-        MedusaSettings,
+        Medusa,
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
         part="medusa",
@@ -84,7 +92,7 @@ METHODS: dict[str, Method] = {
         tuned=("choices",),
     ),
     "hydra": Method(
-        HydraSettings,
+        Hydra,
         "Hydra heads",
         "Hydra (Ankner et al., 2024)",
         part="hydra",
@@ -92,20 +100,20 @@ METHODS: dict[str, Method] = {
         tuned=("choices",),
     ),
     "eagle": Method(
-        EagleSettings, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
+        Eagle, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
     ),
     "eagle2": Method(
-        Eagle2Settings, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", part="eagle", head="eagle"
+        Eagle2, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", part="eagle", head="eagle"
     ),
     "hass": Method(
-        Eagle2Settings,
+        Eagle2,
         "a head trained with HASS",
         "HASS (Zhang et al., 2025)",
         part="hass",
         head="eagle",
     ),
     "parallel-medusa": Method(
-        ParallelMedusaSettings,
+        ParallelSpecMedusa,
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-medusa",
@@ -113,7 +121,7 @@ METHODS: dict[str, Method] = {
         tuned=("choices",),
     ),
     "parallel-eagle": Method(
-        ParallelSettings,
+        ParallelSpec,
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-eagle",
@@ -121,7 +129,7 @@ METHODS: dict[str, Method] = {
         tuned=("choices",),
     ),
     "auto": Method(
-        AutoSettings,
+        Auto,
         "what `specjax tune machine` chose for target and machine; else it is pld",
         "the other methods, each behind a gate",
         tuned=(
@@ -139,32 +147,37 @@ SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a m
 }
 
 
-def make_drafter(method: str, config: TransformerConfig, settings: dict[str, Any]) -> Drafter:
-    """The drafter of a method with `settings` in place of its defaults.
+def make_drafter(
+    method: str, config: TransformerConfig, settings: dict[str, Any], *parts: Any
+) -> Drafter:
+    """Makes the drafter of a method with `settings` in place of its defaults.
+
+    Args:
+        method: a name in `METHODS`.
+        config: of the target.
+        settings: by name.
+        parts: what the drafter holds besides: its head, or its draft model.
 
     Raises:
-        SpecjaxError: for an unknown method or setting, a setting out of range, or a method whose
-            drafter holds a model of its own.
+        SpecjaxError: for an unknown method or setting, a setting out of range, or missing parts.
     """
     check_settings(method, settings)
     row = METHODS[method]
-    made = row.drafter(**(row.settings_for(config) | settings))
-    if not isinstance(made, Drafter):
+    if len(parts) != len(fields(row.drafter)) - len(row.settings):
         raise SpecjaxError(f"method {method!r} needs {row.needs}; use specjax.load_drafter")
-    return made
+    return row.drafter(*parts, **(row.settings_for(config) | settings))
 
 
 def check_settings(method: str, settings: dict[str, Any]) -> None:
-    """As `make_drafter`, before there is a target: raises what it would raise."""
+    """Checks a method's settings before there is a target; raises what `make_drafter` would."""
     if method not in METHODS:
         raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     row = METHODS[method]
-    known = [field.name for field in fields(row.drafter)]
     declared = get_type_hints(row.drafter)
     for name, value in settings.items():
-        if name not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            if row.drafter is AutoSettings:
+        if name not in row.settings:
+            has = f"it has {', '.join(row.settings)}" if row.settings else "it has none"
+            if method == "auto":
                 has += ": `specjax tune machine` chooses them; name a method of your own to set any"
             raise SpecjaxError(f"method {method!r} has no setting {name!r}; {has}")
         if not _is_of(value, declared[name]):
@@ -173,7 +186,8 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
                 f"setting {name} of method {method!r} is {value!r}, not {wanted}; "
                 "`specjax methods` shows the defaults"
             )
-    row.drafter(**settings)
+    parts = [None] * (len(fields(row.drafter)) - len(row.settings))
+    row.drafter(*parts, **settings)  # checks the values
 
 
 def _is_of(value: Any, declared: Any) -> bool:

@@ -2,18 +2,13 @@
 
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, writable
-from specjax.models.config import TransformerConfig
 
 FILE = "specjax.json"
 
@@ -24,28 +19,6 @@ class Tuned:
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     induction_heads: tuple[tuple[int, int, int], ...] = ()  # layer, head, times; the best first
-
-
-def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
-    """Tells one model from another: its sizes, and a checksum of the signs of some embeddings.
-
-    No rounding changes a sign, so the dtype of `params` makes no difference.
-    """
-    corner = np.asarray(params["embed_tokens"]["weight"][:256, :64], np.float32)
-    sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
-    return (
-        f"{'x'.join(map(str, sizes))}-{zlib.crc32(np.packbits(np.signbit(corner)).tobytes()):08x}"
-    )
-
-
-def params_fingerprint(params: Any) -> str:
-    """Tells the weights of one head from another's, whatever their dtype."""
-    total = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        corner = np.asarray(leaf[tuple(slice(64) for _ in leaf.shape)], np.float32)
-        total = zlib.crc32(np.packbits(np.signbit(corner)).tobytes(), total)
-        total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
-    return f"{total:08x}"
 
 
 def read_tuned(path: Path, owner: str) -> Tuned:

@@ -12,7 +12,7 @@ from specjax.hub import pocket_folder
 from specjax.methods import METHODS
 from specjax.models.heads.files import read_about
 from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
-from specjax.tuned import fingerprint
+from specjax.models.fingerprint import fingerprint
 
 NEW_TOKENS = 256
 NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128

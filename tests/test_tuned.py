@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
+from specjax.models.fingerprint import fingerprint
+from specjax.tuned import Tuned, read_tuned, write_tuned
 from tests.decoding.tiny import target
 
 TUNED = Tuned(

@@ -16,7 +16,7 @@ from specjax.bench.options import BenchOptions, temperatures_in
 from specjax.bench.results import Stage
 from specjax.core.provenance import machine, revision, versions
 from specjax.hub import LoadedTarget
-from specjax.tuned import fingerprint
+from specjax.models.fingerprint import fingerprint
 
 
 def about(
@@ -36,7 +36,7 @@ def about(
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
-        "dtype": str(target.params["embed_tokens"]["weight"].dtype),
+        "dtype": str(target.dtype),
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,

@@ -30,8 +30,8 @@ def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> fl
 
     Of an embedding table that is not the LM head as well, it needs single rows only.
     """
-    config, table = target.config, target.params["embed_tokens"]["weight"]
+    config, itemsize = target.config, target.dtype.itemsize
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
-    unread = 0 if config.tie_word_embeddings else table.nbytes
+    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * itemsize
     numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return weights - unread + num_rows * length * numbers_per_token * table.dtype.itemsize
+    return weights - unread + num_rows * length * numbers_per_token * itemsize

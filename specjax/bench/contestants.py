@@ -17,10 +17,9 @@ from specjax.decoding.generate import finish_loop, start_loop
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
-from specjax.drafter_parts import load_draft
-from specjax.drafting import load_drafter
 from specjax.hub import POCKET, LoadedTarget
-from specjax.tuned import params_fingerprint
+from specjax.loading import load_draft, load_drafter
+from specjax.models.fingerprint import params_fingerprint
 
 Prepared = tuple[Prompt, jax.Array]
 
@@ -49,7 +48,7 @@ class OwnMethod:
     @property
     def dtype(self) -> str:
         """Of the target's weights."""
-        return str(self.target.params["embed_tokens"]["weight"].dtype)
+        return str(self.target.dtype)
 
     def prepare(self, rows: Sequence[Sequence[int]]) -> Prepared:
         """The padded prompts and the key, on the device."""

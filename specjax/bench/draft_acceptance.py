@@ -28,9 +28,8 @@ from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import load_drafter
 from specjax.hub import load
-from specjax.models.cache import KVCache
+from specjax.loading import load_drafter
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
 
@@ -69,8 +68,7 @@ def overlap(
 def _law(
     params: Any, text: Int[Array, "1 T"], *, model: Transformer, temperature: float
 ) -> Float[Array, "T V"]:
-    dtype = params["embed_tokens"]["weight"].dtype
-    cache = KVCache.create(model.config, 1, text.shape[1], dtype)
+    cache = model.new_cache(params, 1, text.shape[1])
     output, _ = model.run(params, causal_rows(text, jnp.zeros(1, jnp.int32)), cache)
     assert output.logits is not None
     return jax.nn.softmax(output.logits[0] / temperature, axis=-1)

@@ -43,8 +43,8 @@ from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic,
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
-from specjax.drafting import load_drafter
 from specjax.hub import LoadedTarget, load
+from specjax.loading import load_drafter
 
 ORACLE = "oracle"
 

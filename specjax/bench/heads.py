@@ -33,9 +33,8 @@ from specjax.decoding.drafters._trees import TreeSettings
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafter_parts import find_head
-from specjax.drafting import load_drafter
 from specjax.hub import POCKET, LoadedTarget, load
+from specjax.loading import find_head, load_drafter
 from specjax.methods import METHODS
 from specjax.models.heads.files import read_about
 from specjax.models.heads.kinds import kind_in

@@ -23,7 +23,6 @@ from specjax.attribution import Scores, forced_sources, is_copied, score
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import readable
 from specjax.decoding.prompt import from_ids
-from specjax.models.cache import KVCache
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
 
@@ -126,8 +125,7 @@ def _pass(
     layer: int,
 ) -> Float[Array, "1 T D"]:
     rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
-    dtype = params["embed_tokens"]["weight"].dtype
-    cache = KVCache.create(target.config, 1, tokens.shape[1], dtype, text_length=length)
+    cache = target.new_cache(params, 1, tokens.shape[1], text_length=length)
     output, _ = target.run(params, rows, cache, Taps(hidden_layers=(layer,), logits=False))
     assert output.hidden is not None
     return output.hidden[:, :, 0]

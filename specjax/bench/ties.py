@@ -18,7 +18,6 @@ from specjax.bench.summary import Said, Verdict, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import LEAST_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.hub import LoadedTarget
-from specjax.models.cache import KVCache
 from specjax.models.prefill import PREFILL_CHUNK, prefill
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
@@ -91,9 +90,8 @@ def _next_token(
     sampling: Sampling,
 ) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Logits, and scores whose argmax plain decoding says, after a prompt of whole chunks."""
-    dtype = params["embed_tokens"]["weight"].dtype
     before = prompt.length - 1
-    cache = KVCache.create(target.config, 1, prompt.tokens.shape[1] + 1, dtype, text_length)
+    cache = target.new_cache(params, 1, prompt.tokens.shape[1] + 1, text_length)
     _, cache = prefill(params, prompt.tokens, before, cache, target, Taps())
     root = jnp.take_along_axis(prompt.tokens, before[:, None], axis=1)
     output, _ = target.run(params, causal_rows(root, before), replace(cache, length=before))

@@ -32,8 +32,8 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.request import check_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import load_drafter
 from specjax.hub import POCKET, LoadedTarget, load
+from specjax.loading import load_drafter
 from specjax.methods import check_settings
 
 

@@ -42,8 +42,8 @@ class Attribute:
         from specjax.bench.quotesum import evaluate, read_quotesum
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
-        from specjax.drafting import load_drafter
         from specjax.hub import load
+        from specjax.loading import load_drafter
         from specjax.models.target import Taps
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):

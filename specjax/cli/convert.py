@@ -58,8 +58,8 @@ class Convert:
         print(f"wrote {target.name} to {directory} in {self.dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
-        from specjax.drafter_parts import find_head, load_head
         from specjax.hub import load
+        from specjax.loading import find_head, load_head
         from specjax.models.heads.files import read_about
         from specjax.models.heads.kinds import KINDS, kind_in
 

@@ -118,8 +118,8 @@ class Generate:
         from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
         from specjax.decoding.sampling import Sampling
-        from specjax.drafting import auto_choice, load_drafter
         from specjax.hub import load
+        from specjax.loading import auto_choice, load_drafter
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)

@@ -161,7 +161,7 @@ def _comparison(job: Job, result: Measured, plain: Measured) -> str:
         return f"{ratio}; all {len(result.tokens)} tokens are equal"
     pairs = zip(result.tokens, plain.tokens, strict=False)
     num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    dtype = job.params.target["embed_tokens"]["weight"].dtype
+    dtype = job.target.dtype(job.params.target)
     return (
         f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
         f"close for {dtype} to tell apart"

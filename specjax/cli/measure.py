@@ -14,8 +14,8 @@ from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.drafting import load_drafter
 from specjax.hub import LoadedTarget
+from specjax.loading import load_drafter
 
 WARM_UP_ROUNDS = 8  # enough to run passes of several widths, whose code is loaded at first use
 

@@ -67,8 +67,9 @@ class TrainDisco:
         from specjax.bench.tasks import POCKET, read_tasks, token_ids
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
-        from specjax.drafter_parts import load_draft
         from specjax.hub import load
+        from specjax.loading import load_draft
+        from specjax.models.fingerprint import fingerprint
         from specjax.models.io.checkpoint import vacant
         from specjax.training.distillation import answers_of
         from specjax.training.draft_reading import FrozenModel
@@ -76,7 +77,6 @@ class TrainDisco:
             ClassifierSettings,
             train_classifier,
         )
-        from specjax.tuned import fingerprint
 
         out = vacant(expand_user(self.out))
         settings = ClassifierSettings(

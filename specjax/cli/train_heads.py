@@ -89,12 +89,12 @@ class TrainHead(ABC):
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
         from specjax.hub import load
+        from specjax.models.fingerprint import fingerprint
         from specjax.models.heads.files import HEAD
         from specjax.training.distillation import check_room, distill
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all
         from specjax.training.heads import check_out, train_head
-        from specjax.tuned import fingerprint
 
         self._check()
         out = expand_user(self.out)
@@ -185,7 +185,7 @@ class TrainHead(ABC):
 
     def load_start(self, start: str, target: "LoadedTarget", kind: str) -> tuple[Any, Any]:
         """The head to start from and its params."""
-        from specjax.drafter_parts import load_head
+        from specjax.loading import load_head
 
         return load_head(start, target, "float32", kind)
 
@@ -286,7 +286,7 @@ def evaluation(
             f"measure on in texts of {longest}; lower --eval-tokens, or raise --longest or "
             "--eval-prompts"
         )
-    dtype = target.params["embed_tokens"]["weight"].dtype
+    dtype = target.dtype
 
     def measure(params: Any) -> dict[str, Any]:
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -148,7 +148,7 @@ class TrainParallel(TrainHead):
         """As the parent; an EAGLE head will do too, and gets new masks."""
         import jax
 
-        from specjax.drafter_parts import find_head, load_head
+        from specjax.loading import find_head, load_head
         from specjax.models.heads.kinds import kind_in
         from specjax.models.heads.parallel import from_eagle
 

@@ -91,9 +91,10 @@ class Tune:
         self._check()
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
-        from specjax.drafting import tuned_file
         from specjax.hub import load
-        from specjax.tuned import Tuned, fingerprint, read_tuned, write_tuned
+        from specjax.loading import tuned_file
+        from specjax.models.fingerprint import fingerprint
+        from specjax.tuned import Tuned, read_tuned, write_tuned
         from specjax.tuning.plots import prepare
 
         if self.plots is not None:

@@ -8,9 +8,9 @@ from specjax.bench.measure import Request
 from specjax.cli.tune_lookup import show_curve
 from specjax.core.files import expand_user
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.drafting import TUNED_DRAFT, load_drafter
 from specjax.hub import LoadedTarget
-from specjax.tuned import fingerprint
+from specjax.loading import TUNED_DRAFT, load_drafter
+from specjax.models.fingerprint import fingerprint
 from specjax.tuning.draft_length import LengthTuner
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
-from specjax.drafting import TUNED_HEAD, load_drafter
 from specjax.hub import LoadedTarget
+from specjax.loading import TUNED_HEAD, load_drafter
 from specjax.methods import METHODS
-from specjax.tuned import params_fingerprint
+from specjax.models.fingerprint import params_fingerprint
 from specjax.tuning.head_ranks import NUM_RANKS, answer_ranks
 from specjax.tuning.induction_heads import answers
 from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies

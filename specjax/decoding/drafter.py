@@ -1,10 +1,11 @@
 """The contract between the loop and a drafting method.
 
-A drafter is a frozen, hashable dataclass whose fields are its settings. It proposes tokens and
-learns from the outcome; it does not decide what is said (unless acceptance is `typical`).
+A drafter proposes tokens and learns from the outcome; it does not decide what is said (unless
+acceptance is `typical`).
 """
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,7 @@ from specjax.core.pytree import pytree
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, chain
-from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps
+from specjax.models.target import ModelOutput, Taps, Target
 
 State = Any  # a pytree of the drafter's own
 
@@ -29,7 +29,7 @@ class Params(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The committed text of each row; what stands in `tokens` beyond `length` does not matter."""
+    """The committed text of each row; entries of `tokens` beyond `length` are arbitrary."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]
@@ -42,9 +42,9 @@ class Context(NamedTuple):
     def copied(
         self, start: Int[Array, " B"], found: Bool[Array, " B"], num_tokens: int
     ) -> DraftTree:
-        """A chain of the tokens from `start` on, as far as they are known; none unless `found`.
+        """Returns a chain of the known tokens from `start` on; an empty one unless `found`.
 
-        The token before `start` is taken for the one that the root repeats.
+        The token before `start` counts as the source of the root.
         """
         source = start[:, None] - 1 + jnp.arange(num_tokens + 1)[None, :]
         drafted = jnp.take_along_axis(self.tokens, source[:, 1:], axis=1, mode="clip")
@@ -63,7 +63,7 @@ class Probe:
 
 
 class Proposal(NamedTuple):
-    """What the drafter asks the target to judge in one pass."""
+    """What the drafter asks the target to verify in one pass."""
 
     tree: DraftTree
     probe: Probe | None = None
@@ -74,15 +74,20 @@ class Outcome:
     """One finished round, as `Drafter.update` sees it. Unused parts cost nothing under jit."""
 
     tree: DraftTree
-    # N node rows, then W probe rows; those of invalid nodes mean nothing. Of the attention there
-    # is one row: that of the deepest accepted node.
+    # N node rows, then W probe rows; those of invalid nodes are arbitrary. Attention has a single
+    # row: that of the deepest accepted node.
     output: ModelOutput
     verification: Verification
     context: Context  # after the commit
     root_slot: Int[Array, " B"]  # position of the root in the text before the commit
 
+    @property
+    def num_committed(self) -> Int[Array, " B"]:
+        """Tokens added to each row: path and bonus, unless EOS or the limit cut them."""
+        return self.context.length - 1 - self.root_slot
+
     def along_path(self, rows: Array) -> Array:
-        """Rows `[B, N(+W), ...]` of the accepted path, `[B, P, ...]`, root first."""
+        """Returns the rows `[B, N(+W), ...]` of the accepted path, `[B, P, ...]`, root first."""
         path = self.verification.path
         return jax.vmap(lambda row, nodes: row[nodes])(rows, path)
 
@@ -93,11 +98,11 @@ class Outcome:
         return jnp.take_along_axis(self.verification.path, at, axis=1)[:, 0]
 
     def at_last_node(self, rows: Array) -> Array:
-        """Rows `[B, N(+W), ...]` at the deepest accepted node, `[B, ...]`."""
+        """Returns the rows `[B, N(+W), ...]` at the deepest accepted node, `[B, ...]`."""
         return jax.vmap(lambda row, node: row[node])(rows, self.last_node)
 
     def last_attention(self) -> Float[Array, "B A S"]:
-        """What the tapped heads look at from the deepest accepted node.
+        """Returns the attention of the tapped heads at the deepest accepted node.
 
         Column s is position s of the text; rows of rejected nodes may lie beyond its end.
         """
@@ -105,88 +110,58 @@ class Outcome:
         return self.output.attention[:, :, 0]
 
     def probe_logits(self) -> Float[Array, "B W V"]:
-        """The target's logits at the probe rows."""
+        """Returns the target's logits at the probe rows."""
         assert self.output.logits is not None
         return self.output.logits[:, self.tree.num_nodes :]
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """What a drafting method provides; see the methods' files for how each does it.
+class Drafter(ABC):
+    """A drafting method. Subclasses are frozen, hashable dataclasses; their fields are settings.
 
-    It may also have `row_widths`, a tuple of whole numbers: the nodes (root included) for which
-    narrower passes are compiled, in place of `round.ROW_WIDTHS`.
+    A subclass has `num_nodes` and `propose`. It overrides the rest where it must: `init` and
+    `update` if it carries a state, `taps` if it reads more of the target than its tokens, `check`
+    if it reads params. `params` are those of the request: `params.target` and `params.drafter`.
     """
 
-    @property
-    def taps(self) -> Taps:
-        """What the target must reveal."""
-        ...
-
-    @property
-    def num_nodes(self) -> int:
-        """N: nodes of the tree, root included."""
-        ...
-
-    @property
-    def num_probes(self) -> int:
-        """W: rows of the probe, usually 0."""
-        ...
+    num_nodes: int  # N: nodes of the tree, root included
+    num_probes: int = 0  # W: rows of the probe
+    taps: Taps = Taps(logits=False)  # what the target must reveal
+    # Nodes (root included) of the narrower passes to compile; None: the engine's choice.
+    row_widths: tuple[int, ...] | None = None
 
     @property
     def max_depth(self) -> int:
-        """D: the longest path, root not counted."""
-        ...
+        """D: tokens of the longest path, root not counted."""
+        return self.num_nodes - 1
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        """Raises SpecjaxError if these settings or params do not fit the target."""
-        ...
+    def check(self, target: Target, params: Any) -> None:
+        """Checks that settings and `params.drafter`, passed as `params`, fit the target.
 
-    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
-        """The state before the first round.
+        Raises:
+            SpecjaxError: if they do not.
+        """
+        if params is not None:
+            raise SpecjaxError(
+                f"{type(self).__name__} has no params but was given some; they belong to another "
+                "drafter: pass the pair that specjax.load_drafter returned"
+            )
+
+    def init(
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> State:
+        """Returns the state before the first round.
 
         `prefill` holds the tapped hidden states of `prompt[:-1]` (no logits, no attention);
         `num_slots` bounds the positions of text and rows together.
         """
-        ...
+        return None
 
+    @abstractmethod
     def propose(
-        self, params: Params, state: State, context: Context, draw: Draw
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         """Drafts below the root, which is the last token of `context`."""
-        ...
 
-    def update(self, params: Params, state: State, outcome: Outcome) -> State:
-        """Takes in what the target decided, and what it revealed on the way."""
-        ...
-
-
-class Wrapper:
-    """The sizes of a drafter that lets `inner` draft: those of `inner`."""
-
-    inner: Drafter
-
-    @property
-    def taps(self) -> Taps:
-        return self.inner.taps
-
-    @property
-    def num_nodes(self) -> int:
-        return self.inner.num_nodes
-
-    @property
-    def num_probes(self) -> int:
-        return self.inner.num_probes
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
-
-
-def refuse_params(drafter: str, params: Any) -> None:
-    """Raises SpecjaxError if a drafter without weights is given some: they belong to another."""
-    if params is not None:
-        raise SpecjaxError(
-            f"{drafter} has no params but was given some; they belong to another drafter: pass the "
-            "pair that specjax.load_drafter returned"
-        )
+    def update(self, target: Target, params: Params, state: State, outcome: Outcome) -> State:
+        """Returns the state after a round, from what the target accepted and revealed."""
+        return state

@@ -10,11 +10,9 @@ from jax import lax
 from jaxtyping import Array, Int, Key
 
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple, check_plain_request
+from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
-from specjax.models.cache import KVCache
-from specjax.models.target import causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target, causal_rows
 
 
 def reference_generate(
@@ -22,7 +20,7 @@ def reference_generate(
     prompt: Prompt,
     key: Key[Array, ""],
     *,
-    target: Transformer,
+    target: Target,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
@@ -34,7 +32,7 @@ def reference_generate(
     Raises:
         SpecjaxError: for a request that cannot be served, as `speculative_generate` does.
     """
-    check_plain_request(params, prompt, target, max_new_tokens)
+    check_request(params, prompt, target, max_new_tokens)
     return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos))
 
 
@@ -47,9 +45,7 @@ def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     def next_token(_, carry):
         tokens, length, is_done = carry
         rows = causal_rows(tokens, jnp.zeros((batch,), jnp.int32))
-        dtype = params["embed_tokens"]["weight"].dtype
-        text_length = prompt.length + max_new_tokens
-        cache = KVCache.create(target.config, batch, num_slots, dtype, text_length)
+        cache = target.new_cache(params, batch, num_slots, prompt.length + max_new_tokens)
         output, _ = target.run(params, rows, cache)
         assert output.logits is not None
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)

@@ -8,31 +8,21 @@ import numpy as np
 from jax.core import Tracer
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 
 
-def check_request(
-    params: Params, prompt: Prompt, target: Transformer, drafter: Drafter, max_new_tokens: int
-) -> None:
-    """Raises SpecjaxError if the request cannot be served.
+def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: int) -> None:
+    """Checks what concerns the target alone; `params` are its own.
 
-    Values that are still traced (under an outer `jit`) are taken on trust; shapes are not.
+    Raises:
+        SpecjaxError: if the request cannot be served. Values that are still traced (under an outer
+            `jit`) are not checked; shapes are.
     """
-    drafter.taps.check(target.config)
-    drafter.check(target.config, params.drafter)
-    check_plain_request(params.target, prompt, target, max_new_tokens)
-
-
-def check_plain_request(
-    params: Any, prompt: Prompt, target: Transformer, max_new_tokens: int
-) -> None:
-    """As `check_request`, for what concerns the target alone; `params` are the target's."""
     if max_new_tokens < 1:
         raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
-    check_target_params(params, target.config)
+    target.check(params)
     rows, lengths = prompt.tokens.shape[0], prompt.length.shape[0]
     if rows != lengths:
         raise SpecjaxError(
@@ -45,41 +35,11 @@ def check_plain_request(
 
 
 def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
-    """End tokens as they are compiled in: sorted, each once."""
+    """Returns the end tokens as they are compiled in: sorted, each once."""
     if eos is None:
         return ()
     tokens = eos if isinstance(eos, Iterable) else (eos,)
     return tuple(sorted({int(token) for token in tokens}))
-
-
-def check_target_params(params: Any, config: TransformerConfig) -> None:
-    """Raises SpecjaxError if `params` are evidently those of another model."""
-    try:
-        table = params["embed_tokens"]["weight"]
-        attention = params["layers_0"]["self_attn"]
-        query, key = attention["q_proj"]["weight"], attention["k_proj"]["weight"]
-        gate = params["layers_0"]["mlp"]["gate_proj"]["weight"]
-    except (KeyError, TypeError):
-        raise SpecjaxError(
-            "the target's params are not those of a Llama; pass target.params, which "
-            "speculative_generate takes in specjax.Params(target.params, ...)"
-        ) from None
-    layers = sum(name.startswith("layers_") for name in params)
-    found = (*table.shape, query.shape[0], key.shape[0], gate.shape[0], layers)
-    expected = (
-        config.vocab_size,
-        config.hidden_size,
-        config.num_attention_heads * config.head_dim,
-        config.num_key_value_heads * config.head_dim,
-        config.intermediate_size,
-        config.num_hidden_layers,
-    )
-    if found != expected:
-        raise SpecjaxError(
-            "the target's params belong to another model: vocabulary, widths (hidden, query, key, "
-            f"feed-forward) and layers are {found}, the model wants {expected}; pass the params "
-            "loaded with this target"
-        )
 
 
 def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: TransformerConfig) -> None:

@@ -81,6 +81,11 @@ class Sampling:
         return self.verification == "typical" and not self.is_greedy
 
     @property
+    def needs_proposal(self) -> bool:
+        """Whether verification asks for the distributions that drafted tokens were drawn from."""
+        return self.verification == "rejection" and not self.is_greedy
+
+    @property
     def noise_is_known(self) -> bool:
         """Whether the noise decides what the target says, and a drafter may look at it.
 

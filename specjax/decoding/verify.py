@@ -28,7 +28,7 @@ def verify(
     `logits[b, n]` are the target's for the token after node n; the root stands at position
     `root_slot` of the text.
     """
-    if draw.sampling.verification == "rejection" and not draw.sampling.is_greedy:
+    if draw.sampling.needs_proposal:
         return _rejection(tree, logits, draw, root_slot, max_depth)
     if draw.sampling.is_lossy:
         return _typical(tree, logits, draw, root_slot, max_depth)

@@ -1,26 +1,143 @@
-"""Branches of the compiled loop that change large arrays, such as a KV cache, without copying them.
+"""The widths of a target pass that are compiled, and the switch between them.
 
-On CPU XLA copies whatever a branch changes, into the branch and out of it; a loop that runs once or
-never changes it in place. But XLA also moves what a loop does not change in front of it, where it
-is computed even if the loop never runs: the first products of a pass, or a whole search. That may
-be `given`, and as well any part of `carry` that the branch returns as it was. So both are made to
-look different in each turn; only weights, which branches read directly, are not.
+A pass costs by its rows, so a round runs the narrowest compiled pass that holds its draft.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.decoding.drafter import Drafter, Probe, Proposal
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import DraftTree, Verification, ancestors
+from specjax.decoding.verify import verify
+from specjax.models.cache import KVCache
+from specjax.models.target import ModelOutput, QueryRows, Target
+
+ROW_WIDTHS = (1, 8, 24, 64)  # of drafters that name none
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
+
+
+def pass_widths(drafter: Drafter) -> list[int]:
+    """Returns how many nodes each compiled pass holds, in ascending order."""
+    widths = drafter.row_widths
+    if widths is None:
+        widths = [width for width in ROW_WIDTHS if 2 * width <= drafter.num_nodes]
+    return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
+
+
+def verify_pass(
+    target: Target,
+    drafter: Drafter,
+    params: Any,
+    cache: KVCache,
+    proposal: Proposal,
+    draw: Draw,
+) -> tuple[ModelOutput, Verification, KVCache]:
+    """Verifies a proposal in one target pass, as narrow as the draft allows.
+
+    Everything that grows with the rows happens at the chosen width; only what the drafter taps is
+    padded back to all N rows. Attention is read at the deepest accepted node only.
+    """
+    num_nodes = proposal.tree.num_nodes
+    given = proposal, cache.length
+
+    def at_width(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+        (tree, probe), root_slot = given
+        part = tree.first(width)
+        rows = query_rows(part, probe, root_slot, drafter.max_depth)
+        output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
+        depth = min(drafter.max_depth, width - 1)
+        assert output.logits is not None
+        verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
+        missing = drafter.max_depth - depth
+        path = jnp.pad(verification.path, ((0, 0), (0, missing)))
+
+        def widen(values: Array | None, axis: int):
+            if values is None or width == num_nodes:
+                return values
+            nodes, probes = jnp.split(values, [width], axis=axis)
+            padding = [(0, 0)] * values.ndim
+            padding[axis] = (0, num_nodes - width)
+            return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
+
+        verification = replace(verification, path=path)
+        attention = last_attention(output.attention, verification, root_slot)
+        logits = widen(output.logits, 1) if drafter.taps.logits else None
+        wide = ModelOutput(logits, widen(output.hidden, 1), attention)
+        return wide, verification, cache
+
+    widths = pass_widths(drafter)
+    if len(widths) == 1:
+        return at_width(num_nodes, given, cache)
+    needed = jnp.max(proposal.tree.num_valid())
+    narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
+    shapes = jax.eval_shape(partial(at_width, num_nodes), given, cache)[:2]
+    unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    passes = [
+        lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
+    ]
+    return switch_in_place(narrowest, passes, given, (*unknown, cache))
+
+
+def last_attention(
+    attention: Float[Array, "B A Q S"] | None,
+    verification: Verification,
+    root_slot: Int[Array, " B"],
+) -> Float[Array, "B A 1 S"] | None:
+    """Returns the row of the deepest accepted node, its path's columns right behind the text's."""
+    if attention is None:
+        return None
+
+    def of_text(attention, path, num_accepted, root_slot):
+        row = jnp.take(attention, path[num_accepted], axis=1)
+        on_path = jnp.take(row, root_slot + path, axis=1)
+        return lax.dynamic_update_slice_in_dim(row, on_path, root_slot, axis=1)[:, None]
+
+    return jax.vmap(of_text)(attention, verification.path, verification.num_accepted, root_slot)
+
+
+def query_rows(
+    tree: DraftTree, probe: Probe | None, root_slot: Int[Array, " B"], max_depth: int
+) -> QueryRows:
+    """Returns the rows of a proposal: the nodes, then the probe's.
+
+    A node sees its ancestors and itself, a probe row what its anchor sees.
+    """
+    positions = root_slot[:, None] + tree.depth
+    seen = ancestors(tree, max_depth)
+    if probe is None:
+        return QueryRows(tree.tokens, positions, seen)
+    anchored = jnp.take_along_axis(seen, probe.anchor[..., None], axis=1)
+    above = jnp.pad(seen, ((0, 0), (0, 0), (0, probe.tokens.shape[1])))
+    below = jnp.concatenate([anchored, probe.visible], axis=2)
+    return QueryRows(
+        tokens=jnp.concatenate([tree.tokens, probe.tokens], axis=1),
+        positions=jnp.concatenate([positions, root_slot[:, None] + probe.offset], axis=1),
+        visible=jnp.concatenate([above, below], axis=1),
+    )
+
+
+# ---- Branches that change large arrays, such as a KV cache, without copying them ----------------
+#
+# On CPU, XLA copies whatever a branch changes, into the branch and out of it; a loop that runs once
+# or never changes it in place. But XLA also hoists what a loop leaves unchanged out of it, where it
+# is computed even if the loop never runs: the first products of a pass, or a whole search. An
+# optimization barrier around `given` and `carry` prevents that; only weights, which branches read
+# directly, are left outside it.
 
 
 def switch_in_place(
     index: Int[Array, ""], branches: Sequence[Branch], given: Any, carry: Any
 ) -> Any:
-    """As `lax.switch(index, branches, given, carry)`; arrays of `carry` are changed in place."""
+    """Computes `lax.switch(index, branches, given, carry)`, changing arrays of `carry` in place."""
 
     def as_loops(index, given, carry):
         for number, branch in enumerate(branches):
@@ -32,7 +149,7 @@ def switch_in_place(
 
 
 def if_in_place(condition: Bool[Array, ""], branch: Branch, given: Any, carry: Any) -> Any:
-    """`branch(given, carry)` if the condition holds, else `carry`, in the same way."""
+    """Computes `branch(given, carry)` if the condition holds, else `carry`, in the same way."""
 
     def as_loop(condition, given, carry):
         return _at_most_once(condition, branch, given, carry)

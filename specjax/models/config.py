@@ -191,7 +191,7 @@ def _field(name: str, value: Any, kind: Any) -> Any:
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """Returns a field's `value`; raises SpecjaxError unless it is a whole number from `least` on."""
+    """Returns `value`; raises SpecjaxError unless it is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecjaxError(f"{name} {value!r} is not a whole number from {least} on; {CHECK}")
     return value

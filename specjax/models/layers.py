@@ -1,7 +1,7 @@
 """The layers of the transformer: projections, norms, rotary embedding, attention, feed-forward.
 
-Weights are `[out, in]`, as Hugging Face stores them: import is a rename, and a few rows at a time run
-faster on CPU. Products take the dtype of the weights; norms, softmax and logits are float32.
+Weights are `[out, in]`, as Hugging Face stores them: import is a rename, and a few rows at a time
+run faster on CPU. Products take the dtype of the weights; norms, softmax and logits are float32.
 Float32 products run at full precision on every device, because TF32 rounding depends on the number
 of rows, and with it the text would, too.
 """

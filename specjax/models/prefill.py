@@ -8,8 +8,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from specjax.models.cache import KVCache
-from specjax.models.target import ModelOutput, Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import ModelOutput, Taps, Target, causal_rows
 
 PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
 
@@ -25,7 +24,7 @@ def prefill(
     tokens: Int[Array, "B P"],
     length: Int[Array, " B"],
     cache: KVCache,
-    target: Transformer,
+    target: Target,
     taps: Taps,
 ) -> tuple[ModelOutput, KVCache]:
     """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.
@@ -37,7 +36,7 @@ def prefill(
     chunk = min(PREFILL_CHUNK, padded)
     taps = replace(taps, attention_heads=(), logits=False)
     shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
-    hidden = jnp.zeros(shape, params["embed_tokens"]["weight"].dtype)
+    hidden = jnp.zeros(shape, target.dtype(params))
 
     def write_chunk(index, carry):
         cache, hidden = carry

@@ -1,7 +1,7 @@
 """What a drafter or an objective may ask of a target, and the values that go in and out of a pass.
 
-`QueryRows` are the rows of one forward pass, `Taps` says what it should reveal, `ModelOutput` is what
-it returned, and `Target` is the protocol that a model fulfils.
+`QueryRows` are the rows of one forward pass, `Taps` says what it should reveal, `ModelOutput` is
+what it returned, and `Target` is the protocol that a model fulfils.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Taps:
     """Static request for the inner values of a forward pass; what is not asked for is not kept.
 
     Hidden layers are numbered as in `transformers`: 0 is the embedding, l the output of layer l,
-    and the last (`num_hidden_layers`) is taken after the final norm. Heads are
+    and the last (`num_hidden_layers`, or -1) is taken after the final norm. Heads are
     `(layer, head)`, both from 0.
     """
 
@@ -60,7 +60,7 @@ class Taps:
         """Raises SpecjaxError if the model has no such layer or head."""
         layers, heads = config.num_hidden_layers, config.num_attention_heads
         for layer in self.hidden_layers:
-            if not 0 <= layer <= layers:
+            if not -1 <= layer <= layers:
                 raise SpecjaxError(
                     f"hidden layer {layer} does not exist: the model has layers 0 to {layers}"
                 )
@@ -87,6 +87,10 @@ class Target(Protocol):
     """The model that drafters draft for. Its methods are pure; `params` are the model's weights."""
 
     config: TransformerConfig
+
+    def check(self, params: Any) -> None:
+        """Raises SpecjaxError if `params` are not weights of this model."""
+        ...
 
     def run(
         self, params: Any, rows: QueryRows, cache: "KVCache", taps: Taps = Taps()

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import DecoderLayer, Embedding, RMSNorm, project, rotation_of
+from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
 
@@ -68,7 +70,7 @@ class Transformer(nn.Module):
     def _masks(
         self, rows: QueryRows, positions: Int[Array, "B S"], cache: KVCache
     ) -> dict[int | None, Bool[Array, "B Q S"]]:
-        """Returns which slots each row sees, by the sliding window of a layer; None: all of them."""
+        """Returns the slots that each row sees, by the sliding window of a layer (None: all)."""
         visible = cache.visible_slots(rows.visible)
         distance = rows.positions[:, :, None] - positions[:, None, :]
         windows = {self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)}
@@ -81,6 +83,15 @@ class Transformer(nn.Module):
         if not self.config.tie_word_embeddings:
             table = Embedding(self.config, name="lm_head")()
         return project(x, table, jnp.float32)
+
+    @nn.nowrap
+    def check(self, params: Any) -> None:
+        """See `Target`."""
+        if wrong := shape_mismatches(params, self):
+            raise SpecjaxError(
+                f"the target's params are not weights of this model ({wrong}); pass the params "
+                "that were loaded with it: specjax.Params(target.params, ...)"
+            )
 
     @nn.nowrap
     def run(

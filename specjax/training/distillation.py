@@ -24,6 +24,7 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
+from specjax.models.fingerprint import fingerprint
 from specjax.training.config import DistillOptions
 from specjax.training.conversations import (
     ASSISTANT,
@@ -36,7 +37,6 @@ from specjax.training.conversations import (
     to_stderr,
 )
 from specjax.training.run_folder import claim, keep_lines, whole_lines
-from specjax.tuned import fingerprint
 
 BATCH = 8  # prompts that the target continues together
 SHORTEST_PROMPT = 2  # tokens

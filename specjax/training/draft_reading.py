@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Int
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import distribution_features
-from specjax.models.target import causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target, causal_rows
 
 CHUNK = 128  # rows at a time: bounds the memory of logits; texts are padded to multiples of it
 BATCH = 8  # texts at a time
@@ -22,7 +21,7 @@ BATCH = 8  # texts at a time
 class FrozenModel(NamedTuple):
     """A trained model that is only read. The fingerprint tells it from others."""
 
-    model: Transformer
+    model: Target
     params: Any
     fingerprint: str = ""
 
@@ -95,14 +94,12 @@ def _read(
     tokens: Int[Array, "B T"],
     text_length: Int[Array, " B"],
     *,
-    models: tuple[Transformer, ...],
+    models: tuple[Target, ...],
 ) -> Reading:
     """Runs the draft, then the target if given, chunk by chunk; no logits outlive a chunk."""
     batch, length = tokens.shape
     caches = tuple(
-        KVCache.create(
-            model.config, batch, length, own["embed_tokens"]["weight"].dtype, text_length
-        )
+        model.new_cache(own, batch, length, text_length)
         for model, own in zip(models, params, strict=True)
     )
 
@@ -124,7 +121,7 @@ def _read(
 
 
 def _probs(
-    model: Transformer, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
+    model: Target, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
 ) -> tuple[Float[Array, "B C V"], KVCache]:
     output, cache = model.run(params, causal_rows(tokens, cache.length), cache)
     assert output.logits is not None

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.cache import KVCache
-from specjax.models.target import QueryRows, Taps
-from specjax.models.transformer import Transformer
+from specjax.models.target import QueryRows, Taps, Target
 
 
 def target_features(
-    target: Transformer,
+    target: Target,
     params: Any,
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
@@ -30,9 +28,8 @@ def target_features(
     batch, length = tokens.shape
     is_same = segments[:, :, None] == segments[:, None, :]
     visible = is_same & jnp.tril(jnp.ones((1, length, length), bool))
-    dtype = params["embed_tokens"]["weight"].dtype
-    cache = KVCache.create(target.config, batch, length, dtype)
-    taps = Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
+    cache = target.new_cache(params, batch, length)
+    taps = Taps(hidden_layers=(-1,), logits=False)
     output, _ = target.run(params, QueryRows(tokens, positions, visible), cache, taps)
     assert output.hidden is not None
     return jax.lax.stop_gradient(output.hidden[:, :, 0])

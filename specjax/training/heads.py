@@ -15,7 +15,6 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import writable
 from specjax.models.heads.files import HEAD
 from specjax.models.heads.kinds import KINDS
-from specjax.models.heads.lm_heads import lm_head_of
 from specjax.training.checkpoints import checksum
 from specjax.training.config import HeadSettings
 from specjax.training.data import batches
@@ -87,7 +86,7 @@ def train_head(
         "method": settings.method,
         "shape": shape_of(head),
         "target": target.fingerprint,
-        "dtype": str(target.params["embed_tokens"]["weight"].dtype),
+        "dtype": str(target.model.dtype(target.params)),
         "texts": _checksum(examples),
         "start": None if start is None else checksum(start),
     }
@@ -117,7 +116,7 @@ def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
     key = jax.random.key(seed)
     if not getattr(head.config, "has_lm_heads", False):
         return head.initialise(key)
-    return head.initialise(key, lm_head=lm_head_of(target.model.config, target.params))
+    return head.initialise(key, lm_head=target.model.lm_head(target.params))
 
 
 def shape_of(head: Any) -> dict[str, Any]:

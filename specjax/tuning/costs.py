@@ -19,8 +19,7 @@ from jaxtyping import Array, Int
 from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
 from specjax.models.pass_costs import RowCosts
-from specjax.models.target import Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import Taps, Target, causal_rows
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDE = (96, 128)  # where many rows cost as little as one
@@ -43,8 +42,7 @@ def measure_row_costs(
     if widths is None:
         widths = WIDTHS if jax.default_backend() == "cpu" else (*WIDTHS, *WIDE)
         widths = [width for width in widths if text_length + width <= num_slots]
-    dtype = target.params["embed_tokens"]["weight"].dtype
-    cache = KVCache.create(target.config, 1, num_slots, dtype)
+    cache = target.model.new_cache(target.params, 1, num_slots)
     cache = cache.advance(jnp.full(1, text_length, jnp.int32))
     tokens = {width: jnp.zeros((1, width), jnp.int32) for width in widths}
     ratios: list[list[float]] = []
@@ -70,7 +68,7 @@ def _passes(
     cache: KVCache,
     count: Int[Array, ""],
     *,
-    target: Transformer,
+    target: Target,
 ) -> tuple[Int[Array, "1 W"], KVCache]:
     """So many passes, each over what the one before said, in one program as decoding runs them."""
 

@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.prompt import from_ids
-from specjax.models.heads.eagle import Stream, embed
+from specjax.models.heads.eagle import Stream
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 from specjax.training.features import target_features
 from specjax.training.objectives.hydra import prefixed
 from specjax.training.objectives.slots import later, over_slots
@@ -36,7 +36,7 @@ def answer_ranks(
     texts: Iterable[tuple[Sequence[int], int]],
     head: MedusaHeads | HydraHeads | ParallelHead,
     params: Any,
-    target: Transformer,
+    target: Target,
     target_params: Any,
 ) -> Int[np.ndarray, "N D"]:
     """The rank, from 0, of each token of the answers at every depth; -1 beyond an answer's end.
@@ -62,7 +62,7 @@ def answer_ranks(
 
 @partial(jax.jit, static_argnames=("head", "target"))
 def _ranks(
-    params: Any, frozen: Any, tokens: Int[Array, "1 T"], head: Any, target: Transformer
+    params: Any, frozen: Any, tokens: Int[Array, "1 T"], head: Any, target: Target
 ) -> Int[Array, "T D"]:
     features = target_features(target, frozen, tokens, *_one_text(tokens))
     columns = []
@@ -88,7 +88,7 @@ def rank_of(logits: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Int[Arr
 def _depths(
     head: Any,
     params: Any,
-    target: Transformer,
+    target: Target,
     frozen: Any,
     tokens: Int[Array, "1 T"],
     features: Float[Array, "1 T D"],
@@ -100,13 +100,13 @@ def _depths(
         seen = prefixed(head, params, features, tokens, *_one_text(tokens))
         for depth in range(1, head.config.num_heads + 1):
             behind = [later(tokens, ahead) for ahead in range(1, depth + 1)]
-            embedded = jnp.stack([embed(frozen, each) for each in behind], axis=2)
+            embedded = jnp.stack([target.embed(frozen, each) for each in behind], axis=2)
             yield (
                 (seen, embedded),
                 lambda read, depth=depth: head.logits(params, target, frozen, depth, *read),
             )
     else:
-        embedded, streams = embed(frozen, later(tokens)), ()
+        embedded, streams = target.embed(frozen, later(tokens)), ()
         read = features if head.config.reads_features else features[..., :0]
         for _ in range(head.config.num_depths):
             predicted, own = head.step(params, embedded, read, streams, *_one_text(tokens))

@@ -22,8 +22,7 @@ from specjax.decoding.prompt import from_ids, padded_length
 from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.target import Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import Taps, Target, causal_rows
 
 CHUNK = 32  # rows per pass: bounds the attention rows of all heads
 BUCKET = 256  # texts share the programs of the next multiple
@@ -63,7 +62,7 @@ def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int
 
 
 def count_copies(
-    texts: Iterable[tuple[Sequence[int], int]], target: Transformer, params: Any
+    texts: Iterable[tuple[Sequence[int], int]], target: Target, params: Any
 ) -> Int[np.ndarray, "L H"]:
     """How often each head looked most at the source of a copied token.
 
@@ -92,15 +91,12 @@ def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def most_attended(
-    text: Sequence[int], target: Transformer, params: Any
-) -> Int[np.ndarray, "L H T"]:
+def most_attended(text: Sequence[int], target: Target, params: Any) -> Int[np.ndarray, "L H T"]:
     """The position that each head looks at most, from every token of the text."""
     config = target.config
     tokens = from_ids([text], BUCKET).tokens
     padded = tokens.shape[1]
-    dtype = params["embed_tokens"]["weight"].dtype
-    cache = KVCache.create(config, 1, padded, dtype, text_length=len(text))
+    cache = target.new_cache(params, 1, padded, text_length=len(text))
     parts = []
     for start in range(0, len(text), CHUNK):
         part, cache = _pass(params, tokens[:, start : start + CHUNK], cache, target)
@@ -111,7 +107,7 @@ def most_attended(
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")
 def _pass(
-    params: Any, tokens: Int[Array, "1 Q"], cache: KVCache, target: Transformer
+    params: Any, tokens: Int[Array, "1 Q"], cache: KVCache, target: Target
 ) -> tuple[Int[Array, "A Q"], KVCache]:
     taps = Taps(attention_heads=all_heads(target.config), logits=False)
     output, cache = target.run(params, causal_rows(tokens, cache.length), cache, taps)

@@ -15,8 +15,8 @@ import numpy as np
 
 from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.decoding.drafters.auto import Gated
-from specjax.drafting import whole_settings
 from specjax.hub import POCKET
+from specjax.loading import whole_settings
 from specjax.methods import METHODS
 from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuning.candidates import Family, families

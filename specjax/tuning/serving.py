@@ -10,8 +10,8 @@ from specjax.bench.measure import PLAIN, Request
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafting import load_drafter
 from specjax.hub import LoadedTarget
+from specjax.loading import load_drafter
 
 FIRST_PROMPTS = 2  # of each kind, on which families are observed
 

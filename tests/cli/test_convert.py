@@ -14,7 +14,7 @@ from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle_files import load_eagle, save_eagle
 from specjax.models.heads.files import read_about
-from specjax.tuned import fingerprint
+from specjax.models.fingerprint import fingerprint
 from tests.cli.target import CONFIG
 from tests.models.checkpoints import edit_config
 from tests.test_hub import HUB_ID, FakeHub

@@ -11,7 +11,7 @@ from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.bench.curves import read_curves
 from specjax.cli import main
 from specjax.decoding.drafters.medusa import Medusa
-from specjax.drafting import load_drafter
+from specjax.loading import load_drafter
 from specjax.hub import load
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_files import save_medusa

@@ -26,14 +26,15 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.round import pass_widths
 from specjax.decoding.sampling import Sampling, row_keys
 from specjax.decoding.tree import chain
-from specjax.drafting import auto_choice, load_drafter
+from specjax.loading import auto_choice, load_drafter
 from specjax.hub import LoadedTarget
 from specjax.methods import check_settings
 from specjax.models import pass_costs
 from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.models.target import ModelOutput
 from specjax.models.transformer import Transformer
-from specjax.tuned import Tuned, fingerprint, write_tuned
+from specjax.models.fingerprint import fingerprint
+from specjax.tuned import Tuned, write_tuned
 from tests.decoding.tiny import Oracle, Stateless, prompt, target
 
 NEW_TOKENS = 120

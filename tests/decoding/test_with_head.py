@@ -25,12 +25,12 @@ from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree, Verification, ancestors
-from specjax.drafting import load_drafter
+from specjax.loading import load_drafter
 from specjax.hub import LoadedTarget
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.eagle_files import save_eagle
 from specjax.models.transformer import Transformer
-from specjax.tuned import fingerprint
+from specjax.models.fingerprint import fingerprint
 from tests.decoding.heads import (
     EAGLE,
     EAGLE2,

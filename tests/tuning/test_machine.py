@@ -13,12 +13,13 @@ from specjax.decoding.drafters.auto import Gated
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.drafting import TUNED_HEAD, load_drafter
+from specjax.loading import TUNED_HEAD, load_drafter
 from specjax.hub import LoadedTarget
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.medusa_files import save_medusa
 from specjax.models.pass_costs import RowCosts, machine_of
-from specjax.tuned import Tuned, fingerprint, params_fingerprint, read_tuned, write_tuned
+from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.tuned import Tuned, read_tuned, write_tuned
 from specjax.tuning import costs as costs_module
 from specjax.tuning import machine, observation
 from specjax.tuning.candidates import COPIED, Family, families

@@ -37,15 +37,14 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.drafter_parts import load_draft
-from specjax.drafting import load_drafter
 from specjax.hub import LoadedTarget, load, pocket_folder
+from specjax.loading import load_draft, load_drafter
 from specjax.methods import METHODS
 from specjax.models.config import TransformerConfig
+from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.training.draft_features import read_drafts
 from specjax.training.draft_reading import FrozenModel, Text
-from specjax.tuned import fingerprint
 
 SAMPLED = 1.0
 DRAFT_MODEL = "draft-model"  # its contestants are those of `draft_lengths`
@@ -261,7 +260,7 @@ def _about(
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
-        "dtype": str(target.params["embed_tokens"]["weight"].dtype),
+        "dtype": str(target.dtype),
         "device": jax.devices()[0].device_kind,
         "prompts": len(requests),
         "limit": options.limit,

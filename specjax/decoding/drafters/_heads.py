@@ -1,55 +1,45 @@
-"""What the drafters with a head share; of those whose head has layers over the text, also a state
-that follows the committed text."""
+"""What the drafters with a head share, and the state of a head that follows the committed text."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal
-from specjax.decoding.drafters.length_rules import misfits
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
-from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
-from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.shapes import shape_mismatches
+from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
+
+LAST_HIDDEN = Taps(hidden_layers=(-1,), logits=False)  # the target's features, after the final norm
 
 
 @pytree
 class HeadState:
-    """What is carried from round to round. P = max_depth + 1, H the width of a feature."""
+    """The state of a head. P = max_depth + 1, H the width of a feature."""
 
     cache: KVCache  # of the head: slots made of the target's own features only
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
     num_pending: Int[Array, " B"]  # so many of them; the head has not seen them yet
 
 
-@runtime_checkable
-class Head(Protocol):
-    """A head of any kind, such as `MedusaHeads`."""
+class FeatureHead(Protocol):
+    """A head with layers of its own over the text, such as `EagleHead`: see there."""
 
     @property
-    def config(self) -> Any: ...  # with hidden_size and vocab_size
-
-    def initialise(self, key: Key[Array, ""]) -> Any: ...
-
-
-@runtime_checkable
-class FeatureHead(Head, Protocol):
-    """A head with layers of its own over the text, such as `EagleHead`: see there."""
+    def config(self) -> Any: ...  # with layers, hidden_size and vocab_size
 
     def run(
         self,
         params: Any,
+        target: Target,
         target_params: Any,
         rows: QueryRows,
         features: Float[Array, "B Q H"],
@@ -58,58 +48,32 @@ class FeatureHead(Head, Protocol):
 
 
 @dataclass(frozen=True)
-class HeadDrafter(ABC):
-    """Feeds a head with what the target reveals; drafting itself is left to the methods.
+class HeadDrafter(Drafter):
+    """Feeds a head with the target's features; how it drafts is left to the methods.
 
     Slot t of the head takes the target's feature of token t and the embedding of token t + 1. With
     the root at position r, the features up to r - 1 are known. `propose` first feeds those that the
-    last round has revealed, one to P in the same pass; from the last row of that pass the draft
-    goes on (an EAGLE head predicts the feature of the root there). Slots of drafted tokens are
-    forgotten after the round. Embedding and LM head are the target's.
+    last round revealed, one to P in the same pass, and drafts from the last row of that pass (where
+    an EAGLE head predicts the feature of the root). Slots of drafted tokens are dropped after the
+    round. Embedding and LM head are the target's.
 
     `params.drafter` is the weights of `head`.
     """
 
     head: FeatureHead
-    target: Transformer  # that the head was made for
 
-    num_probes = 0
-
-    @property
-    def taps(self) -> Taps:
-        return last_hidden(self.target) if self.reads_features else Taps(logits=False)
+    taps = LAST_HIDDEN
 
     @property
-    def reads_features(self) -> bool:
-        """Whether the head reads the target's features; if not, they have width 0."""
-        return True
-
-    @property
-    @abstractmethod
-    def num_nodes(self) -> int:
-        """Nodes of the tree, root included."""
-
-    @property
-    @abstractmethod
-    def max_depth(self) -> int:
-        """The longest path, root not counted."""
-
-    @property
-    @abstractmethod
     def num_fed(self) -> int:
-        """Nodes per round that the head is fed, to draft below them."""
+        """Nodes per round that pass the head's layers, to draft below them."""
+        return 0
 
-    @abstractmethod
-    def propose(
-        self, params: Params, state: HeadState, context: Context, draw: Draw
-    ) -> tuple[Proposal, HeadState]:
-        """Drafts below the root; begins with `catch_up`."""
-
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        check_head(self.head, self.target, config, params)
+    def check(self, target: Target, params: Any) -> None:
+        check_head(self.head, target, params)
 
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> HeadState:
         features = self._features(prefill, prompt.tokens)
         batch, width, _ = features.shape
@@ -119,7 +83,7 @@ class HeadDrafter(ABC):
         behind = prompt.tokens[:, 1:]
         behind = jnp.pad(behind, ((0, 0), (0, width - behind.shape[1])))
         length = prompt.length - 2  # one feature stays pending, so that no round is special
-        cache = prefill_head(self.head, params, behind, features, length, cache)
+        cache = prefill_head(self.head, target, params, behind, features, length, cache)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
             cache=cache,
@@ -127,25 +91,30 @@ class HeadDrafter(ABC):
             num_pending=jnp.ones_like(length),
         )
 
-    def update(self, params: Params, state: HeadState, outcome: Outcome) -> HeadState:
-        # Committed tokens, not accepted ones: EOS or the room may have cut the path.
-        count = outcome.context.length - 1 - outcome.root_slot
+    def update(
+        self, target: Target, params: Params, state: HeadState, outcome: Outcome
+    ) -> HeadState:
         pending = state.pending
-        if self.reads_features:
+        if self.taps.hidden_layers:
             assert outcome.output.hidden is not None
             pending = outcome.along_path(outcome.output.hidden[:, :, 0])
-        return replace(state, pending=pending, num_pending=count)
+        return replace(state, pending=pending, num_pending=outcome.num_committed)
 
     def catch_up(
-        self, params: Params, state: HeadState, context: Context, num_masks: int = 0
+        self,
+        target: Target,
+        params: Params,
+        state: HeadState,
+        context: Context,
+        num_masks: int = 0,
     ) -> tuple[Float[Array, "B M H"], HeadState]:
-        """Feeds the pending features; returns what the head says at the last of them.
+        """Feeds the pending features; returns the head's output at the last of them.
 
-        With masks the M - 1 features that the head predicts there follow, of the same pass: mask i,
-        counted from 0, is the token `vocab_size + i`, stands i + 1 slots behind the last pending
-        one, and sees what that one sees, and the masks before it.
+        With masks, the M - 1 features that the head predicts there follow, of the same pass: mask
+        i, counted from 0, is the token `vocab_size + i`, stands i + 1 slots behind the last pending
+        one, and sees what that one sees and the masks before it.
 
-        A finished row has none pending: nothing is committed for it, and what it drafts is void.
+        A row that is done has none pending: nothing is committed for it, and its draft is ignored.
         """
         cache, count, pending = state.cache, state.num_pending, state.pending
         width = pending.shape[1]
@@ -155,15 +124,15 @@ class HeadDrafter(ABC):
         if num_masks:
             rows = with_masks(rows, last, num_masks, self.head.config.vocab_size)
             pending = jnp.pad(pending, ((0, 0), (0, num_masks), (0, 0)))
-        features, cache = self.head.run(params.drafter, params.target, rows, pending, cache)
+        features, cache = self.head.run(params.drafter, target, params.target, rows, pending, cache)
         masks = jnp.broadcast_to(width + jnp.arange(num_masks), (len(last), num_masks))
         wanted = jnp.concatenate([last[:, None], masks], axis=1)
         ahead = jnp.take_along_axis(features, wanted[:, :, None], axis=1)
         return ahead, replace(state, cache=cache.advance(count), num_pending=jnp.zeros_like(count))
 
     def _features(self, prefill: ModelOutput, tokens: Int[Array, "B P"]) -> Float[Array, "B W H"]:
-        """What the target has revealed of the prompt; of width 0 if the head reads no features."""
-        if self.reads_features:
+        """Returns the target's features of the prompt; of width 0 if the head reads none."""
+        if self.taps.hidden_layers:
             assert prefill.hidden is not None
             return prefill.hidden[:, :, 0]
         batch, length = tokens.shape
@@ -171,6 +140,7 @@ class HeadDrafter(ABC):
 
     def feed(
         self,
+        target: Target,
         params: Params,
         cache: KVCache,
         tokens: Int[Array, "B F"],
@@ -180,39 +150,26 @@ class HeadDrafter(ABC):
     ) -> tuple[Float[Array, "B F H"], KVCache]:
         """Predicts the features of F nodes of one depth from those of their parents.
 
-        `visible` tells which of the C nodes fed so far are a node's ancestors or itself.
+        `visible` marks, of the C nodes fed so far, a node's ancestors and itself.
         """
         rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
-        return self.head.run(params.drafter, params.target, rows, features, cache)
+        return self.head.run(params.drafter, target, params.target, rows, features, cache)
 
 
-def last_hidden(target: Transformer) -> Taps:
-    """What reveals the target's features: its hidden states behind the final norm."""
-    return Taps(hidden_layers=(target.config.num_hidden_layers,), logits=False)
+def check_head(head: Any, target: Target, params: Any) -> None:
+    """Checks that a head was made for the target, and that `params` are its weights.
 
-
-def check_head(head: Head, built_for: Transformer, config: TransformerConfig, params: Any) -> None:
-    """Raises SpecjaxError unless head, target and params of a drafter belong together.
-
-    Args:
-        head: of the drafter.
-        built_for: the target that the drafter was built for.
-        config: of the target that it is to draft for.
-        params: that it is to draft with.
+    Raises:
+        SpecjaxError: if not.
     """
     for name in ("hidden_size", "vocab_size"):
-        mine, its = getattr(head.config, name), getattr(config, name)
+        mine, its = getattr(head.config, name), getattr(target.config, name)
         if mine != its:
             raise SpecjaxError(
                 f"the head was made for a target of {name} {mine}, this one has {its}; use a "
                 "head that was trained for this target"
             )
-    if built_for.config != config:
-        raise SpecjaxError(
-            "the drafter was built with another target than the one that it drafts for; build "
-            "it with that target"
-        )
-    wrong = misfits(params, head) if isinstance(params, Mapping) else "there are none"
+    wrong = shape_mismatches(params, head) if isinstance(params, Mapping) else "there are none"
     if wrong:
         raise SpecjaxError(
             f"the params are not the weights of this head ({wrong}); pass those that were "
@@ -247,6 +204,7 @@ def with_masks(
 
 def prefill_head(
     head: FeatureHead,
+    target: Target,
     params: Params,
     tokens: Int[Array, "B W"],
     features: Float[Array, "B W H"],
@@ -266,7 +224,7 @@ def prefill_head(
         )
         part, part_features = parts
         rows = causal_rows(part, cache.length)
-        _, cache = head.run(params.drafter, params.target, rows, part_features, cache)
+        _, cache = head.run(params.drafter, target, params.target, rows, part_features, cache)
         return cache.advance(jnp.full_like(cache.length, chunk))
 
     num_chunks = (jnp.max(length) + chunk - 1) // chunk

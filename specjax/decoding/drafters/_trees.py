@@ -1,16 +1,17 @@
-"""Trees that several drafters build: level by level, from one distribution per depth, or from a pool.
+"""Trees that several drafters build.
 
-- `level_tree`: a static tree whose nodes' children are each node's own best tokens (EAGLE, Hydra).
-- `depth_tree`: from one distribution per depth, which does not know what was drafted above (Medusa,
-  ParallelSpec); static or dynamic.
-- `best_of_pool`: the likeliest among many drafted nodes (EAGLE-2 and the dynamic trees).
+- `level_tree`: a static tree whose nodes' children are each node's own best tokens.
+- `DepthTreeDrafter`: from one distribution per depth, which does not know what was drafted above;
+  static or dynamic.
+- `best_of_pool`: the likeliest among many drafted nodes.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +20,19 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context
+from specjax.decoding.drafter import Context, Drafter
+from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, from_choices, sorted_choices, valid_first
-from specjax.models.config import TransformerConfig
+from specjax.models.target import Target
 
 Choices = tuple[tuple[int, ...], ...]
 Nodes = TypeVar("Nodes")
 
-# What a token is set back by, in nats, if the target's filters would cut it from the head's own
-# distribution. The target may keep it, so cutting it off loses late guesses, and leaving it where
-# it is loses first ones: on random pairs of target and draft 2 kept nearly the best of both.
-CUT_SETBACK = 2.0
+# Penalty, in nats, of a token that the target's filters would cut from the head's own distribution.
+# The target may keep it, so cutting it off loses late guesses, and leaving it where it is loses
+# first ones: on random pairs of target and draft, 2 kept nearly the best of both.
+CUT_PENALTY = 2.0
 
 
 class Level(NamedTuple):
@@ -48,10 +50,11 @@ class Level(NamedTuple):
 
 @cache
 def levels_of(choices: Choices) -> tuple[Level, ...]:
-    """The plan by which a static tree is drafted, by depth.
+    """Returns the plan by which a static tree is drafted, by depth.
 
     Raises:
-        SpecjaxError: see `EagleSettings`.
+        SpecjaxError: for no choices, choices that are no tree, or a choice that leaves out a rank
+            better than its own.
     """
     ordered, _ = sorted_choices(choices)
     if not ordered:
@@ -82,13 +85,13 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def check_widths(levels: tuple[Level, ...], config: TransformerConfig) -> None:
+def check_widths(choices: Choices, vocab_size: int) -> None:
     """Raises SpecjaxError if a node has more children than the target has tokens."""
-    widest = max(level.width for level in levels)
-    if widest > config.vocab_size:
+    widest = max(level.width for level in levels_of(choices))
+    if widest > vocab_size:
         raise SpecjaxError(
             f"the tree choices ask for {widest} children of one node, but the target has only "
-            f"{config.vocab_size} tokens; ask for fewer"
+            f"{vocab_size} tokens; ask for fewer"
         )
 
 
@@ -100,36 +103,35 @@ def level_tree(
     logits_below: Callable[[Nodes, int], Float[Array, "B F V"]],
     feed: Callable[[Nodes, Level, Int[Array, "B F"], int], Nodes],
 ) -> tuple[DraftTree, Nodes]:
-    """A static tree whose nodes' children are each node's own best tokens, level by level.
+    """Drafts a static tree level by level; a node's children are its own best tokens.
 
     Under `rejection` above temperature 0 children are drawn without replacement, otherwise they are
-    the best of the logits as `foreseen`.
+    the best of the logits `with_coupled_noise`.
 
     Args:
         choices: of the tree, as `levels_of` takes them.
         context: the committed text; the root is its last token.
         draw: how tokens are drawn.
-        root: what the head knows of the root, as of the F nodes of any depth that it drafts below.
-        logits_below: of such nodes, for the tokens at a depth, which counts from 1.
+        root: what the head knows of the root, in the form of the F nodes of any depth.
+        logits_below: from such nodes to the logits of their children at a depth, counted from 1.
         feed: from such nodes to those of the next level that are `fed`, given with their tokens and
             their depth.
 
     Returns:
-        The tree, and what `feed` has last returned.
+        The tree, and the last result of `feed`.
     """
     levels, nodes = levels_of(choices), root
-    is_drawn = draw.sampling.verification == "rejection" and not draw.sampling.is_greedy
-    tokens, laws = [context.root[:, None]], []
+    tokens, proposals = [context.root[:, None]], []
     is_real = jnp.ones_like(tokens[0], bool)  # of the nodes to draft below
     valid = [is_real]
     for depth, level in enumerate(levels, start=1):
         logits, position = logits_below(nodes, depth), context.length + depth - 1
-        if is_drawn:
-            law = draw.filtered(logits)
-            scores = law + draw.noise(position[:, None], law.shape[-1])
-            laws.append(jnp.exp(law))
+        if draw.sampling.needs_proposal:
+            log_probs = draw.filtered(logits)
+            scores = log_probs + draw.noise(position[:, None], log_probs.shape[-1])
+            proposals.append(jnp.exp(log_probs))
         else:
-            scores = foreseen(logits, position, draw)
+            scores = with_coupled_noise(logits, position, draw)
         best, ranked = lax.top_k(scores, level.width)
         tokens.append(ranked[:, level.parent, level.rank])
         exists = best[:, level.parent, level.rank] > -jnp.inf
@@ -138,22 +140,22 @@ def level_tree(
             break
         is_real = valid[-1][:, level.fed]
         nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
-    return _joined(choices, tokens, valid, laws), nodes
+    return _joined(choices, tokens, valid, proposals), nodes
 
 
 def _joined(
-    choices: Choices, tokens: list[Array], valid: list[Array], laws: list[Array]
+    choices: Choices, tokens: list[Array], valid: list[Array], proposals: list[Array]
 ) -> DraftTree:
-    """The tree of the nodes and laws of each level, the root first."""
+    """Returns the tree of the nodes and proposals of each level, the root first."""
     ordered, parents = sorted_choices(choices)
     depth = np.array([0] + [len(choice) for choice in ordered])
     drafted = jnp.concatenate(tokens, axis=1)
     proposal = None
-    if laws:
-        law = jnp.concatenate(laws, axis=1)
+    if proposals:
+        drawn_from = jnp.concatenate(proposals, axis=1)
         with_children = np.unique(parents[1:])  # the root and what was fed, in order
-        nothing = jnp.zeros((*drafted.shape, law.shape[-1]))
-        proposal = nothing.at[:, with_children].set(law)
+        nothing = jnp.zeros((*drafted.shape, drawn_from.shape[-1]))
+        proposal = nothing.at[:, with_children].set(drawn_from)
     tree = DraftTree(
         tokens=drafted,
         parents=jnp.broadcast_to(parents, drafted.shape),
@@ -165,7 +167,7 @@ def _joined(
     return valid_first(tree)
 
 
-def foreseen(
+def with_coupled_noise(
     logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw
 ) -> Float[Array, "B F V"]:
     """The logits, bent by the noise with which the target's token at `position` will be drawn.
@@ -179,18 +181,18 @@ def foreseen(
     if not sampling.noise_is_known:
         return logits
     noise = draw.noise(position[:, None], logits.shape[-1])
-    setback = jnp.where(draw.filtered(logits) > -jnp.inf, 0.0, CUT_SETBACK)
-    return logits + sampling.temperature * (noise - setback)
+    penalty = jnp.where(draw.filtered(logits) > -jnp.inf, 0.0, CUT_PENALTY)
+    return logits + sampling.temperature * (noise - penalty)
 
 
-def said_log_probs(
+def mixture_log_probs(
     logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
 ) -> Float[Array, "B F V"]:
     """How likely the target is to say each token at `position`: see `Eagle2` for the mixture."""
     blind = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     if noise_share == 0 or not draw.sampling.noise_is_known:
         return blind
-    seeing = jax.nn.log_softmax(foreseen(logits, position, draw), axis=-1)
+    seeing = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
     if noise_share == 1:
         return seeing
     return jnp.logaddexp(seeing + math.log(noise_share), blind + math.log(1 - noise_share))
@@ -232,6 +234,8 @@ def best_of_pool(
     return valid_first(tree)
 
 
+# ---- One distribution per depth ----------------------------------------------------------------
+
 MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
     *((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,)),
     *((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (0, 9)),
@@ -246,20 +250,24 @@ ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # settings no st
 
 
 @dataclass(frozen=True)
-class TreeSettings:
-    """How a tree is made of the distributions; with a head these make a drafter.
+class DepthTreeDrafter(Drafter):
+    """Makes a tree of one distribution per depth, which does not know what was drafted above.
 
-    `tree` is `static`, of the shape of `choices`, paths of ranks; those deeper than the head
-    predicts are left out. Or it is `dynamic`: of all paths over the `top_k` best tokens of each
-    depth the `num_tokens - 1` most likely nodes (`num_tokens` counts the root), down to `depth` (0:
-    as deep as the head predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it
-    does not read: they may have been tuned for the head.
+    A token is as good below one node as below another, and the whole tree costs one pass.
+
+    `tree` is `static`, of the shape of `choices`, paths of ranks: the Cartesian product of the best
+    tokens of each depth, cut to the choices; those deeper than the head predicts are left out. Or
+    it is `dynamic`: of all paths over the `top_k` best tokens of each depth the `num_tokens - 1`
+    most likely nodes (`num_tokens` counts the root), down to `depth` (0: as deep as the head
+    predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it does not read: they
+    may have been tuned for the head.
 
     Raises:
         SpecjaxError: for choices that are no tree or leave out a rank better than one they have,
             settings by which nothing would be drafted, or a static tree with settings of a dynamic.
     """
 
+    head: Any
     choices: Choices = MEDUSA_TREE
     tree: str = "static"
     top_k: int = 10
@@ -268,7 +276,7 @@ class TreeSettings:
     noise_share: float = 0.8
 
     def __post_init__(self):
-        levels_of(self.choices)  # judges them
+        levels_of(self.choices)  # checks them
         if self.tree not in ("static", "dynamic"):
             raise SpecjaxError(f"tree {self.tree!r} is unknown; use static or dynamic")
         for name, least in (("top_k", 1), ("num_tokens", 2), ("depth", 0)):
@@ -276,9 +284,6 @@ class TreeSettings:
                 raise SpecjaxError(f"{name} {getattr(self, name)} must be at least {least}")
         if not 0 <= self.noise_share <= 1:
             raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
-        self._refuse_unread()
-
-    def _refuse_unread(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if self.tree == "static" and field.name in ONLY_DYNAMIC and value != field.default:
@@ -287,120 +292,116 @@ class TreeSettings:
                     f"leave {field.name} out"
                 )
 
-    def max_depth(self, depths: int) -> int:
-        """The longest path, of a head that predicts so many depths."""
+    @property
+    @abstractmethod
+    def num_depths(self) -> int:
+        """The depths that the head predicts."""
+
+    @property
+    def max_depth(self) -> int:
         if self.tree == "static":
-            return min(depths, max(map(len, self.choices)))
-        return min(depths, self.depth or depths, self.num_tokens - 1)
+            return min(self.num_depths, max(map(len, self.choices)))
+        return min(self.num_depths, self.depth or self.num_depths, self.num_tokens - 1)
 
-    def num_nodes(self, depths: int) -> int:
-        """Nodes of the tree, root included."""
+    @property
+    def num_nodes(self) -> int:
         if self.tree == "static":
-            return len(self._ordered(depths)) + 1
-        return min(self.num_tokens, sum(self.pool_sizes(depths)) + 1)
+            return len(self.used_choices) + 1
+        return min(self.num_tokens, sum(self.pool_sizes) + 1)
 
-    def width(self) -> int:
-        """The most tokens of one depth that are looked at."""
-        is_static = self.tree == "static"
-        return 1 + max(map(max, self.choices)) if is_static else self.top_k
+    @property
+    def used_choices(self) -> Choices:
+        """The choices of a static tree that are no deeper than the head predicts."""
+        return tuple(choice for choice in set(self.choices) if len(choice) <= self.num_depths)
 
-    def pool_sizes(self, depths: int) -> list[int]:
-        """How many nodes of each depth a dynamic tree is chosen from."""
+    @property
+    def pool_sizes(self) -> list[int]:
+        """The nodes of each depth that a dynamic tree is chosen from."""
         sizes, above = [], 1
-        for _ in range(self.max_depth(depths)):
+        for _ in range(self.max_depth):
             sizes.append(above * self.top_k)
             above = min(sizes[-1], self.num_tokens - 1)
         return sizes
 
-    def check(self, vocab_size: int) -> None:
-        """Raises SpecjaxError if a node would have more children than there are tokens."""
-        if self.width() > vocab_size:
+    def check(self, target: Target, params: Any) -> None:
+        check_head(self.head, target, params)
+        width, vocab_size = self.top_k, target.config.vocab_size
+        if self.tree == "static":
+            width = 1 + max(map(max, self.choices))
+        if width > vocab_size:
             raise SpecjaxError(
-                f"the tree asks for {self.width()} children of one node, but the target has only "
+                f"the tree asks for {width} children of one node, but the target has only "
                 f"{vocab_size} tokens; lower top_k, or give smaller choices"
             )
 
-    def _ordered(self, depths: int) -> Choices:
-        return tuple(choice for choice in set(self.choices) if len(choice) <= depths)
+    def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
+        """Makes the tree below the root, which is the last token of `context`.
 
+        Under `rejection` above temperature 0 the static tree is drawn without replacement at each
+        depth (ParallelSpec, algorithm 1). All nodes of one depth then have the same children: only
+        those of one of them are ever tried, and nothing that led there depends on them.
 
-def depth_tree(
-    settings: TreeSettings,
-    logits: Float[Array, "B D V"],
-    context: Context,
-    draw: Draw,
-) -> DraftTree:
-    """The tree below the root, which is the last token of `context`.
+        Args:
+            logits: row d - 1 for the tokens at depth d, D at least as deep as the tree.
+            context: the committed text.
+            draw: how tokens are drawn.
+        """
+        return (self._static if self.tree == "static" else self._dynamic)(logits, context, draw)
 
-    Under `rejection` above temperature 0 the static tree is drawn without replacement at each depth
-    (ParallelSpec, algorithm 1). All nodes of one depth then have the same children: only those of
-    one of them are ever tried, and nothing that led there depends on them.
+    def _static(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
+        depths, choices = self.max_depth, self.used_choices
+        logits = logits[:, :depths]
+        ordered, _ = sorted_choices(choices)
+        positions = context.length[:, None] + jnp.arange(depths)[None, :]
+        log_probs = None
+        if draw.sampling.needs_proposal:
+            log_probs = draw.filtered(logits)
+            scores = log_probs + draw.noise(positions, log_probs.shape[-1])
+        else:
+            at = [
+                with_coupled_noise(logits[:, d : d + 1], positions[:, d], draw)
+                for d in range(depths)
+            ]
+            scores = jnp.concatenate(at, axis=1)
+        best, ranked = lax.top_k(scores, 1 + max(map(max, ordered)))
+        # A node exists where all tokens of its path do: those that filters cut do not.
+        exists = best > -jnp.inf
+        paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
+        valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
+        tree = from_choices(context.root, ranked, choices)
+        proposal = None
+        if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
+            below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
+            proposal = jnp.take_along_axis(jnp.exp(log_probs), below, axis=1)
+        tree = replace(
+            tree,
+            valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
+            proposal=proposal,
+            is_chain=depths == len(ordered),
+        )
+        return valid_first(tree)
 
-    Args:
-        settings: of the tree.
-        logits: row d - 1 for the tokens at depth d, D at least as deep as the tree.
-        context: the committed text.
-        draw: how tokens are drawn.
-    """
-    if settings.tree == "dynamic":
-        return _dynamic(settings, logits, context, draw)
-    depths = settings.max_depth(logits.shape[1])
-    logits = logits[:, :depths]
-    choices = settings._ordered(depths)
-    ordered, _ = sorted_choices(choices)
-    positions = context.length[:, None] + jnp.arange(depths)[None, :]
-    law = None
-    if draw.sampling.verification == "rejection" and not draw.sampling.is_greedy:
-        law = draw.filtered(logits)
-        scores = law + draw.noise(positions, law.shape[-1])
-    else:
-        at = [foreseen(logits[:, d : d + 1], positions[:, d], draw) for d in range(depths)]
-        scores = jnp.concatenate(at, axis=1)
-    best, ranked = lax.top_k(scores, 1 + max(map(max, ordered)))
-    # A node exists where all tokens of its path do: those that filters cut from a law do not.
-    exists = best > -jnp.inf
-    paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
-    valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
-    tree = from_choices(context.root, ranked, choices)
-    proposal = None
-    if law is not None:  # row n: the law at the depth below node n; leaves have no children
-        below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
-        proposal = jnp.take_along_axis(jnp.exp(law), below, axis=1)
-    tree = replace(
-        tree,
-        valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
-        proposal=proposal,
-        is_chain=depths == len(ordered),
-    )
-    return valid_first(tree)
-
-
-def _dynamic(
-    settings: TreeSettings,
-    logits: Float[Array, "B D V"],
-    context: Context,
-    draw: Draw,
-) -> DraftTree:
-    """The most likely nodes; their parents are among them, so a beam of their number finds all."""
-    batch, top_k = len(logits), settings.top_k
-    sizes = settings.pool_sizes(logits.shape[1])
-    scores = jnp.zeros((batch, 1))
-    place = jnp.full((batch, 1), -1)  # in the pool; -1 is the root
-    pool = []  # tokens, scores and parents of each depth
-    for depth, size in enumerate(sizes):
-        position, count = context.length + depth, scores.shape[1]
-        here = logits[:, depth : depth + 1]
-        log_probs = said_log_probs(here, position, draw, settings.noise_share)
-        own, ranked = lax.top_k(log_probs, top_k)
-        own = jnp.broadcast_to(own, (batch, count, top_k))
-        below = (scores[:, :, None] + own).reshape(batch, -1)
-        tokens = jnp.tile(ranked[:, 0], (1, count))
-        pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
-        scores, chosen = lax.top_k(below, min(size, settings.num_tokens - 1))
-        place = chosen + sum(sizes[:depth])
-    tokens, scores, parents = (jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True))
-    pool_depth = np.repeat(np.arange(1, len(sizes) + 1), sizes)
-    num_nodes = settings.num_nodes(logits.shape[1])
-    return best_of_pool(
-        context.root, tokens, scores, parents, pool_depth, num_nodes, is_chain=top_k == 1
-    )
+    def _dynamic(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
+        """Takes the most likely nodes; a beam as wide as the tree finds them with their parents."""
+        batch, top_k, sizes = len(logits), self.top_k, self.pool_sizes
+        scores = jnp.zeros((batch, 1))
+        place = jnp.full((batch, 1), -1)  # in the pool; -1 is the root
+        pool = []  # tokens, scores and parents of each depth
+        for depth, size in enumerate(sizes):
+            position, count = context.length + depth, scores.shape[1]
+            here = logits[:, depth : depth + 1]
+            log_probs = mixture_log_probs(here, position, draw, self.noise_share)
+            own, ranked = lax.top_k(log_probs, top_k)
+            own = jnp.broadcast_to(own, (batch, count, top_k))
+            below = (scores[:, :, None] + own).reshape(batch, -1)
+            tokens = jnp.tile(ranked[:, 0], (1, count))
+            pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
+            scores, chosen = lax.top_k(below, min(size, self.num_tokens - 1))
+            place = chosen + sum(sizes[:depth])
+        tokens, scores, parents = (
+            jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
+        )
+        pool_depth = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+        return best_of_pool(
+            context.root, tokens, scores, parents, pool_depth, self.num_nodes, is_chain=top_k == 1
+        )

@@ -15,7 +15,8 @@ the rest of that text (that batch of texts); so it shuts only after a real loss.
 is asked and drafts nothing count as losses, too.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -25,15 +26,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State, Wrapper
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.gate_state import GateState, first_state, observe
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.decoding.widths import if_in_place
-from specjax.models.config import TransformerConfig
 from specjax.models.pass_costs import RowCosts, are_costs
-from specjax.models.target import ModelOutput
+from specjax.models.target import ModelOutput, Taps, Target
 
 # Chosen by replaying prompt lookup over pocket's texts and random ones, for rounds of 1.1 to 3
 # steps: within 1.5% of plain decoding where it cannot help, else mostly as fast as without a gate.
@@ -46,12 +46,19 @@ PATIENCE = 3.0  # a gate that stays shut shuts after such a loss
 
 
 @dataclass(frozen=True)
-class AutoSettings:
+class Auto(Drafter):
     """`auto` has no settings: `specjax tune machine` chooses them. Load it with `load_drafter`."""
+
+    num_nodes = 1
+
+    def propose(
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
+    ) -> tuple[Proposal, State]:
+        raise SpecjaxError("method 'auto' is loaded with specjax.load_drafter")
 
 
 @dataclass(frozen=True)
-class Gated(Wrapper):
+class Gated(Drafter):
     """`inner` behind a gate, for a machine whose rounds cost `costs`.
 
     A batch shares its passes, which are as wide as the widest draft that is let through. So the
@@ -86,7 +93,7 @@ class Gated(Wrapper):
     """
 
     inner: Drafter
-    row_widths: tuple[int, ...]
+    row_widths: tuple[int, ...] = field()
     costs: tuple[float, ...]
     expected: float
     asked_cost: float = 1.0
@@ -120,6 +127,18 @@ class Gated(Wrapper):
                     "machine` again"
                 )
 
+    @property
+    def taps(self) -> Taps:
+        return self.inner.taps
+
+    @property
+    def num_nodes(self) -> int:
+        return self.inner.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        return self.inner.max_depth
+
     def pass_costs(self, batch: int = 1) -> tuple[tuple[int, float], ...]:
         """Width of each pass that the loop compiles, and the cost of its round for `batch` texts.
 
@@ -139,23 +158,25 @@ class Gated(Wrapper):
         of_pass = self.row_costs.at
         return (cost - of_pass(width) + of_pass(batch * width)) / of_pass(batch)
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        self.inner.check(config, params)
+    def check(self, target: Target, params: Any) -> None:
+        self.inner.check(target, params)
 
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> GateState:
-        inner = self.inner.init(params, prompt, prefill, num_slots)
+        inner = self.inner.init(target, params, prompt, prefill, num_slots)
         return first_state(inner, prompt.length.shape[0], self.num_nodes - 1, self.expected)
 
     def propose(
-        self, params: Params, state: GateState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: GateState, context: Context, draw: Draw
     ) -> tuple[Proposal, GateState]:
         def ask(context: Context, carry: tuple[DraftTree, State]) -> tuple[DraftTree, State]:
-            proposal, inner = self.inner.propose(params, carry[1], context, draw)
+            proposal, inner = self.inner.propose(target, params, carry[1], context, draw)
             return proposal.tree, inner
 
-        shape = jax.eval_shape(self.inner.propose, params, state.inner, context, draw)[0].tree
+        shape = jax.eval_shape(
+            partial(self.inner.propose, target), params, state.inner, context, draw
+        )[0].tree
         nothing = _root_only(shape, context.root)
         has_shadows = _has_shadows(params, shape)
         looks = self._looks(state) if has_shadows else state.is_open
@@ -179,9 +200,11 @@ class Gated(Wrapper):
         )
         return Proposal(replace(tree, valid=valid)), state
 
-    def update(self, params: Params, state: GateState, outcome: Outcome) -> GateState:
+    def update(
+        self, target: Target, params: Params, state: GateState, outcome: Outcome
+    ) -> GateState:
         def learn(outcome: Outcome, inner: State) -> State:
-            return self.inner.update(params, inner, outcome)
+            return self.inner.update(target, params, inner, outcome)
 
         has_committed = outcome.context.length - 1 > outcome.root_slot
         has_shadows = _has_shadows(params, outcome.tree)

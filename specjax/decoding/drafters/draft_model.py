@@ -1,7 +1,7 @@
 """Speculative sampling: a small model of the same vocabulary drafts token by token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.length_rules import (
     Confidence,
     Disco,
@@ -19,17 +19,15 @@ from specjax.decoding.drafters.length_rules import (
     Heuristic,
     LastDrafted,
     LengthRule,
-    misfits,
 )
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
 from specjax.models.cache import KVCache
-from specjax.models.config import TransformerConfig
 from specjax.models.heads.length_classifier import PositionKind
 from specjax.models.prefill import prefill, whole_chunks
-from specjax.models.target import ModelOutput, Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.shapes import shape_mismatches
+from specjax.models.target import ModelOutput, Taps, Target, causal_rows
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
 
@@ -59,7 +57,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Drafter):
     """Speculative sampling (SpS): the chain that `draft` says, as long as `rule` wants it.
 
     Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Chen et al.
@@ -81,27 +79,54 @@ class DraftModel:
     `longest_text`) is drafted, so longer texts go on without drafts. Drafting does not stop at EOS
     and `max_new_tokens`, which a drafter does not know: once per row it drafts beyond them.
 
+    Args:
+        draft: the draft model.
+        rule: of the length: fixed, heuristic, confidence or disco, or a `LengthRule`.
+        length: that of fixed, and where heuristic starts.
+        threshold: that of confidence or disco; by default 0.4 or the classifier's own.
+        max_length: tokens that are drafted at most.
+        is_drawn: see above.
+        classifier: the folder of disco's classifier, which `specjax.load_drafter` reads.
+        position: what disco's classifier was trained on; `specjax.load_drafter` sets it.
+
     Raises:
-        SpecjaxError: for `max_length < 1`, or a rule that asks for more than `max_length` tokens.
+        SpecjaxError: for `max_length < 1`, an unknown rule, or one that asks for more than
+            `max_length` tokens.
     """
 
-    draft: Transformer
-    rule: LengthRule = field(default_factory=Fixed)
+    draft: Target
+    rule: str | LengthRule = "fixed"
+    length: int = 5
+    threshold: float | None = None
     max_length: int = 20
     is_drawn: bool = True
-
-    num_probes = 0
+    classifier: str = ""
+    position: PositionKind = "draft"
 
     def __post_init__(self):
+        if not isinstance(self.rule, LengthRule) and self.rule not in RULES:
+            raise SpecjaxError(f"rule {self.rule!r} is unknown; use {', '.join(RULES)}")
         if self.max_length < 1:
             raise SpecjaxError(
                 f"max_length {self.max_length} must be at least 1: nothing would be drafted"
             )
-        self.rule.longest(self.max_length)
+        self.length_rule.longest(self.max_length)  # checks it
 
     @property
-    def taps(self) -> Taps:
-        return Taps(logits=False)
+    def length_rule(self) -> LengthRule:
+        """The rule that `rule` names, with its settings."""
+        if isinstance(self.rule, LengthRule):
+            return self.rule
+        if self.rule == "fixed":
+            return Fixed(self.length)
+        if self.rule == "heuristic":
+            return Heuristic(self.length)
+        given = {} if self.threshold is None else {"threshold": self.threshold}
+        return (
+            Confidence(**given)
+            if self.rule == "confidence"
+            else Disco(**given, position=self.position)
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -109,34 +134,34 @@ class DraftModel:
 
     @property
     def max_depth(self) -> int:
-        return self.rule.longest(self.max_length)
+        return self.length_rule.longest(self.max_length)
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
+    def check(self, target: Target, params: Any) -> None:
         if not isinstance(params, Mapping) or set(params) != {"draft", "rule"}:
             raise SpecjaxError(
                 "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
                 "length rule, or None}"
             )
         own = self.draft.config.vocab_size
-        if own != config.vocab_size:
+        if own != target.config.vocab_size:
             raise SpecjaxError(
                 f"the draft has a vocabulary of {own} tokens, the target one of "
-                f"{config.vocab_size}; use a draft with the target's tokenizer"
+                f"{target.config.vocab_size}; use a draft with the target's tokenizer"
             )
-        if wrong := misfits(params["draft"], self.draft):
+        if wrong := shape_mismatches(params["draft"], self.draft):
             raise SpecjaxError(
                 f"the draft's weights belong to another model ({wrong}); pass the params that were "
                 "loaded with this draft"
             )
-        self.rule.check(params["rule"])
+        self.length_rule.check(params["rule"])
 
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> DraftState:
         batch = prompt.length.shape[0]
         return DraftState(
             cache=_prefilled(self.draft, params.drafter["draft"], prompt, num_slots),
-            rule=self.rule.init(batch),
+            rule=self.length_rule.init(batch),
             prompt_length=prompt.length,
             is_finished=jnp.zeros((batch,), bool),
             num_wanted=jnp.zeros((batch,), jnp.int32),
@@ -144,7 +169,7 @@ class DraftModel:
         )
 
     def propose(
-        self, params: Params, state: DraftState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: DraftState, context: Context, draw: Draw
     ) -> tuple[Proposal, DraftState]:
         # A token is drawn after a pass over the one before it, which must have a position.
         most = jnp.clip(self.draft.config.longest_text - context.length + 1, 0, self.max_depth)
@@ -165,7 +190,7 @@ class DraftModel:
                 in_new_text=context.length + place - state.prompt_length,
                 in_text=context.length + place,
             )
-            wants_more = self.rule.draft_another(params.drafter["rule"], state.rule, last)
+            wants_more = self.length_rule.draft_another(params.drafter["rule"], state.rule, last)
             return Draft(
                 cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
                 tokens=_with_column(draft.tokens, token, place),
@@ -194,25 +219,26 @@ class DraftModel:
             num_passes=state.num_passes + draft.num_passes,
         )
 
-    def update(self, params: Params, state: DraftState, outcome: Outcome) -> DraftState:
+    def update(
+        self, target: Target, params: Params, state: DraftState, outcome: Outcome
+    ) -> DraftState:
         drafted = outcome.tree.num_valid() - 1
         accepted = outcome.verification.num_accepted
         known = jnp.minimum(state.cache.length, outcome.context.length - 1)
         return replace(
             state,
             cache=replace(state.cache, length=known),
-            rule=self.rule.update(state.rule, drafted, accepted, self.max_depth),
-            is_finished=outcome.context.length == outcome.root_slot + 1,
+            rule=self.length_rule.update(state.rule, drafted, accepted, self.max_depth),
+            is_finished=outcome.num_committed == 0,
         )
 
     def _empty(self, cache: KVCache, goes_on: Bool[Array, " B"], draw: Draw) -> Draft:
         batch = goes_on.shape[0]
-        is_asked = draw.sampling.verification == "rejection" and not draw.sampling.is_greedy
         shape = (batch, self.num_nodes, self.draft.config.vocab_size)
         return Draft(
             cache=cache,
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
-            proposal=jnp.zeros(shape) if self.is_drawn and is_asked else None,
+            proposal=jnp.zeros(shape) if self.is_drawn and draw.sampling.needs_proposal else None,
             length=jnp.zeros((batch,), jnp.int32),
             goes_on=goes_on,
             num_passes=jnp.zeros((), jnp.int32),
@@ -225,58 +251,15 @@ class DraftModel:
         return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
 
 
-@dataclass(frozen=True)
-class DraftModelSettings:
-    """The settings of `draft-model` as one writes them; with a draft they make a `DraftModel`.
-
-    `rule` is fixed, heuristic, confidence or disco; `length` that of fixed, and where heuristic
-    starts; `threshold` that of confidence, or of disco in place of the classifier's own;
-    `classifier` the folder of disco's classifier. `is_drawn` as in `DraftModel`.
-
-    Raises:
-        SpecjaxError: for an unknown rule, or values that the rule or `DraftModel` refuses.
-    """
-
-    rule: str = "fixed"
-    length: int = 5
-    threshold: float | None = None
-    classifier: str = ""
-    max_length: int = 20
-    is_drawn: bool = True
-
-    def __post_init__(self):
-        if self.rule not in RULES:
-            raise SpecjaxError(f"rule {self.rule!r} is unknown; use {', '.join(RULES)}")
-        if self.max_length < 1:
-            raise SpecjaxError(
-                f"max_length {self.max_length} must be at least 1: nothing would be drafted"
-            )
-        self.length_rule().longest(self.max_length)
-
-    def length_rule(self, own_threshold: float = 0.5, position: PositionKind = "draft"):
-        """The rule; `own_threshold` and `position` are those of disco's classifier."""
-        if self.rule == "fixed":
-            return Fixed(self.length)
-        if self.rule == "heuristic":
-            return Heuristic(self.length)
-        if self.rule == "confidence":
-            return Confidence() if self.threshold is None else Confidence(self.threshold)
-        return Disco(own_threshold if self.threshold is None else self.threshold, position)
-
-    def build(self, draft: Transformer, rule: LengthRule) -> DraftModel:
-        """The drafter."""
-        return DraftModel(draft, rule, self.max_length, self.is_drawn)
-
-
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
     """`values` with `column` in place of what stands at `at` of axis 1."""
     return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
 
 
-def _prefilled(draft: Transformer, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
+def _prefilled(draft: Target, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
     """The cache of the prompts without their last tokens, written as the target's is."""
     batch, width = prompt.tokens.shape
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))
-    cache = KVCache.create(draft.config, batch, num_slots, params["embed_tokens"]["weight"].dtype)
+    cache = draft.new_cache(params, batch, num_slots)
     _, cache = prefill(params, tokens, prompt.length - 1, cache, draft, Taps(logits=False))
     return replace(cache, length=prompt.length - 1)

@@ -1,6 +1,7 @@
 """EAGLE: a static tree from a head that continues the target's features (Li et al. 2024)."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -15,8 +16,7 @@ from specjax.decoding.drafters._trees import (
     levels_of,
 )
 from specjax.decoding.sampling import Draw
-from specjax.models.heads.eagle import EagleHead
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 
 PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
     *((0,), (1,), (2,), (3,)),
@@ -28,8 +28,12 @@ PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
 
 
 @dataclass(frozen=True)
-class EagleSettings:
-    """The settings of `eagle` as one writes them; with a head they make an `Eagle`.
+class Eagle(HeadDrafter):
+    """EAGLE: a tree of fixed shape, the children of each node its own best tokens.
+
+    Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Under
+    `rejection` above temperature 0 children are drawn without replacement, as published; otherwise
+    they are the best of the logits `with_coupled_noise`.
 
     `choices` are paths of ranks, as Medusa's. But rank r below a node is that node's own r-th
     token, and only nodes with children cost a row of the head.
@@ -41,65 +45,42 @@ class EagleSettings:
     choices: Choices = PUBLISHED_TREE
 
     def __post_init__(self):
-        levels_of(self.choices)  # judges them
-
-    def build(self, head: EagleHead, target: Transformer) -> "Eagle":
-        """The drafter."""
-        return Eagle(head, target, self)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The plan by which the tree is drafted."""
-        return levels_of(self.choices)
-
-
-@dataclass(frozen=True)
-class Eagle(HeadDrafter):
-    """EAGLE: a tree of fixed shape, the children of each node its own best tokens.
-
-    Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Under
-    `rejection` above temperature 0 children are drawn without replacement, as published; otherwise
-    they are the best of the logits as `foreseen`.
-
-    Raises:
-        SpecjaxError: if a node has more children than the target has tokens.
-    """
-
-    settings: EagleSettings = EagleSettings()
-
-    def __post_init__(self):
-        check_widths(self.settings.levels, self.target.config)
+        levels_of(self.choices)  # checks them
 
     @property
     def num_nodes(self) -> int:
-        return len(set(self.settings.choices)) + 1
+        return len(set(self.choices)) + 1
 
     @property
     def max_depth(self) -> int:
-        return len(self.settings.levels)
+        return len(levels_of(self.choices))
 
     @property
     def num_fed(self) -> int:
-        return sum(len(level.fed) for level in self.settings.levels)
+        return sum(len(level.fed) for level in levels_of(self.choices))
+
+    def check(self, target: Target, params: Any) -> None:
+        super().check(target, params)
+        check_widths(self.choices, target.config.vocab_size)
 
     def propose(
-        self, params: Params, state: HeadState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        features, state = self.catch_up(params, state, context)
+        features, state = self.catch_up(target, params, state, context)
 
         def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
             features, cache = nodes
             above = features[:, level.parent[level.fed]]
             visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
             slot = context.length - 2 + depth  # a token's place, less one; the root has depth 0
-            return self.feed(params, cache, tokens, above, visible, slot)
+            return self.feed(target, params, cache, tokens, above, visible, slot)
 
         tree, (_, cache) = level_tree(
-            self.settings.choices,
+            self.choices,
             context,
             draw,
             (features, state.cache),
-            logits_below=lambda nodes, _: self.target.logits(params.target, nodes[0]),
+            logits_below=lambda nodes, _: target.logits(params.target, nodes[0]),
             feed=feed,
         )
         return Proposal(tree), replace(state, cache=cache)

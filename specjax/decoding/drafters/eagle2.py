@@ -1,6 +1,7 @@
 """EAGLE-2: the tree grows where the head is confident (Li et al. 2024). HASS drafts with it too."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,42 +12,9 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import best_of_pool, said_log_probs
+from specjax.decoding.drafters._trees import best_of_pool, mixture_log_probs
 from specjax.decoding.sampling import Draw
-from specjax.models.heads.eagle import EagleHead
-from specjax.models.transformer import Transformer
-
-
-@dataclass(frozen=True)
-class Eagle2Settings:
-    """The settings of `eagle2` and `hass` as one writes them; with a head they make an `Eagle2`.
-
-    `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
-    tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
-    published ones. `noise_share`, from 0 to 1, counts above temperature 0: see `Eagle2`; 0 is the
-    published tree.
-
-    Raises:
-        SpecjaxError: for settings by which nothing would be drafted, or a share that is none.
-    """
-
-    top_k: int = 10
-    depth: int = 6
-    num_tokens: int = 60
-    noise_share: float = 0.8
-
-    def __post_init__(self):
-        for name, least in (("top_k", 1), ("depth", 1), ("num_tokens", 2)):
-            value = getattr(self, name)
-            if value < least:
-                why = "it counts the root" if least == 2 else "nothing would be drafted"
-                raise SpecjaxError(f"{name} {value} must be at least {least}: {why}")
-        if not 0 <= self.noise_share <= 1:
-            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
-
-    def build(self, head: EagleHead, target: Transformer) -> "Eagle2":
-        """The drafter."""
-        return Eagle2(head, target, self)
+from specjax.models.target import Target
 
 
 @pytree
@@ -70,55 +38,72 @@ class Eagle2(HeadDrafter):
     What differs from the published code: scores are float32, and above temperature 0, under
     `coupled`, a tree grows along what the target will draw, and not only along what it might. The
     probability that the target says a token is taken for a mixture: with weight `noise_share` the
-    softmax of the head's logits as `foreseen`, for where the target is as unsure as the head and
-    the noise decides; for the rest the head's own softmax, for where the target is sure. Nodes
+    softmax of the head's logits `with_coupled_noise`, for where the target is as unsure as the head
+    and the noise decides; for the rest the head's own softmax, for where the target is sure. Nodes
     are chosen, not drawn: under `rejection` each counts as drawn with certainty.
 
+    `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
+    tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
+    published ones, but `noise_share`, from 0 to 1, whose published value is 0.
+
     Raises:
-        SpecjaxError: if `top_k` exceeds the target's vocabulary.
+        SpecjaxError: for settings by which nothing would be drafted, or a share outside [0, 1].
     """
 
-    settings: Eagle2Settings = Eagle2Settings()
+    top_k: int = 10
+    depth: int = 6
+    num_tokens: int = 60
+    noise_share: float = 0.8
 
     def __post_init__(self):
-        top_k, vocabulary = self.settings.top_k, self.target.config.vocab_size
-        if top_k > vocabulary:
+        for name, least in (("top_k", 1), ("depth", 1), ("num_tokens", 2)):
+            value = getattr(self, name)
+            if value < least:
+                why = "it counts the root" if least == 2 else "nothing would be drafted"
+                raise SpecjaxError(f"{name} {value} must be at least {least}: {why}")
+        if not 0 <= self.noise_share <= 1:
+            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
+
+    def check(self, target: Target, params: Any) -> None:
+        super().check(target, params)
+        if self.top_k > target.config.vocab_size:
             raise SpecjaxError(
-                f"top_k {top_k} exceeds the target's vocabulary of {vocabulary} tokens; lower it"
+                f"top_k {self.top_k} exceeds the target's vocabulary of "
+                f"{target.config.vocab_size} tokens; lower it"
             )
 
     @property
     def pool_depth(self) -> np.ndarray:
         """The depth of each node of the pool."""
-        top_k = self.settings.top_k
+        top_k = self.top_k
         deeper = np.repeat(np.arange(2, self.max_depth + 1), top_k**2)
         return np.concatenate([np.ones(top_k, int), deeper])
 
     @property
     def num_nodes(self) -> int:
-        return min(self.settings.num_tokens, len(self.pool_depth) + 1)
+        return min(self.num_tokens, len(self.pool_depth) + 1)
 
     @property
     def max_depth(self) -> int:
-        return min(self.settings.depth, self.settings.num_tokens - 1)
+        return min(self.depth, self.num_tokens - 1)
 
     @property
     def num_fed(self) -> int:
-        return self.settings.top_k * (self.max_depth - 1)
+        return self.top_k * (self.max_depth - 1)
 
     def propose(
-        self, params: Params, state: HeadState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        feature, state = self.catch_up(params, state, context)
+        feature, state = self.catch_up(target, params, state, context)
         cache = state.cache
-        batch, top_k = context.length.shape[0], self.settings.top_k
+        batch, top_k = context.length.shape[0], self.top_k
         beam = Beam(feature, jnp.zeros((batch, 1)), jnp.full((batch, 1), -1))
         visible = jnp.zeros((batch, 1, 0), bool)
         itself = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (batch, top_k, top_k))
         pool = []  # tokens, scores and parents of each depth
         for depth in range(self.max_depth):
             position = context.length + depth
-            scores, tokens = self._below(params, beam, position, draw)
+            scores, tokens = self._below(target, params, beam, position, draw)
             pool.append((tokens, scores, jnp.repeat(beam.place, top_k, axis=1)))
             if depth == self.max_depth - 1:
                 break
@@ -128,7 +113,7 @@ class Eagle2(HeadDrafter):
             seen = jnp.take_along_axis(visible, parent, axis=1)
             visible = jnp.concatenate([seen, itself], axis=2)
             fed = jnp.take_along_axis(tokens, chosen, axis=1)
-            features, cache = self.feed(params, cache, fed, above, visible, position - 1)
+            features, cache = self.feed(target, params, cache, fed, above, visible, position - 1)
             beam = Beam(features, best, chosen + int(np.sum(self.pool_depth <= depth)))
         tokens, scores, parents = (
             jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
@@ -139,11 +124,11 @@ class Eagle2(HeadDrafter):
         return Proposal(tree), replace(state, cache=cache)
 
     def _below(
-        self, params: Params, beam: Beam, position: Int[Array, " B"], draw: Draw
+        self, target: Target, params: Params, beam: Beam, position: Int[Array, " B"], draw: Draw
     ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
         """Scores and tokens of the best children of each node of the beam, in its order."""
-        logits = self.target.logits(params.target, beam.features)
-        log_probs = said_log_probs(logits, position, draw, self.settings.noise_share)
-        own, ranked = lax.top_k(log_probs, self.settings.top_k)
+        logits = target.logits(params.target, beam.features)
+        log_probs = mixture_log_probs(logits, position, draw, self.noise_share)
+        own, ranked = lax.top_k(log_probs, self.top_k)
         scores = beam.scores[..., None] + own
         return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)

@@ -7,7 +7,6 @@ only on what was known before its token was drawn.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -16,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
-from specjax.models.io.checkpoint import mismatches
+from specjax.models.shapes import shape_mismatches
 
 State = Any  # a pytree of the rule's own
 
@@ -175,7 +174,7 @@ class Disco(LengthRule):
             raise SpecjaxError(
                 f"the length rule Disco needs the weights of a classifier; {advice}"
             ) from None
-        if wrong := misfits(params, network):
+        if wrong := shape_mismatches(params, network):
             raise SpecjaxError(f"these are not the weights of a classifier ({wrong}); {advice}")
 
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
@@ -205,22 +204,6 @@ class Oracle(LengthRule):
         at = last.in_text[:, None]
         truth = jnp.take_along_axis(params, at, axis=1, mode="fill", fill_value=-1)
         return truth[:, 0] == last.token
-
-
-def misfits(params: Any, model: Any) -> str:
-    """What is wrong with `params` as the weights of `model`, as one phrase; empty if they fit."""
-    return mismatches(_shapes(params), _expected_shapes(model))
-
-
-@cache
-def _expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    return _shapes(jax.eval_shape(model.initialise, jax.random.key(0)))
-
-
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    name = partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): tuple(jnp.shape(leaf)) for path, leaf in leaves}
 
 
 def _network(params: Any) -> LengthClassifier:

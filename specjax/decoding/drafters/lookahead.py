@@ -6,7 +6,6 @@ that begin with the root are drafted.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +17,16 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import (
     Context,
+    Drafter,
     Outcome,
     Params,
     Probe,
     Proposal,
-    refuse_params,
 )
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, merge_paths
-from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps
+from specjax.models.target import ModelOutput, Taps, Target
 
 EMPTY = -1  # no token: a place of the pool that holds no n-gram
 PROMPT_CHUNK = 32  # n-grams of the prompt inserted at once
@@ -45,7 +43,7 @@ class LookaheadState:
 
 
 @dataclass(frozen=True)
-class Lookahead:
+class Lookahead(Drafter):
     """Lookahead decoding: no weights, no taps; Jacobi iteration beside a tree of its own n-grams.
 
     Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
@@ -90,9 +88,7 @@ class Lookahead:
                 f"num_guesses {self.num_guesses} must be at least 1: nothing would be drafted"
             )
 
-    @property
-    def taps(self) -> Taps:
-        return Taps()
+    taps = Taps()
 
     @property
     def num_levels(self) -> int:
@@ -111,15 +107,11 @@ class Lookahead:
     def num_probes(self) -> int:
         return self.window_length - 1 + self.num_levels * self.window_length
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        refuse_params("Lookahead", params)
-
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> LookaheadState:
         batch = prompt.length.shape[0]
-        vocab_size = params.target["embed_tokens"]["weight"].shape[0]
-        shape = (batch, vocab_size, self.num_guesses, self.max_depth)
+        shape = (batch, target.config.vocab_size, self.num_guesses, self.max_depth)
         pool = jnp.full(shape, EMPTY, jnp.int32)
         if self.pool_from_prompt:
             pool = insert_text(pool, prompt.tokens, prompt.length)
@@ -131,11 +123,13 @@ class Lookahead:
         )
 
     def propose(
-        self, params: Params, state: LookaheadState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: LookaheadState, context: Context, draw: Draw
     ) -> tuple[Proposal, LookaheadState]:
         return Proposal(self._tree(state, context.root), self._probe(state)), state
 
-    def update(self, params: Params, state: LookaheadState, outcome: Outcome) -> LookaheadState:
+    def update(
+        self, target: Target, params: Params, state: LookaheadState, outcome: Outcome
+    ) -> LookaheadState:
         # The window takes the most likely token at any temperature, as published: noise belongs to
         # a position, and an n-gram will be drafted at others than where it was found.
         newest = self._after_newest_level(state, outcome)

@@ -8,89 +8,53 @@ sampled.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal
-from specjax.decoding.drafters._heads import check_head, last_hidden
-from specjax.decoding.drafters._trees import TreeSettings, depth_tree
+from specjax.decoding.drafters._heads import LAST_HIDDEN
+from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.models.config import TransformerConfig
-from specjax.models.heads.medusa import MedusaHeads
-from specjax.models.target import ModelOutput, Taps
-from specjax.models.transformer import Transformer
+from specjax.models.target import ModelOutput, Target
 
 Feature = Float[Array, "B D"]  # the state: the target's, of the last token before the root
 
 
 @dataclass(frozen=True)
-class MedusaSettings(TreeSettings):
-    """The settings of `medusa` as one writes them; with heads they make a `Medusa`.
-
-    Raises:
-        SpecjaxError: see `TreeSettings`.
-    """
-
-    def build(self, head: MedusaHeads, target: Transformer) -> "Medusa":
-        """The drafter."""
-        return Medusa(head, target, self)
-
-
-@dataclass(frozen=True)
-class Medusa:
+class Medusa(DepthTreeDrafter):
     """Drafts with one pass of the heads a round; `params.drafter` is their weights.
 
-    With the root at position r, the target's feature of r - 1 is known, and head d says what stands
-    at r + d. Heads deeper than the tree are not computed.
-
-    Raises:
-        SpecjaxError: if a node has more children than the target has tokens.
+    With the root at position r, the target's feature of r - 1 is known, and head d predicts the
+    token at r + d. Heads deeper than the tree are not computed.
     """
 
-    head: MedusaHeads
-    target: Transformer  # that the heads were made for
-    settings: MedusaSettings = MedusaSettings()
-
-    num_probes = 0
-
-    def __post_init__(self):
-        self.settings.check(self.target.config.vocab_size)
+    taps = LAST_HIDDEN
 
     @property
-    def taps(self) -> Taps:
-        return last_hidden(self.target)
+    def num_depths(self) -> int:
+        return self.head.config.num_heads
 
-    @property
-    def num_nodes(self) -> int:
-        return self.settings.num_nodes(self.head.config.num_heads)
-
-    @property
-    def max_depth(self) -> int:
-        return self.settings.max_depth(self.head.config.num_heads)
-
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        check_head(self.head, self.target, config, params)
-
-    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> Feature:
+    def init(
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+    ) -> Feature:
         assert prefill.hidden is not None
         return _row(prefill.hidden[:, :, 0], prompt.length - 2)
 
     def propose(
-        self, params: Params, state: Feature, context: Context, draw: Draw
+        self, target: Target, params: Params, state: Feature, context: Context, draw: Draw
     ) -> tuple[Proposal, Feature]:
         logits = self.head.logits(
-            params.drafter, self.target, params.target, state, num_depths=self.max_depth
+            params.drafter, target, params.target, state, num_depths=self.max_depth
         )
-        return Proposal(depth_tree(self.settings, logits, context, draw)), state
+        return Proposal(self.tree_of(logits, context, draw)), state
 
-    def update(self, params: Params, state: Feature, outcome: Outcome) -> Feature:
-        # Committed tokens, not accepted ones: EOS or the room may have cut the path. The last of
-        # them is the new root; before it stands the node as deep as the others are many.
+    def update(self, target: Target, params: Params, state: Feature, outcome: Outcome) -> Feature:
+        # The last committed token is the new root; the feature before it is that of node
+        # `count - 1` of the path.
         assert outcome.output.hidden is not None
-        count = outcome.context.length - 1 - outcome.root_slot
+        count = outcome.num_committed
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
         is_running = count > 0  # a finished row keeps its root, and the feature before it
         return jnp.where(is_running[:, None], _row(on_path, jnp.maximum(count - 1, 0)), state)

@@ -3,78 +3,47 @@
 from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, TreeSettings, depth_tree
+from specjax.decoding.drafters._heads import LAST_HIDDEN, HeadDrafter, HeadState
+from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, DepthTreeDrafter
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.sampling import Draw
-from specjax.models.heads.parallel import ParallelHead
-from specjax.models.transformer import Transformer
+from specjax.models.target import Taps, Target
 
 
 @dataclass(frozen=True)
-class ParallelSettings(TreeSettings):
-    """The settings of `parallel-eagle` as one writes them; with a head they make a `ParallelSpec`.
+class ParallelSpec(DepthTreeDrafter, HeadDrafter):
+    """Drafts with one pass of the head a round, whichever kind of head it is; EAGLE's tree.
 
-    Raises:
-        SpecjaxError: see `TreeSettings`.
+    Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", algorithm
+    1. The pass reads what the last round committed and, behind it, as many masks as the tree is
+    deep, less one: the last committed token and each mask predict the token at one depth. A mask's
+    keys and values are dropped after the round.
     """
 
     choices: Choices = PUBLISHED_TREE
 
-    def build(self, head: ParallelHead, target: Transformer) -> "ParallelSpec":
-        """The drafter."""
-        return ParallelSpec(head, target, self)
-
-
-@dataclass(frozen=True)
-class ParallelMedusaSettings(ParallelSettings):
-    """The settings of `parallel-medusa`: Medusa's tree.
-
-    Raises:
-        SpecjaxError: see `TreeSettings`.
-    """
-
-    choices: Choices = MEDUSA_TREE
-
-
-@dataclass(frozen=True)
-class ParallelSpec(HeadDrafter):
-    """Drafts with one pass of the head a round, whichever kind of head it is.
-
-    Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", algorithm
-    1. The pass reads what the last round committed and, behind it, as many masks as the tree is
-    deep, less one: the last committed token and each mask say what stands at one depth. A mask's
-    keys and values are forgotten after the round.
-
-    Raises:
-        SpecjaxError: if a node has more children than the target has tokens.
-    """
-
-    head: ParallelHead
-    settings: ParallelSettings = ParallelSettings()
-
-    def __post_init__(self):
-        self.settings.check(self.target.config.vocab_size)
+    @property
+    def taps(self) -> Taps:
+        return LAST_HIDDEN if self.head.config.reads_features else Taps(logits=False)
 
     @property
-    def reads_features(self) -> bool:
-        return self.head.config.reads_features
-
-    @property
-    def num_nodes(self) -> int:
-        return self.settings.num_nodes(self.head.config.num_depths)
-
-    @property
-    def max_depth(self) -> int:
-        return self.settings.max_depth(self.head.config.num_depths)
+    def num_depths(self) -> int:
+        return self.head.config.num_depths
 
     @property
     def num_fed(self) -> int:
         return self.max_depth - 1
 
     def propose(
-        self, params: Params, state: HeadState, context: Context, draw: Draw
+        self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        features, state = self.catch_up(params, state, context, num_masks=self.num_fed)
-        logits = self.target.logits(params.target, features)
-        return Proposal(depth_tree(self.settings, logits, context, draw)), state
+        features, state = self.catch_up(target, params, state, context, num_masks=self.num_fed)
+        logits = target.logits(params.target, features)
+        return Proposal(self.tree_of(logits, context, draw)), state
+
+
+@dataclass(frozen=True)
+class ParallelSpecMedusa(ParallelSpec):
+    """The same with Medusa's tree, for heads that replace Medusa's."""
+
+    choices: Choices = MEDUSA_TREE

@@ -1,35 +1,25 @@
-"""Prompt lookup (PLD, Saxena 2023): what followed the same n tokens earlier is drafted again."""
+"""Prompt lookup (PLD, Saxena 2023): drafts what followed the same n tokens earlier."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import (
-    Context,
-    Outcome,
-    Params,
-    Proposal,
-    State,
-    refuse_params,
-)
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
-from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps
+from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafter):
     """PLD: no weights, no taps; one chain of `num_tokens`.
 
-    As published, the longest n-gram wins, among its occurrences the first, and only those count
-    that are followed by `num_tokens` known tokens; `allow_shorter` drafts what is there instead.
-    An occurrence may overlap the n-gram that is looked up, which the published code refuses; that
-    can only matter where `num_tokens <= max_ngram`.
+    As published, the longest n-gram wins, of its occurrences the first, and only those followed by
+    `num_tokens` known tokens count; `allow_shorter` drafts what there is instead. An occurrence may
+    overlap the n-gram that is looked up, which the published code rules out; that can only matter
+    where `num_tokens <= max_ngram`.
 
     Raises:
         SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`.
@@ -39,8 +29,6 @@ class PromptLookup:
     max_ngram: int = 3
     min_ngram: int = 1
     allow_shorter: bool = False
-
-    num_probes = 0
 
     def __post_init__(self):
         if not 1 <= self.min_ngram <= self.max_ngram:
@@ -54,36 +42,19 @@ class PromptLookup:
             )
 
     @property
-    def taps(self) -> Taps:
-        return Taps(logits=False)
-
-    @property
     def num_nodes(self) -> int:
         return self.num_tokens + 1
 
-    @property
-    def max_depth(self) -> int:
-        return self.num_tokens
-
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        refuse_params("PromptLookup", params)
-
-    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
-        return None
-
     def propose(
-        self, params: Params, state: State, context: Context, draw: Draw
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         start, found = jax.vmap(self._find)(context.tokens, context.length)
         return Proposal(context.copied(start, found, self.num_tokens)), state
 
-    def update(self, params: Params, state: State, outcome: Outcome) -> State:
-        return state
-
     def _find(
         self, tokens: Int[Array, " S"], length: Int[Array, ""]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        """Where the drafted continuation starts, and whether there is any."""
+        """Returns where the drafted continuation starts, and whether there is any."""
         ends = jnp.arange(tokens.shape[0])  # last token of a candidate n-gram
         same = jnp.stack(
             [
@@ -93,9 +64,9 @@ class PromptLookup:
                 for back in range(self.max_ngram)
             ]
         )
-        run = jnp.sum(jnp.cumprod(same, axis=0), axis=0)  # tokens alike, counted back from the end
+        run = jnp.sum(jnp.cumprod(same, axis=0), axis=0)  # equal tokens, counted from the end
         continuation = 1 if self.allow_shorter else self.num_tokens
         is_candidate = (run >= self.min_ngram) & (ends + continuation < length)
         run = jnp.where(is_candidate, run, 0)
-        best = jnp.argmax(run)  # of the longest the first
+        best = jnp.argmax(run)  # the first of the longest
         return best + 1, run[best] > 0

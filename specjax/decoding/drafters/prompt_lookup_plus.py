@@ -17,18 +17,18 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State, refuse_params
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps
+from specjax.models.target import ModelOutput, Taps, Target
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True)
-class RankedLookup:
+class RankedLookup(Drafter):
     """What both forms share: the candidates, and a chain copied from the best of them.
 
     `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole text, or in
@@ -40,8 +40,6 @@ class RankedLookup:
 
     num_tokens: int = 70
     candidates: str = "text"
-
-    num_probes = 0
 
     def __post_init__(self):
         if self.num_tokens < 1:
@@ -57,15 +55,8 @@ class RankedLookup:
     def num_nodes(self) -> int:
         return self.num_tokens + 1
 
-    @property
-    def max_depth(self) -> int:
-        return self.num_tokens
-
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        refuse_params(type(self).__name__, params)
-
     def propose(
-        self, params: Params, state: State, context: Context, draw: Draw
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         scores, least = self._scores(state, context)
         at = jnp.arange(context.tokens.shape[1])[None, :]
@@ -132,7 +123,7 @@ class PromptLookupPlus(RankedLookup):
         return max(1, round(config.num_hidden_layers * 9 / 32))
 
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> SeenHidden:
         assert prefill.hidden is not None
         back = self.prefix_length - 1
@@ -142,7 +133,9 @@ class PromptLookupPlus(RankedLookup):
         )
         return SeenHidden(states, _slice(hidden, prompt.length - 1, back), prompt.length)
 
-    def update(self, params: Params, state: SeenHidden, outcome: Outcome) -> SeenHidden:
+    def update(
+        self, target: Target, params: Params, state: SeenHidden, outcome: Outcome
+    ) -> SeenHidden:
         assert outcome.output.hidden is not None
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
         hidden = jnp.concatenate([state.recent, on_path], axis=1)
@@ -198,8 +191,8 @@ class PromptLookupPlusAttention(RankedLookup):
         if self.aggregate not in ("max", "sum"):
             raise SpecjaxError(f"aggregate {self.aggregate!r} is unknown; use 'max' or 'sum'")
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
-        super().check(config, params)
+    def check(self, target: Target, params: Any) -> None:
+        super().check(target, params)
         if not self.heads:
             raise SpecjaxError("no heads are chosen; give heads as ((layer, head), ...)")
 
@@ -217,12 +210,14 @@ class PromptLookupPlusAttention(RankedLookup):
         return tuple((layer, head) for head in range(config.num_attention_heads))
 
     def init(
-        self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
     ) -> SeenAttention:
         weights = jnp.zeros((prompt.length.shape[0], num_slots))
         return SeenAttention(weights, prompt.length)
 
-    def update(self, params: Params, state: SeenAttention, outcome: Outcome) -> SeenAttention:
+    def update(
+        self, target: Target, params: Params, state: SeenAttention, outcome: Outcome
+    ) -> SeenAttention:
         combine = {"max": jnp.max, "sum": jnp.sum}[self.aggregate]
         return SeenAttention(combine(outcome.last_attention(), axis=1), state.prompt_length)
 

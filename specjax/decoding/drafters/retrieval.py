@@ -10,12 +10,10 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal, State
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
-from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps
+from specjax.models.target import Target
 
 SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
 MOST_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, and so has the one after them
@@ -24,7 +22,7 @@ ADVICE = "build one with `specjax datastore build` and pass specjax.datastore.pa
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class Retrieval(Drafter):
     """REST (He et al. 2023, "REST: Retrieval-Based Speculative Decoding"): no weights, no taps.
 
     `params.drafter` is a datastore: `tokens`, documents with a negative separator after each, and
@@ -54,8 +52,6 @@ class Retrieval:
     max_drafted: int = 64
     max_matches: int = 1000
 
-    num_probes = 0
-
     def __post_init__(self):
         if not 1 <= self.shortest_query <= self.longest_query <= MOST_QUERY:
             raise SpecjaxError(
@@ -76,10 +72,6 @@ class Retrieval:
             raise SpecjaxError(f"max_matches {self.max_matches} is outside 1 to {MOST_MATCHES}")
 
     @property
-    def taps(self) -> Taps:
-        return Taps(logits=False)
-
-    @property
     def num_nodes(self) -> int:
         return 1 + min(self.max_drafted, self.max_matches * self.num_tokens)
 
@@ -87,7 +79,7 @@ class Retrieval:
     def max_depth(self) -> int:
         return self.num_tokens
 
-    def check(self, config: TransformerConfig, params: Any) -> None:
+    def check(self, target: Target, params: Any) -> None:
         if params is None:
             raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
         is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]
@@ -97,17 +89,14 @@ class Retrieval:
         if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
             return
         largest = int(tokens[suffixes[-1]])  # suffixes are sorted
-        if largest >= config.vocab_size:
+        if largest >= target.config.vocab_size:
             raise SpecjaxError(
                 f"the datastore holds token id {largest}, outside the target's vocabulary of "
-                f"{config.vocab_size}; build one with this target: `specjax datastore build`"
+                f"{target.config.vocab_size}; build one with this target: `specjax datastore build`"
             )
 
-    def init(self, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int) -> State:
-        return None
-
     def propose(
-        self, params: Params, state: State, context: Context, draw: Draw
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         def draft(text, length):
             return self._most_frequent(*self._retrieve(params.drafter, text, length))
@@ -120,9 +109,6 @@ class Retrieval:
             valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
         )
         return Proposal(tree), state
-
-    def update(self, params: Params, state: State, outcome: Outcome) -> State:
-        return state
 
     def _retrieve(
         self, datastore: dict[str, Array], text: Int[Array, " S"], length: Int[Array, ""]

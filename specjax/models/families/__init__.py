@@ -1,7 +1,7 @@
 """Model families, one file each: how a family's `config.json` is read and its weights are named.
 
-A family's module has `MODEL_TYPE`, `ARCHITECTURE`, `DEFAULTS` (of absent keys), `NAMES` (of weights)
-and `read`; a new one is such a file and its name in `FAMILIES`.
+A family's module has `MODEL_TYPE`, `ARCHITECTURE`, `DEFAULTS` (of absent keys), `NAMES` (of
+weights) and `read`; a new one is such a file and its name in `FAMILIES`.
 """
 
 import dataclasses

@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.training_attention import KeysAndValues, near_far_attention, text_before
+from specjax.models.heads.training_attention import KeysAndValues, text_before, training_attention
 from specjax.models.layers import DecoderLayer, Linear, Rotation, rotation_of
-from specjax.models.target import QueryRows, causal_rows
+from specjax.models.target import QueryRows, Target, causal_rows
 
 Stream = tuple[KeysAndValues, ...]  # by layer
 
@@ -102,6 +102,7 @@ class EagleHead(nn.Module):
     def run(
         self,
         params: Any,
+        target: Target,
         target_params: Any,
         rows: QueryRows,
         features: Float[Array, "B Q D"],
@@ -111,12 +112,13 @@ class EagleHead(nn.Module):
 
         Args:
             params: the head's.
-            target_params: of which the embedding is read.
+            target: whose embedding is read.
+            target_params: the target's.
             rows: tokens with their slots as positions: a token's place in the text, less one.
             features: of the tokens before them, the target's or the head's own predictions.
             cache: of the head; the rows are written as scratch, as `Transformer.run` does.
         """
-        embedded = embed(target_params, rows.tokens)
+        embedded = target.embed(target_params, rows.tokens)
         output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
         return output, cache
 
@@ -172,11 +174,6 @@ class EagleHead(nn.Module):
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
-def embed(target_params: Any, tokens: Int[Array, "B Q"]) -> Float[Array, "B Q D"]:
-    """The target's embeddings of `tokens`."""
-    return target_params["embed_tokens"]["weight"][tokens]
-
-
 def through_layers(
     layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
 ) -> tuple[Float[Array, "B Q D"], KVCache]:
@@ -200,14 +197,14 @@ def aligned_attention(
     """Softmax attention of the newest of n streams of keys and values over all of them.
 
     Slot r sees slot r - i in stream n - 1 - i while there is one, and in stream 0 from i = n - 1
-    on, all within its own segment. The near part is n - 1 diagonals: see `near_far_attention`.
+    on, all within its own segment. The near part is n - 1 diagonals: see `training_attention`.
     """
     newest, near = len(streams) - 1, []
     for back in range(newest):
         keys, values = (_delayed(part, back) for part in streams[newest - back])
         is_near = segments == _delayed(segments[:, None, :, None], back, -1)[:, 0, :, 0]
         near.append(((keys, values), is_near))
-    return near_far_attention(query, streams[0], text_before(segments, newest), near)
+    return training_attention(query, streams[0], text_before(segments, newest), near)
 
 
 def _delayed(values: Array, back: int, empty: int = 0) -> Array:

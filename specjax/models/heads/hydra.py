@@ -25,8 +25,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import through_layers
 from specjax.models.heads.lm_heads import LMHead
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
-from specjax.models.target import QueryRows, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import QueryRows, Target, causal_rows
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,7 @@ class HydraHeads(nn.Module):
     def run(
         self,
         params: Any,
+        target: Target,
         target_params: Any,
         rows: QueryRows,
         features: Float[Array, "B Q D"],
@@ -153,12 +153,13 @@ class HydraHeads(nn.Module):
 
         Args:
             params: the heads'.
-            target_params: not read; every head's `run` is called in this form.
+            target: not read; every head's `run` is called in this form.
+            target_params: not read, either.
             rows: slots as positions: slot t holds the feature of token t. Tokens are not read.
             features: the target's.
             cache: of the prefix layer; the rows are written as scratch, as `Transformer.run` does.
         """
-        del target_params
+        del target, target_params
         if not self.config.has_prefix:
             return features, cache
         method = HydraHeads.prefixed
@@ -171,7 +172,7 @@ class HydraHeads(nn.Module):
     def logits(
         self,
         params: Any,
-        target: Transformer,
+        target: Target,
         target_params: Any,
         depth: int,
         features: Float[Array, "B F D"],

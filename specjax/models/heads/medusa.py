@@ -22,7 +22,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.lm_heads import LMHead
 from specjax.models.layers import Linear
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class MedusaHeads(nn.Module):
     def logits_at(
         self,
         params: Any,
-        target: Transformer,
+        target: Target,
         target_params: Any,
         features: Float[Array, "... D"],
         depth: int,
@@ -100,7 +100,7 @@ class MedusaHeads(nn.Module):
     def logits(
         self,
         params: Any,
-        target: Transformer,
+        target: Target,
         target_params: Any,
         features: Float[Array, "... D"],
         num_depths: int | None = None,

@@ -24,10 +24,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import EagleHead, Stream, embed, through_layers
-from specjax.models.heads.training_attention import near_far_attention, text_before
+from specjax.models.heads.eagle import EagleHead, Stream, through_layers
+from specjax.models.heads.training_attention import text_before, training_attention
 from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation, rotation_of
-from specjax.models.target import QueryRows, causal_rows
+from specjax.models.target import QueryRows, Target, causal_rows
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class ParallelHead(nn.Module):
         for number, layer in enumerate(self.layers):
             query, key, value = layer.self_attn.query_key_value(layer.normed(x), rotation)
             far, *masks = (*(stream[number] for stream in streams), (key, value))
-            mixed = near_far_attention(query, far, is_far, [(mask, is_near) for mask in masks])
+            mixed = training_attention(query, far, is_far, [(mask, is_near) for mask in masks])
             x = layer.after_attention(x, layer.self_attn.merge(mixed))
             own.append((key, value))
         return self.finished(x), tuple(own)
@@ -179,6 +179,7 @@ class ParallelHead(nn.Module):
     def run(
         self,
         params: Any,
+        target: Target,
         target_params: Any,
         rows: QueryRows,
         features: Float[Array, "B Q F"],
@@ -188,7 +189,8 @@ class ParallelHead(nn.Module):
 
         Args:
             params: the head's.
-            target_params: of which the embedding is read.
+            target: whose embedding is read.
+            target_params: the target's.
             rows: tokens with their slots as positions: a token's place in the text, less one. Ids
                 from `vocab_size` on are masks, the first, the second and so on.
             features: the target's, of the tokens before; F is 0 if the head reads none. What they
@@ -196,7 +198,7 @@ class ParallelHead(nn.Module):
             cache: of the head; the rows are written as scratch, as `Transformer.run` does.
         """
         is_text = rows.tokens < self.config.vocab_size
-        embedded = embed(target_params, jnp.where(is_text, rows.tokens, 0))
+        embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
         output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
         return output, cache
 

@@ -17,7 +17,7 @@ from specjax.models.layers import FULL_PRECISION
 KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
 
 
-def near_far_attention(
+def training_attention(
     query: Float[Array, "B A T H"],
     far: KeysAndValues,
     is_far: Bool[Array, "B T T"],

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.pytree import pytree
-from specjax.models.heads.eagle import EagleHead, embed
-from specjax.models.transformer import Transformer
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.target import Target
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -46,7 +46,7 @@ class Slots:
 
 def eagle_loss(
     head: EagleHead,
-    target: Transformer,
+    target: Target,
     settings: EagleObjective,
     recompute: bool = False,
 ) -> LossFn:
@@ -79,7 +79,7 @@ def eagle_loss(
 
 def prepare(
     params: Any,
-    target: Transformer,
+    target: Target,
     frozen: Any,
     batch: dict[str, Array],
     key: Key[Array, ""],
@@ -89,7 +89,7 @@ def prepare(
     tokens, segments = batch["tokens"], batch["segments"]
     features = target_features(target, frozen, tokens, batch["positions"], segments)
     slots = Slots(
-        embedded=embed(frozen, later(tokens)),
+        embedded=target.embed(frozen, later(tokens)),
         features=features + _noise(key, features, segments, settings.noise),
         positions=batch["positions"],
         segments=segments,
@@ -109,7 +109,7 @@ def logit_values(
 
 
 def logit_reader(
-    target: Transformer,
+    target: Target,
     frozen: Any,
     slots: Slots,
     values_of: Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues],

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.models.heads.eagle import EagleHead, Stream, embed
-from specjax.models.transformer import Transformer
+from specjax.models.heads.eagle import EagleHead, Stream
+from specjax.models.target import Target
 from specjax.training.loop import LossFn
 from specjax.training.losses import check_top_loss
 from specjax.training.objectives.eagle import (
@@ -34,7 +34,7 @@ from specjax.training.objectives.slots import SlotValues
 
 def hass_loss(
     head: EagleHead,
-    target: Transformer,
+    target: Target,
     settings: HassObjective,
     recompute: bool = False,
 ) -> LossFn:
@@ -77,7 +77,7 @@ def hass_loss(
             features = next_stream(features, predicted, slots.segments)
             if settings.token_alignment > 0:
                 embedded = _with_drafted(
-                    slots, embed(frozen, drafted), jax.random.fold_in(key, step), settings
+                    slots, target.embed(frozen, drafted), jax.random.fold_in(key, step), settings
                 )
         return total, _joined(of_steps)
 

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.cache import KVCache
-from specjax.models.heads.eagle import embed
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.heads.training_attention import text_before
-from specjax.models.target import QueryRows
-from specjax.models.transformer import Transformer
+from specjax.models.target import QueryRows, Target
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -31,7 +29,7 @@ from specjax.training.objectives.slots import SlotValues, later, means, over_slo
 
 
 def hydra_loss(
-    head: HydraHeads, target: Transformer, settings: HydraObjective, recompute: bool = False
+    head: HydraHeads, target: Target, settings: HydraObjective, recompute: bool = False
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.
 
@@ -91,13 +89,13 @@ def prefixed(
 def _values_at(
     head: HydraHeads,
     params: Any,
-    target: Transformer,
+    target: Target,
     frozen: Any,
     settings: HydraObjective,
     arrays: tuple[Array, tuple[Array, ...], Array],
 ) -> SlotValues:
     """What a head says at each slot, of the tokens behind it, against what is wanted there."""
     features, behind, wanted = arrays
-    embedded = jnp.stack([embed(frozen, tokens) for tokens in behind], axis=2)
+    embedded = jnp.stack([target.embed(frozen, tokens) for tokens in behind], axis=2)
     logits = head.logits(params, target, frozen, len(behind), features, embedded)
     return logit_values(settings, logits, target.logits(frozen, wanted))

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.heads.medusa import MedusaHeads
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -27,7 +27,7 @@ from specjax.training.objectives.slots import SlotValues, later, means, over_slo
 
 
 def medusa_loss(
-    head: MedusaHeads, target: Transformer, settings: MedusaObjective, recompute: bool = False
+    head: MedusaHeads, target: Target, settings: MedusaObjective, recompute: bool = False
 ) -> LossFn:
     """The loss for `training.loop`; its frozen params are the target's.
 
@@ -71,7 +71,7 @@ def medusa_loss(
 def _values_at(
     head: MedusaHeads,
     params: Any,
-    target: Transformer,
+    target: Target,
     frozen: Any,
     settings: MedusaObjective,
     depth: int,

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from specjax.models.heads.eagle import Stream, embed
+from specjax.models.heads.eagle import Stream
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.transformer import Transformer
+from specjax.models.target import Target
 from specjax.training.data import slot_mask
 from specjax.training.features import target_features
 from specjax.training.loop import LossFn, Metrics
@@ -41,7 +41,7 @@ Depth = Callable[[Any, tuple[Stream, ...]], tuple[Float[Array, ""], Metrics, Str
 
 def parallel_eagle_loss(
     head: ParallelHead,
-    target: Transformer,
+    target: Target,
     settings: ParallelEagleObjective,
     recompute: bool = False,
 ) -> LossFn:
@@ -85,7 +85,7 @@ def parallel_eagle_loss(
 
 def parallel_medusa_loss(
     head: ParallelHead,
-    target: Transformer,
+    target: Target,
     settings: ParallelMedusaObjective,
     recompute: bool = False,
 ) -> LossFn:
@@ -103,7 +103,7 @@ def parallel_medusa_loss(
     def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
         del key  # nothing is drawn
         tokens, positions, segments = batch["tokens"], batch["positions"], batch["segments"]
-        embedded = embed(frozen, later(tokens))
+        embedded = target.embed(frozen, later(tokens))
         features = embedded[..., :0]
         if reads_target:
             features = target_features(target, frozen, tokens, positions, segments)
@@ -129,7 +129,7 @@ def parallel_medusa_loss(
 
 
 def _token_values(
-    target: Transformer, frozen: Any, settings: ParallelMedusaObjective, arrays: dict[str, Array]
+    target: Target, frozen: Any, settings: ParallelMedusaObjective, arrays: dict[str, Array]
 ) -> SlotValues:
     logits = target.logits(frozen, arrays["predicted"])
     wanted = target.logits(frozen, arrays["wanted"]) if "wanted" in arrays else None

@@ -1,24 +1,30 @@
 """Load a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from specjax.auto_choice import AutoChoice, read_choice
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import cache_folder, expand_user
+from specjax.datastore import load_datastore, tokenizer_fingerprint
+from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Gated, assumed
-from specjax.decoding.drafters.draft_model import DraftModelSettings
-from specjax.drafter_parts import part_of, pocket_part
-from specjax.hub import HUB_ID, POCKET, LoadedTarget, pocket_folder
+from specjax.hub import HUB_ID, POCKET, LoadedTarget, head_folder, load, pocket_folder
 from specjax.methods import METHODS, check_settings, make_drafter
+from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.models.heads.files import HEAD, check_owner
+from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
 from specjax.models.heads.length_classifier import load_classifier
+from specjax.models.io.checkpoint import CHECKPOINTS
 from specjax.models.pass_costs import RowCosts, machine_of
-from specjax.tuned import FILE, fingerprint, params_fingerprint, read_tuned
+from specjax.tuned import FILE, read_tuned
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
 TUNED_DRAFT, TUNED_HEAD = "draft", "head"
@@ -166,16 +172,15 @@ def _build(
     part: Any,
     settings: dict[str, Any],
 ) -> tuple[Drafter, Any]:
-    """The drafter, and the params that it reads."""
-    check_settings(method, settings)
-    if method == "draft-model":
-        drafter, params = _draft_model(target, source, part, DraftModelSettings(**settings))
-    elif METHODS[method].head:
+    """Returns the drafter, and the params that it reads."""
+    if METHODS[method].head:
         head, params = part
-        drafter = METHODS[method].drafter(**settings).build(head, target.model)
+        drafter = make_drafter(method, target.config, settings, head)
+    elif method == "draft-model":
+        drafter, params = _draft_model(target, source, part, settings)
     else:
         drafter, params = make_drafter(method, target.config, settings), part
-    drafter.check(target.config, params)
+    drafter.check(target.model, params)
     drafter.taps.check(target.config)
     return drafter, params
 
@@ -184,18 +189,142 @@ def _draft_model(
     target: LoadedTarget,
     source: str | Path | None,
     draft: LoadedTarget,
-    settings: DraftModelSettings,
+    settings: Mapping[str, Any],
 ) -> tuple[Drafter, Any]:
-    rule, rule_params = settings.length_rule(), None
-    if settings.rule == "disco":
-        if not settings.classifier and source not in (None, POCKET):
+    rule_params = None
+    if settings.get("rule") == "disco":
+        folder = settings.get("classifier")
+        if not folder and source not in (None, POCKET):
             raise SpecjaxError(
                 "rule 'disco' needs a classifier of this target and draft; make one with `specjax "
                 "train disco` and give its folder: classifier=FOLDER"
             )
-        trained = load_classifier(settings.classifier or pocket_part("classifier"))
+        trained = load_classifier(folder or pocket_part("classifier"))
         trained.check_owner(*(fingerprint(each.config, each.params) for each in (target, draft)))
-        rule = settings.length_rule(trained.threshold, trained.position)
+        settings = {"threshold": trained.threshold, **settings, "position": trained.position}
         rule_params = jax.tree.map(jnp.asarray, trained.params)
-    params = {"draft": draft.params, "rule": rule_params}
-    return settings.build(draft.model, rule), params
+    drafter = make_drafter("draft-model", target.config, dict(settings), draft.model)
+    return drafter, {"draft": draft.params, "rule": rule_params}
+
+
+# ---- What drafters read ------------------------------------------------------------------------
+
+MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
+
+
+def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any:
+    """What the method reads: the draft, the head and its params, the datastore, or None.
+
+    Raises:
+        SpecjaxError: for a source that is missing, damaged, made for another target or not wanted.
+    """
+    if method == "draft-model":
+        return load_draft(target, source)
+    if kind := METHODS[method].head:
+        return load_head(_source_of(method, target, source), target, kind=kind)
+    if method == "rest":
+        return _datastore(target, source)
+    if source is not None:
+        raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
+    return None
+
+
+def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
+    """A draft model for `target`, in the dtype of its params.
+
+    Raises:
+        SpecjaxError: if there is no such model, or its tokens are not the target's.
+    """
+    draft = load(_source_of("draft-model", target, source), dtype=target.dtype)
+    _check_same_tokens(target, draft)
+    return draft
+
+
+def find_head(source: str | Path, kind: str | None = None) -> Path:
+    """The folder of a head: this one, that within a finished run, or the copy of a hub id.
+
+    Args:
+        source: the folder of a head, that of a run of `specjax train`, or a hub id.
+        kind: of `models.heads.kinds.KINDS`; if None, any of them.
+
+    Raises:
+        SpecjaxError: if there is no such head, or the run has not finished.
+    """
+    folder = expand_user(source)
+    if (folder / HEAD).is_dir():
+        source = folder / HEAD
+    elif (folder / CHECKPOINTS).is_dir():
+        raise SpecjaxError(
+            f"{folder} is a run that has not finished and has no head yet; repeat its command with "
+            "--resume"
+        )
+    return head_folder(source, kind_in if kind is None else partial(refuse_other_kind, kind=kind))
+
+
+def load_head(
+    source: str | Path,
+    target: LoadedTarget,
+    dtype: DTypeLike | None = None,
+    kind: str | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """A head for `target`, such as `EagleHead`, and its params.
+
+    Args:
+        source: the folder of a head, that of a run of `specjax train`, or a hub id.
+        target: that the head was trained for.
+        dtype: of the params; by default that of the target's.
+        kind: of `models.heads.kinds.KINDS`; if None, what the folder says.
+
+    Raises:
+        SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
+            another target.
+    """
+    folder = find_head(source, kind)
+    wanted = target.dtype if dtype is None else dtype
+    loaded = KINDS[kind or kind_in(folder)].load(folder, target.config, wanted, progress=True)
+    check_owner(folder, fingerprint(target.config, target.params))
+    return loaded
+
+
+def _datastore(target: LoadedTarget, source: str | Path | None) -> Any:
+    folder = _source_of("rest", target, source)
+    datastore = load_datastore(folder)
+    if target.tokenizer is not None:
+        datastore.check_tokenizer(tokenizer_fingerprint(target.tokenizer))
+    return datastore_params(datastore)
+
+
+def _source_of(method: str, target: LoadedTarget, source: str | Path | None) -> str | Path:
+    """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
+    row = METHODS[method]
+    if source is None and target.name != POCKET:
+        raise SpecjaxError(
+            f"method {method!r} needs {row.needs}; name a folder"
+            + (" that `specjax datastore build` made" if method == "rest" else " or a hub id")
+        )
+    return pocket_part(row.part) if source in (None, POCKET) else source
+
+
+def pocket_part(name: str) -> Path:
+    """The folder of what ships with pocket under this name."""
+    return pocket_folder().parent / name
+
+
+def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
+    """Raises SpecjaxError if the draft's tokens are others; a few added ones may differ."""
+    if draft.config.vocab_size != target.config.vocab_size:
+        raise SpecjaxError(
+            f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
+            f"one of {target.config.vocab_size}; use a draft with the target's tokenizer"
+        )
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    known = target.tokenizer.get_vocab()
+    others = [
+        text for text, token in draft.tokenizer.get_vocab().items() if known.get(text) != token
+    ]
+    if len(others) > MOST_OTHER_TOKENS * len(known):
+        raise SpecjaxError(
+            f"draft {draft.name} has another tokenizer: {len(others)} of its tokens, such as "
+            f"{others[0]!r}, are not the target's; use a draft with the target's tokenizer"
+        )

@@ -1,0 +1,227 @@
+"""The engine: prefill once, then rounds until every row is done.
+
+`tokens[:length]` is committed. The last of them, the root, is not in the target's cache, which
+holds `length - 1` rows. A round feeds the root and the draft, keeps one path, and the bonus becomes
+the next root. Prefill caches the prompt without its last token, so the first round is like any
+other.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int, Key
+
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.request import as_tuple, check_request
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
+from specjax.decoding.tree import DraftTree, Verification
+from specjax.decoding.widths import verify_pass
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.prefill import prefill, whole_chunks
+from specjax.models.target import ModelOutput, Target
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything static about a run, in one hashable object; its methods are pure.
+
+        engine = Engine(target, drafter, max_new_tokens=128)
+        state = engine.prefill(params, prompt, key)
+        state = engine.run(params, state, max_rounds=128)
+        generation = engine.generation(state)
+
+    Attributes:
+        target: the model.
+        drafter: the method; it decides the speed, not the text.
+        sampling: temperature, filters, and the way of verification.
+        max_new_tokens: new tokens per row at most.
+        eos: tokens that end a row; one token or any iterable of them is made into a tuple.
+    """
+
+    target: Target
+    drafter: Drafter
+    sampling: Sampling = Sampling()
+    max_new_tokens: int = 256
+    eos: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "eos", as_tuple(self.eos))
+
+    def check(self, params: Params, prompt: Prompt) -> None:
+        """Checks a request before anything is compiled.
+
+        Raises:
+            SpecjaxError: if it cannot be served. Values that are still traced (under an outer
+                `jit`) are not checked; shapes are.
+        """
+        self.drafter.taps.check(self.target.config)
+        self.drafter.check(self.target, params.drafter)
+        check_request(params.target, prompt, self.target, self.max_new_tokens)
+
+    def num_slots(self, prompt_length: int) -> int:
+        """Returns the slots per row of the KV cache; `prompt_length` includes the padding."""
+        # A finished row still writes a round's rows behind its text.
+        rows_of_a_round = self.drafter.num_nodes + self.drafter.num_probes
+        return whole_chunks(prompt_length) + self.max_new_tokens + rows_of_a_round
+
+    def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
+        """Caches the prompt without its last token and lets the drafter prepare; compiled."""
+        # Sampling and EOS play no part yet, so engines that differ in them share the program.
+        return _prefill(params, prompt, key, replace(self, sampling=Sampling(), eos=()))
+
+    def round(self, params: Params, state: LoopState) -> LoopState:
+        """Runs one round: propose, verify, commit, update."""
+        state, proposal = self.propose(params, state)
+        output, verification, cache = self.verify(params, state, proposal)
+        state = replace(state, cache=cache)
+        return self.commit(params, state, proposal.tree, output, verification)
+
+    @partial(jax.jit, static_argnums=0, donate_argnames="state")
+    def run(self, params: Params, state: LoopState, max_rounds: Int[Array, ""] | int) -> LoopState:
+        """Runs rounds until all rows are done, or `max_rounds` have run since `prefill`; compiled.
+
+        Call it again with more `max_rounds` to see the text grow. The state is donated, and comes
+        back in the same memory.
+        """
+        return lax.while_loop(
+            lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
+            lambda state: self.round(params, state),
+            state,
+        )
+
+    @partial(jax.jit, static_argnums=0)
+    def generation(self, state: LoopState) -> Generation:
+        """Returns the new tokens so far; compiled."""
+        return state.generation(self.max_new_tokens)
+
+    # ---- The parts of a round -------------------------------------------------------------------
+
+    def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
+        """Asks the drafter for a proposal; rows that are done get no nodes but the root."""
+        context = Context(state.tokens, state.length)
+        (tree, probe), drafter_state = self.drafter.propose(
+            self.target, params, state.drafter, context, self._draw(state)
+        )
+        is_root = jnp.arange(tree.num_nodes)[None, :] == 0
+        tree = replace(tree, valid=tree.valid & (~state.is_done[:, None] | is_root))
+        return replace(state, drafter=drafter_state), Proposal(tree, probe)
+
+    def verify(
+        self, params: Params, state: LoopState, proposal: Proposal
+    ) -> tuple[ModelOutput, Verification, KVCache]:
+        """Verifies the proposal in one target pass; see `verify_pass`."""
+        return verify_pass(
+            self.target, self.drafter, params.target, state.cache, proposal, self._draw(state)
+        )
+
+    def commit(
+        self,
+        params: Params,
+        state: LoopState,
+        tree: DraftTree,
+        output: ModelOutput,
+        verification: Verification,
+    ) -> LoopState:
+        """Commits what was accepted, keeps its rows in the cache, and updates the drafter.
+
+        `state` holds the caches as `propose` and `verify` left them.
+        """
+        root_slot = state.length - 1
+        state, count = append(state, tree, verification, self.max_new_tokens, self.eos)
+        path, cache = verification.path, state.cache
+        cache = cache.advance(count) if tree.is_chain else cache.keep(path, count)
+        outcome = Outcome(
+            tree=tree,
+            output=output,
+            verification=verification,
+            context=Context(state.tokens, state.length),
+            root_slot=root_slot,
+        )
+        drafter_state = self.drafter.update(self.target, params, state.drafter, outcome)
+        return replace(state, cache=cache, drafter=drafter_state)
+
+    def _draw(self, state: LoopState) -> Draw:
+        return Draw(state.row_keys, state.length, self.sampling)
+
+
+@partial(jax.jit, static_argnames="engine")
+def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine) -> LoopState:
+    target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
+    batch, prompt_length = prompt.tokens.shape
+    padded = whole_chunks(prompt_length)
+    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
+    slots = engine.num_slots(prompt_length)
+    cache = target.new_cache(params.target, batch, slots, prompt.length + max_new_tokens)
+    prefilled, cache = prefill(
+        params.target, tokens, prompt.length - 1, cache, target, drafter.taps
+    )
+    count = max_new_tokens + drafter.max_depth + 1
+    return LoopState(
+        tokens=jnp.pad(tokens, ((0, 0), (0, count))),
+        from_draft=jnp.zeros((batch, padded + count), bool),
+        source=jnp.full((batch, padded + count), NO_SOURCE),
+        length=prompt.length,
+        prompt_length=prompt.length,
+        is_done=jnp.zeros((batch,), bool),
+        row_keys=row_keys(key, batch),
+        cache=replace(cache, length=prompt.length - 1),
+        drafter=drafter.init(target, params, prompt, prefilled, slots),
+        stats=Stats(
+            rounds=jnp.zeros((batch,), jnp.int32),
+            drafted=jnp.zeros((batch,), jnp.int32),
+            accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
+        ),
+    )
+
+
+def append(
+    state: LoopState,
+    tree: DraftTree,
+    verification: Verification,
+    max_new_tokens: int,
+    eos: tuple[int, ...],
+) -> tuple[LoopState, Int[Array, " B"]]:
+    """Appends path and bonus, cut after EOS and at `max_new_tokens`; returns how many per row."""
+    steps = jnp.arange(verification.path.shape[1])[None, :]
+    is_drafted = steps < verification.num_accepted[:, None]
+    below_root = jnp.pad(verification.path[:, 1:], ((0, 0), (0, 1)))
+    drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
+    fresh = jnp.where(is_drafted, drafted, verification.bonus[:, None])
+
+    room = state.prompt_length + max_new_tokens - state.length
+    count = jnp.minimum(verification.num_accepted + 1, room)
+    ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
+    has_eos = jnp.any(ends, axis=1)
+    count = jnp.where(has_eos, jnp.argmax(ends, axis=1) + 1, count)
+    count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
+
+    root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
+    sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
+    if tree.source is not None:
+        on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
+        is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
+        sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)
+
+    is_active = (~state.is_done).astype(jnp.int32)
+    stats = Stats(
+        rounds=state.stats.rounds + is_active,
+        drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
+        accepted_lengths=state.stats.accepted_lengths
+        + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
+        * is_active[:, None],
+    )
+    new_state = replace(
+        state,
+        source=write_slots(state.source, sources, state.length - 1, axis=1),
+        tokens=write_slots(state.tokens, fresh, state.length, axis=1),
+        from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
+        length=state.length + count,
+        is_done=state.is_done | has_eos | (count == room),
+        stats=stats,
+    )
+    return new_state, count
