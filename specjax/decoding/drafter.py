@@ -5,7 +5,8 @@ acceptance is `typical`).
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +116,7 @@ class Outcome:
         return self.output.logits[:, self.tree.num_nodes :]
 
 
+@dataclass(frozen=True)
 class Drafter(ABC):
     """A drafting method. Subclasses are frozen, hashable dataclasses; their fields are settings.
 
@@ -123,11 +125,11 @@ class Drafter(ABC):
     if it reads params. `params` are those of the request: `params.target` and `params.drafter`.
     """
 
-    num_nodes: int  # N: nodes of the tree, root included
-    num_probes: int = 0  # W: rows of the probe
-    taps: Taps = Taps(logits=False)  # what the target must reveal
+    num_nodes: ClassVar[int]  # N: nodes of the tree, root included
+    num_probes: ClassVar[int] = 0  # W: rows of the probe
+    taps: ClassVar[Taps] = Taps(logits=False)  # what the target must reveal
     # Nodes (root included) of the narrower passes to compile; None: the engine's choice.
-    row_widths: tuple[int, ...] | None = None
+    row_widths: ClassVar[tuple[int, ...] | None] = None
 
     @property
     def max_depth(self) -> int:

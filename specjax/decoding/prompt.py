@@ -17,7 +17,7 @@ BUCKET = 64  # prompts are padded to multiples of this, so that few lengths are 
 
 @pytree
 class Prompt:
-    """B prompts, padded on the right; what stands in the padding does not matter."""
+    """B prompts, padded on the right; the padding may hold anything."""
 
     tokens: Int[Array, "B P"]
     length: Int[Array, " B"]
@@ -39,7 +39,9 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
 
 
 def padded_length(rows: Sequence[Sized], bucket: int = BUCKET) -> int:
-    """The length to which `from_ids` pads these prompts; as its `bucket`, one program serves all.
+    """Returns the length to which `from_ids` pads these prompts.
+
+    Passed as its `bucket`, it makes one program serve all of them.
 
     Raises:
         ValueError: for no rows.
@@ -59,7 +61,7 @@ def _row_of(number: int, tokens: Sequence[int]) -> np.ndarray:
 
 
 def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
-    """Tokenizes texts as the tokenizer does by itself (its own BOS included) and pads them.
+    """Tokenizes texts, with the BOS that the tokenizer adds, and pads them.
 
     Raises:
         SpecjaxError: for an empty text or no texts.

@@ -1,4 +1,4 @@
-"""Plain decoding without cache, tree or drafter: slow, and short enough to be believed."""
+"""Plain decoding without cache, tree or drafter: slow, and short enough to trust."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -25,9 +25,10 @@ def reference_generate(
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
-    """What every method must say: new tokens (zero beyond the length) and their number per row.
+    """Generates the tokens that every method must produce; returns them and their number per row.
 
-    Runs the whole text through the target for every token. `params` are the target's.
+    Runs the whole text through the target for every token. `params` are the target's; tokens beyond
+    the length are 0.
 
     Raises:
         SpecjaxError: for a request that cannot be served, as `speculative_generate` does.

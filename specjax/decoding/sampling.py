@@ -1,10 +1,10 @@
-"""How tokens are drawn: the filters, and noise that belongs to a position of the text.
+"""Drawing tokens: the filters, and noise that belongs to a position of the text.
 
 Under `coupled` verification (the default) the token at absolute position t of a row is
 `argmax(filtered logits + gumbel(fold_in(row_key, t)))`, whoever computes it and however often. So
-the text depends on the key alone, never on the drafter. `rejection` must not reuse a draw that has
+the text depends on the key alone, never on the drafter. `rejection` must not reuse a draw that
 already had an influence, so its noise also depends on the round. `typical` draws as `coupled` does,
-and lets the drafter decide among the tokens that are typical: it is LOSSY.
+but accepts any drafted token that is typical: it is LOSSY.
 """
 
 import math
@@ -18,21 +18,19 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 
-# Streams of `rejection` noise: what drafters draw with, what accepts, what draws the bonus.
+# Streams of `rejection` noise: for drafters' draws, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
-LEAST_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would vanish in float32
+MIN_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would be 0 in float32
 VERIFICATIONS = ("coupled", "rejection", "typical")
-LOSSY = (
-    "LOSSY: under typical acceptance the drafter has a say in the text, which is not the target's"
-)
+LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Static settings of how the target's tokens are drawn, and which drafted ones are accepted.
+    """Static settings: how the target's tokens are drawn, and which drafted ones are accepted.
 
-    `typical_epsilon` and `typical_delta` are those of `typical` verification, at which a drafted
-    token needs a probability above min(epsilon, delta exp(-entropy)) (Medusa, section 2.3.1).
+    Under `typical` verification a drafted token is accepted if its probability exceeds
+    min(`typical_epsilon`, `typical_delta` exp(-entropy)) (Medusa, section 2.3.1).
 
     Raises:
         SpecjaxError: for a temperature that is negative or not finite, `top_k < 1`, `top_p` outside
@@ -63,7 +61,7 @@ class Sampling:
         for name in ("typical_epsilon", "typical_delta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SpecjaxError(
-                    f"{name} {getattr(self, name)} is outside [0, 1]; less of it accepts more"
+                    f"{name} {getattr(self, name)} is outside [0, 1]; lower values accept more"
                 )
 
     @property
@@ -77,7 +75,7 @@ class Sampling:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the tokens are not even in distribution those of plain decoding."""
+        """Whether the tokens differ from those of plain decoding even in distribution."""
         return self.verification == "typical" and not self.is_greedy
 
     @property
@@ -87,17 +85,17 @@ class Sampling:
 
     @property
     def noise_is_known(self) -> bool:
-        """Whether the noise decides what the target says, and a drafter may look at it.
+        """Whether a drafter may look at the noise that decides the target's tokens.
 
-        Under `rejection` it may not, and typical acceptance asks for what is likely, not drawn.
+        Under `rejection` it may not, and typical acceptance looks at probabilities, not at draws.
         """
         return self.verification == "coupled" and not self.is_greedy
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
-        """Log-probabilities after temperature, top-k and top-p, in float32; -inf where cut.
+        """Returns log-probabilities after temperature, top-k and top-p, float32; -inf where cut.
 
-        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and ties with its
-        last one.
+        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and any that tie
+        with its last one.
         Greedy decoding ignores the filters: they never remove the most likely token.
         """
         logits = logits.astype(jnp.float32)
@@ -105,7 +103,7 @@ class Sampling:
             return jax.nn.log_softmax(logits, axis=-1)
         # From the maximum down, so that a tiny temperature overflows to -inf, never to NaN.
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-        logits = logits / max(self.temperature, LEAST_TEMPERATURE)
+        logits = logits / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits >= least, logits, -jnp.inf)
@@ -123,27 +121,27 @@ class Sampling:
 
 @pytree
 class Draw:
-    """The draws of one round; the same object serves the drafter and the verifier."""
+    """The random draws of one round, shared by the drafter and the verifier."""
 
     row_keys: Key[Array, " B"]
     round_start: Int[Array, " B"]  # committed length at the start of the round
     sampling: Sampling = static()
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
-        """Log-probabilities that tokens are drawn from: see `Sampling.filtered`."""
+        """Returns the log-probabilities that tokens are drawn from; see `Sampling.filtered`."""
         return self.sampling.filtered(logits)
 
     def noise(
         self, positions: Int[Array, "B N"], vocab_size: int, stream: int = DRAFT
     ) -> Float[Array, "B N V"]:
-        """Gumbel noise for the tokens that will stand at `positions` of the text."""
+        """Returns Gumbel noise for the tokens that will stand at `positions` of the text."""
         keys = self._position_keys(positions, stream)
         return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,))))(keys)
 
     def uniform(
         self, positions: Int[Array, "B N"], count: int, stream: int = ACCEPT
     ) -> Float[Array, "B N C"]:
-        """`count` uniform numbers in [0, 1) for each of `positions`."""
+        """Returns `count` uniform numbers in [0, 1) for each of `positions`."""
         keys = self._position_keys(positions, stream)
         return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,))))(keys)
 
@@ -153,7 +151,7 @@ class Draw:
         positions: Int[Array, "B N"],
         stream: int = DRAFT,
     ) -> Float[Array, "B N V"]:
-        """Scores whose argmax is a draw from the filtered logits; at temperature 0 the logits.
+        """Returns scores whose argmax is a draw from the filtered logits; greedy: the logits.
 
         The k best scores are k draws without replacement, in order.
         """
@@ -171,9 +169,9 @@ class Draw:
 
 
 def row_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
-    """One key per row, so that row b of a batch equals its prompt alone under `fold_in(key, b)`.
+    """Returns a key per row: row b of a batch equals its prompt alone under `fold_in(key, b)`.
 
-    A batch of one uses the key itself: that is what "alone" means above.
+    A batch of one uses the key itself; that is what "alone" means.
     """
     if batch == 1:
         return key[None]

@@ -1,4 +1,4 @@
-"""What the loop carries from round to round, and what it returns."""
+"""The state that the loop carries from round to round, and the result it returns."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NO_SOURCE = -1
 
 @pytree
 class Stats:
-    """What the rounds of each row did. L = max_depth + 2: the longest accepted length, and 0."""
+    """Counts over the rounds of each row. L = max_depth + 2: accepted lengths from 0 on."""
 
     rounds: Int[Array, " B"]  # target passes, prefill not counted
     drafted: Int[Array, " B"]  # valid nodes offered, roots not counted
@@ -35,29 +35,29 @@ class Generation:
     tokens: Int[Array, "B M"]  # zero beyond length
     length: Int[Array, " B"]  # EOS included
     from_draft: Bool[Array, "B M"]  # the token was drafted and accepted, not added by the target
-    # Position in the text (prompt, then new tokens) that it was copied from, or NO_SOURCE. A token
-    # of the target's own counts as copied when what followed its earlier occurrence was accepted.
+    # Position in the text (prompt, then new tokens) that it was copied from, or NO_SOURCE. A bonus
+    # token counts as copied when the draft that continued its earlier occurrence was accepted.
     source: Int[Array, "B M"]
     stats: Stats
 
 
 @pytree
 class LoopState:
-    """Everything that a round takes and returns."""
+    """The carry of the loop: everything that a round takes and returns."""
 
     tokens: Int[Array, "B S"]  # prompt and new tokens; meaningless beyond length
     from_draft: Bool[Array, "B S"]
     source: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, root included
     prompt_length: Int[Array, " B"]
-    is_done: Bool[Array, " B"]  # such rows keep still
+    is_done: Bool[Array, " B"]  # such rows no longer change
     row_keys: Key[Array, " B"]
     cache: KVCache  # length - 1 committed rows
     drafter: Any
     stats: Stats
 
     def generation(self, max_new_tokens: int) -> Generation:
-        """The new tokens so far."""
+        """Returns the new tokens so far."""
         length = self.length - self.prompt_length
         at = self.prompt_length[:, None] + jnp.arange(max_new_tokens)[None, :]
         is_new = jnp.arange(max_new_tokens)[None, :] < length[:, None]

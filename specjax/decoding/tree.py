@@ -1,4 +1,4 @@
-"""DraftTree: the drafted tokens of one round, in static shapes, and what came of them.
+"""DraftTree: the drafted tokens of one round in static shapes, and the result of verifying them.
 
 Node 0 is the root (committed, but not yet in the target's cache). Parents stand before their
 children and valid nodes before invalid ones, so the first n nodes are always a tree themselves.
@@ -27,7 +27,7 @@ class DraftTree:
     valid: Bool[Array, "B N"]  # the root is always valid
     # Row n: probabilities that n's children were drawn from; None: children were chosen, not drawn.
     proposal: Float[Array, "B N V"] | None = None
-    # Where in the text each token was copied from, as far as the drafter copies.
+    # Where in the text each token was copied from, if the drafter copies.
     source: Int[Array, "B N"] | None = None
     is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
 
@@ -36,7 +36,7 @@ class DraftTree:
         return self.tokens.shape[1]
 
     def first(self, count: int) -> "DraftTree":
-        """The tree of the first `count` nodes."""
+        """Returns the tree of the first `count` nodes."""
         return replace(
             self,
             tokens=self.tokens[:, :count],
@@ -48,13 +48,13 @@ class DraftTree:
         )
 
     def num_valid(self) -> Int[Array, " B"]:
-        """Valid nodes of each tree, root included."""
+        """Returns the number of valid nodes of each tree, root included."""
         return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
 
 
 @pytree
 class Verification:
-    """The target's judgement. P = max_depth + 1."""
+    """Which nodes the target accepted, and the token it adds. P = max_depth + 1."""
 
     path: Int[Array, "B P"]  # accepted nodes, root first, zero padded
     num_accepted: Int[Array, " B"]  # root not counted
@@ -68,7 +68,7 @@ def chain(
     proposal: Float[Array, "B N V"] | None = None,
     source: Int[Array, "B N"] | None = None,
 ) -> DraftTree:
-    """A tree without branches: the root, then the first `count[b]` drafted tokens of each row."""
+    """Returns a tree without branches: the root, then the first `count[b]` drafted tokens."""
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
     batch, num_nodes = tokens.shape
     steps = jnp.broadcast_to(jnp.arange(num_nodes), (batch, num_nodes))
@@ -88,7 +88,7 @@ def from_choices(
     candidates: Int[Array, "B D K"],
     choices: tuple[tuple[int, ...], ...],
 ) -> DraftTree:
-    """A tree of static shape over candidates per depth (Medusa's `choices`).
+    """Returns a tree of static shape over candidates per depth (Medusa's `choices`).
 
     Choice (r1, ..., rd) is a node at depth d with the token `candidates[:, d - 1, rd]`, a child of
     choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
@@ -120,7 +120,7 @@ def from_choices(
 def sorted_choices(
     choices: tuple[tuple[int, ...], ...],
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The choices as nodes 1, 2, ... of a tree, by depth and rank; and all nodes' parents `[N]`.
+    """Returns the choices as nodes 1, 2, ... of a tree, by depth and rank, and all parents `[N]`.
 
     Raises:
         SpecjaxError: if a choice is empty or has a negative rank, or its parent is not among the
@@ -129,7 +129,7 @@ def sorted_choices(
     for choice in choices:
         if not choice or min(choice) < 0:
             raise SpecjaxError(
-                f"tree choice {choice} is no path; write ranks from 0 on, such as (0,) or (0, 1)"
+                f"tree choice {choice} is not a path; write ranks from 0 on, such as (0,) or (0, 1)"
             )
     ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
     index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
@@ -142,9 +142,10 @@ def sorted_choices(
 
 
 def valid_first(tree: DraftTree) -> DraftTree:
-    """The tree with its valid nodes in front, in the order they had.
+    """Moves the valid nodes to the front, keeping their order.
 
-    Parents stand before their children, and those of valid nodes are valid, as in every tree.
+    Parents must stand before their children, and parents of valid nodes must be valid, as in every
+    tree.
     """
     order = jnp.argsort(~tree.valid, axis=1, stable=True)
     place = jnp.argsort(order, axis=1)  # where each node goes
@@ -159,10 +160,10 @@ def merge_paths(
     lengths: Int[Array, "B G"],
     num_nodes: int,
 ) -> DraftTree:
-    """The prefix tree of G drafted continuations, the first of them first.
+    """Returns the prefix tree of G drafted continuations.
 
-    Path g counts `lengths[b, g]` tokens. Where the budget of `num_nodes` (root included) does not
-    hold all, the nodes of later paths are dropped.
+    Path g has `lengths[b, g]` tokens. Where they do not all fit into `num_nodes` (root included),
+    nodes of later paths are dropped.
     """
     batch, count, longest = paths.shape
     steps = jnp.arange(longest)
@@ -190,9 +191,9 @@ def merge_paths(
 
 
 def ancestors(tree: DraftTree, max_depth: int) -> Bool[Array, "B N N"]:
-    """Entry [b, i, j]: node j is node i or one of its ancestors.
+    """Returns whether node j is node i or one of its ancestors, at entry [b, i, j].
 
-    Every pass doubles the distance looked back, so log2(depth) passes do.
+    Each pass doubles the distance looked back, so log2(depth) passes suffice.
     """
     batch, num_nodes = tree.tokens.shape
     if tree.is_chain:

@@ -2,9 +2,9 @@
 
 `coupled`: the target's token after each node is a function of the text and the key alone, and
 nodes carrying exactly those tokens are accepted. `rejection`: Leviathan's rule on chains and the
-recursive rule over siblings on trees (ParallelSpec, Algorithm 1); tokens are then those of plain
-decoding in distribution only. `typical`: whatever is likely enough is accepted (Medusa, section
-2.3.1); tokens are then those of plain decoding in no sense at all.
+recursive rule over siblings on trees (ParallelSpec, Algorithm 1); tokens then equal those of plain
+decoding in distribution only. `typical`: any token that is likely enough is accepted (Medusa,
+section 2.3.1); neither tokens nor distribution are then those of plain decoding.
 """
 
 import jax
@@ -23,7 +23,7 @@ def verify(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """Accepts the path of `tree` that the target would have said itself, and adds the bonus.
+    """Accepts the path of `tree` that the target agrees with, and adds the bonus token.
 
     `logits[b, n]` are the target's for the token after node n; the root stands at position
     `root_slot` of the text.
@@ -38,9 +38,9 @@ def verify(
 
 
 def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verification:
-    """The path from the root along children that carry their parent's wanted token.
+    """Accepts the path from the root along children that carry their parent's wanted token.
 
-    All nodes at once: going node by node would cost a GPU several kernel launches for each.
+    All nodes at once: going node by node would cost a GPU several kernel launches per node.
     """
     seen = ancestors(tree, max_depth)
     parent_wants = jnp.take_along_axis(wanted, jnp.maximum(tree.parents, 0), axis=1)
@@ -51,7 +51,7 @@ def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verifi
 
 
 def _accepted(agrees: Bool[Array, "B N"], seen: Bool[Array, "B N N"]) -> Bool[Array, "B N"]:
-    """Nodes that agree with all their ancestors but the root, which needs not."""
+    """Returns the nodes that agree, as do all their ancestors below the root."""
     return jnp.all(agrees.at[:, 0].set(True)[:, None, :] | ~seen, axis=-1)
 
 
@@ -62,7 +62,7 @@ def _ending_at(
     seen: Bool[Array, "B N N"],
     max_depth: int,
 ) -> Verification:
-    """The path from the root to node `last`, zero padded, and the bonus after it."""
+    """Returns the path from the root to node `last`, zero padded, and the bonus after it."""
     on_path = jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0]
 
     def of_row(on_path, depth):
@@ -81,12 +81,12 @@ def _typical(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """The longest path of typical tokens, of equals the most likely; the bonus is drawn."""
+    """Accepts the longest path of typical tokens, the likeliest of equals; draws the bonus."""
     seen = ancestors(tree, max_depth)
     log_probs = draw.filtered(logits)
     parents = jnp.maximum(tree.parents, 0)
     said = jax.vmap(lambda row, above, token: row[above, token])(log_probs, parents, tree.tokens)
-    least = jnp.take_along_axis(least_typical(log_probs, draw.sampling), parents, axis=1)
+    least = jnp.take_along_axis(typical_threshold(log_probs, draw.sampling), parents, axis=1)
     accepted = _accepted(tree.valid & (jnp.exp(said) > least), seen)
     depth = jnp.where(accepted, tree.depth, -1)
     is_longest = depth == jnp.max(depth, axis=1, keepdims=True)
@@ -99,8 +99,8 @@ def _typical(
     return _ending_at(last, bonus, tree, seen, max_depth)
 
 
-def least_typical(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
-    """What the probability of a typical token exceeds (Medusa, section 2.3.1)."""
+def typical_threshold(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
+    """Returns the probability that a typical token exceeds (Medusa, section 2.3.1)."""
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(probs * jnp.log(probs + 1e-5), axis=-1)
     return jnp.minimum(sampling.typical_epsilon, sampling.typical_delta * jnp.exp(-entropy))
@@ -139,12 +139,13 @@ def reject(
     uniform: Float[Array, " N"],
     last_valid: Int[Array, ""],
 ) -> tuple[Int[Array, ""], Float[Array, " V"]]:
-    """Tries one tree's nodes in order; returns the deepest accepted one and the bonus's law.
+    """Tries the nodes of one tree in order; returns the deepest accepted one and the distribution
+    of the bonus.
 
-    A child of the current node is accepted with probability p / q. A miss leaves the residual
-    `p - q` to the siblings that follow and to the bonus, and `q` without the token that failed
-    (siblings are drawn without replacement). Chosen nodes, which have no `proposal`, count as drawn
-    with certainty. Only the first `last_valid` nodes are tried.
+    A child of the current node is accepted with probability p / q. A rejection leaves the residual
+    distribution `p - q` to the siblings that follow and to the bonus, and `q` without the rejected
+    token (siblings are drawn without replacement). Nodes that were chosen and have no `proposal`
+    count as drawn with certainty. Only the first `last_valid` nodes are tried.
     """
 
     def try_node(node, carry):
@@ -170,6 +171,6 @@ def reject(
 
 
 def _normalise(weights: Float[Array, " V"], otherwise: Float[Array, " V"]) -> Float[Array, " V"]:
-    """`weights` scaled to sum 1; `otherwise` where they vanish (p equal to q up to rounding)."""
+    """Scales `weights` to sum 1; returns `otherwise` where they are all 0 (p equals q)."""
     total = jnp.sum(weights)
     return jnp.where(total > 0, weights / jnp.maximum(total, 1e-30), otherwise)

@@ -27,7 +27,7 @@ class HeadState:
 
     cache: KVCache  # of the head: slots made of the target's own features only
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
-    num_pending: Int[Array, " B"]  # so many of them; the head has not seen them yet
+    num_pending: Int[Array, " B"]  # how many of them; the head has not seen them yet
 
 
 class FeatureHead(Protocol):
@@ -180,7 +180,7 @@ def check_head(head: Any, target: Target, params: Any) -> None:
 def with_masks(
     rows: QueryRows, last: Int[Array, " B"], num_masks: int, vocab_size: int
 ) -> QueryRows:
-    """The rows of a text and a group of masks behind row `last`: see `HeadDrafter.catch_up`."""
+    """Returns the rows of a text and of masks behind row `last`; see `HeadDrafter.catch_up`."""
     batch, width = rows.tokens.shape
     steps = jnp.broadcast_to(jnp.arange(num_masks), (batch, num_masks))
     start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)
@@ -211,7 +211,7 @@ def prefill_head(
     length: Int[Array, " B"],
     cache: KVCache,
 ) -> KVCache:
-    """Writes the first `length` slots of each text to an empty cache, in chunks; W is whole chunks.
+    """Writes the first `length` slots of each text to an empty cache in chunks; W is whole chunks.
 
     `tokens[b, t]` follows the token whose feature is `features[b, t]`.
     """

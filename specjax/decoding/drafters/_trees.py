@@ -189,13 +189,13 @@ def mixture_log_probs(
     logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
 ) -> Float[Array, "B F V"]:
     """How likely the target is to say each token at `position`: see `Eagle2` for the mixture."""
-    blind = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    without = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     if noise_share == 0 or not draw.sampling.noise_is_known:
-        return blind
-    seeing = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
+        return without
+    with_noise = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
     if noise_share == 1:
-        return seeing
-    return jnp.logaddexp(seeing + math.log(noise_share), blind + math.log(1 - noise_share))
+        return with_noise
+    return jnp.logaddexp(with_noise + math.log(noise_share), without + math.log(1 - noise_share))
 
 
 def best_of_pool(
@@ -207,7 +207,7 @@ def best_of_pool(
     num_nodes: int,
     is_chain: bool,
 ) -> DraftTree:
-    """The tree of the root and the best nodes of a pool, whose nodes are S, in its order.
+    """Returns the tree of the root and the best of the S nodes of a pool, in the pool's order.
 
     Args:
         root: the last committed token.
@@ -220,7 +220,7 @@ def best_of_pool(
     """
     kept = jnp.sort(lax.top_k(scores, num_nodes - 1)[1], axis=1)
     of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731
-    # A kept node is numbered from 1 on, so its number is how many stand up to it in the pool.
+    # Kept nodes are numbered from 1 in pool order; a parent's number counts the kept up to it.
     parents = jnp.sum(kept[:, None, :] <= of_kept(parents)[:, :, None], axis=2)
     with_root = lambda first, values: jnp.concatenate([first, values], axis=1)  # noqa: E731
     first = jnp.zeros_like(kept[:, :1])

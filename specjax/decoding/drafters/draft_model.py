@@ -34,23 +34,23 @@ RULES = ("fixed", "heuristic", "confidence", "disco")
 
 @pytree
 class DraftState:
-    """What is carried from round to round."""
+    """The state: the draft's cache, the rule's state and counts."""
 
     cache: KVCache  # of the draft: the text without its last one or two tokens
     rule: State
     prompt_length: Int[Array, " B"]
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
-    num_wanted: Int[Array, " B"]  # draft passes that each row asked for, one per drafted token
-    num_passes: Int[Array, ""]  # and those that were run: one serves all rows that ask
+    num_wanted: Int[Array, " B"]  # draft passes that each row needed, one per drafted token
+    num_passes: Int[Array, ""]  # draft passes that were run; one serves all rows
 
 
 @pytree
 class Draft:
-    """A chain while it grows. D: its longest; N = D + 1."""
+    """A growing chain. D: its maximum length; N = D + 1."""
 
     cache: KVCache
     tokens: Int[Array, "B D"]
-    proposal: Float[Array, "B N V"] | None  # what they were drawn from, if that will be asked
+    proposal: Float[Array, "B N V"] | None  # what they were drawn from, if verification needs it
     length: Int[Array, " B"]
     goes_on: Bool[Array, " B"]
     num_passes: Int[Array, ""]
@@ -58,7 +58,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftModel(Drafter):
-    """Speculative sampling (SpS): the chain that `draft` says, as long as `rule` wants it.
+    """Speculative sampling (SpS): a chain drafted by `draft`, as long as `rule` wants it.
 
     Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Chen et al.
     2023, "Accelerating Large Language Model Decoding with Speculative Sampling".
@@ -67,17 +67,17 @@ class DraftModel(Drafter):
     from the draft's distribution after the target's temperature and filters, or, unless `is_drawn`,
     the most likely is taken. Under `coupled` verification they are drawn with the noise that the
     target will use at the same position; under `rejection` with noise of their own, and the tree
-    tells the distribution.
+    carries the distribution.
 
     The loop runs one pass of the draft for each token, and ends as soon as no row wants another;
-    of a row that has stopped nothing changes. The draft's own cache is cut to the committed text by
+    rows that have stopped do not change. The draft's own cache is cut to the committed text by
     setting its length. After a draft that was accepted whole it also lacks the last drafted token,
-    which the first pass of the next round takes in beside the root: that pass has always 2 rows.
+    which the first pass of the next round feeds beside the root: that pass always has 2 rows.
 
-    What differs from the published code: each row of a batch has its own length, and accepts its
-    own number; drafts under `coupled`, see above; no token after the draft's last position (its
-    `longest_text`) is drafted, so longer texts go on without drafts. Drafting does not stop at EOS
-    and `max_new_tokens`, which a drafter does not know: once per row it drafts beyond them.
+    What differs from the published code: each row of a batch has its own draft length and accepted
+    length; `coupled` drafts, see above; nothing is drafted beyond the draft's last position (its
+    `longest_text`), so longer texts go on without drafts. Drafting does not stop at EOS or
+    `max_new_tokens`, which a drafter does not know: once per row it drafts beyond them.
 
     Args:
         draft: the draft model.
@@ -252,12 +252,12 @@ class DraftModel(Drafter):
 
 
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
-    """`values` with `column` in place of what stands at `at` of axis 1."""
+    """Replaces index `at` of axis 1 by `column`."""
     return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
 
 
 def _prefilled(draft: Target, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
-    """The cache of the prompts without their last tokens, written as the target's is."""
+    """Returns the draft's cache of the prompts without their last tokens."""
     batch, width = prompt.tokens.shape
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))
     cache = draft.new_cache(params, batch, num_slots)

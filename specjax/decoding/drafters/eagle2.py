@@ -1,4 +1,4 @@
-"""EAGLE-2: the tree grows where the head is confident (Li et al. 2024). HASS drafts with it too."""
+"""EAGLE-2: a tree that grows where the head is confident (Li et al. 2024). HASS drafts with it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from specjax.models.target import Target
 
 @pytree
 class Beam:
-    """The F nodes of one depth below which is drafted. C: nodes fed so far, H: hidden size."""
+    """The F nodes of one depth that are expanded. H: hidden size."""
 
     features: Float[Array, "B F H"]  # predicted, at the node
     scores: Float[Array, "B F"]
@@ -28,23 +28,23 @@ class Beam:
 
 @dataclass(frozen=True)
 class Eagle2(HeadDrafter):
-    """EAGLE-2: of a beam search's nodes the best, by the product of the head's probabilities.
+    """EAGLE-2: the best nodes of a beam search, by the product of the head's probabilities.
 
     Li et al. 2024, "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees". The
     pool is all nodes that were drafted, in that order: `top_k` below the root, then `top_k` below
-    each of the `top_k` best of the depth above. The `num_tokens - 1` best by score are sent, of
-    equal ones the earlier, so parents come with their children.
+    each of the `top_k` best of the depth above. The `num_tokens - 1` best by score are verified, the
+    earlier of equals, so parents come with their children.
 
     What differs from the published code: scores are float32, and above temperature 0, under
-    `coupled`, a tree grows along what the target will draw, and not only along what it might. The
-    probability that the target says a token is taken for a mixture: with weight `noise_share` the
-    softmax of the head's logits `with_coupled_noise`, for where the target is as unsure as the head
-    and the noise decides; for the rest the head's own softmax, for where the target is sure. Nodes
-    are chosen, not drawn: under `rejection` each counts as drawn with certainty.
+    `coupled`, a tree grows along what the target will draw, not only along what it might. The
+    probability of a token is modelled as a mixture: with weight `noise_share` the softmax of the
+    head's logits `with_coupled_noise`, which fits where the target is as unsure as the head and the
+    noise decides; otherwise the head's own softmax, which fits where the target is sure. Nodes are
+    chosen, not drawn: under `rejection` each counts as drawn with certainty.
 
     `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
     tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
-    published ones, but `noise_share`, from 0 to 1, whose published value is 0.
+    published ones, except `noise_share`, from 0 to 1, which as published would be 0.
 
     Raises:
         SpecjaxError: for settings by which nothing would be drafted, or a share outside [0, 1].
@@ -126,7 +126,7 @@ class Eagle2(HeadDrafter):
     def _below(
         self, target: Target, params: Params, beam: Beam, position: Int[Array, " B"], draw: Draw
     ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
-        """Scores and tokens of the best children of each node of the beam, in its order."""
+        """Returns scores and tokens of the best children of each node of the beam, in its order."""
         logits = target.logits(params.target, beam.features)
         log_probs = mixture_log_probs(logits, position, draw, self.noise_share)
         own, ranked = lax.top_k(log_probs, self.top_k)

@@ -23,6 +23,7 @@ from specjax.decoding.drafters._trees import (
     levels_of,
 )
 from specjax.decoding.sampling import Draw
+from specjax.models.heads.hydra import HydraHeads
 from specjax.models.target import Target
 
 
@@ -42,6 +43,7 @@ class Hydra(HeadDrafter):
         SpecjaxError: for choices that are no tree, or leave out a rank better than one they have.
     """
 
+    head: HydraHeads
     choices: Choices = MEDUSA_TREE
 
     def __post_init__(self):

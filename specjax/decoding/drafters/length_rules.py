@@ -1,7 +1,7 @@
-"""How long a drafted chain becomes: rules that are asked after each drawn token about the next.
+"""Rules that decide, after each token a draft model draws, whether to draft another.
 
-A rule never judges the token that has just been drawn, which is sent in any case. Under `rejection`
-the text would lose its law if a token were dropped for what it is: whether a node counts may depend
+A rule never drops the token that was just drawn; it is always verified. Under `rejection` the text
+would lose its distribution if a token were dropped for what it is: whether a node counts may depend
 only on what was known before its token was drawn.
 """
 
@@ -21,7 +21,7 @@ State = Any  # a pytree of the rule's own
 
 
 class LastDrafted(NamedTuple):
-    """The token that was drawn last in each row, which is not in question any more."""
+    """The token that was drawn last in each row, which is verified in any case."""
 
     # The softmax of the draft's logits, without temperature and filters, so that a threshold means
     # the same at every temperature, down to 0.
@@ -35,10 +35,10 @@ class LastDrafted(NamedTuple):
 
 @dataclass(frozen=True)
 class LengthRule(ABC):
-    """The contract, and the defaults of a rule without params and state."""
+    """The contract, with the defaults of a rule that has no params and no state."""
 
     def longest(self, max_length: int) -> int:
-        """The most tokens that it ever drafts, where `max_length` are allowed.
+        """Returns the most tokens that it ever drafts, where `max_length` are allowed.
 
         Raises:
             SpecjaxError: if its settings ask for more.
@@ -54,17 +54,17 @@ class LengthRule(ABC):
             )
 
     def init(self, batch: int) -> State:
-        """The state before the first round."""
+        """Returns the state before the first round."""
         return None
 
     @abstractmethod
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
-        """Whether a token should be drafted after `last`; rows that have stopped do not count."""
+        """Returns whether to draft a token after `last`; ignored in rows that have stopped."""
 
     def update(
         self, state: State, drafted: Int[Array, " B"], accepted: Int[Array, " B"], longest: int
     ) -> State:
-        """Takes in what came of a round; a row that is finished drafted 0."""
+        """Returns the state after a round; a row that is done drafted 0."""
         return state
 
 
@@ -91,11 +91,11 @@ class Fixed(LengthRule):
 
 @dataclass(frozen=True)
 class Heuristic(LengthRule):
-    """Two tokens more after a draft accepted whole, one less after any other; at least 1.
+    """Drafts two tokens more after a draft accepted whole, one less after any other; at least 1.
 
-    The schedule of that name in transformers. There a length may grow beyond what is ever drafted,
-    and must shrink back before that is felt; here it ends at the longest draft. It belongs to the
-    row and starts anew with each request (transformers keeps it for the next one).
+    The schedule of that name in transformers. There, a length may grow beyond what is ever drafted
+    and must shrink back before that has an effect; here it is capped at the longest draft. It
+    belongs to the row and restarts with each request (transformers keeps it for the next one).
 
     Raises:
         SpecjaxError: for a start below 1.
@@ -125,10 +125,10 @@ class Heuristic(LengthRule):
 
 @dataclass(frozen=True)
 class Confidence(LengthRule):
-    """Stops after a token to which the draft itself gave less than `threshold`; it is still sent.
+    """Stops after a token to which the draft itself gave less than `threshold`; it is still verified.
 
-    As `assistant_confidence_threshold` in transformers, which however takes the probability after
-    temperature and filters, so that there the threshold means another thing at every temperature.
+    Like `assistant_confidence_threshold` in transformers, except that transformers takes the
+    probability after temperature and filters, so a threshold depends on the temperature there.
 
     Raises:
         SpecjaxError: for a threshold outside (0, 1).
@@ -146,12 +146,13 @@ class Confidence(LengthRule):
 
 @dataclass(frozen=True)
 class Disco(LengthRule):
-    """Stops where a classifier doubts that the last token will be accepted; it is still sent.
+    """Stops where a classifier expects the last token to be rejected; it is still verified.
 
     DISCO (Mamou et al. 2024, "Accelerating Speculative Decoding using Dynamic Speculation Length").
     Params are the weights of a `LengthClassifier`; `threshold` and `position` belong to them: the
     place within the draft (the paper's equation) or within the new text (its appendix). The paper
-    leaves open whether the doubtful token is still verified; it is here, as its pass is paid for.
+    leaves open whether the doubtful token is still verified; here it is, since its draft pass is
+    already paid for.
 
     Raises:
         SpecjaxError: for a threshold outside (0, 1) or an unknown position.
@@ -186,11 +187,11 @@ class Disco(LengthRule):
 
 @dataclass(frozen=True)
 class Oracle(LengthRule):
-    """Stops with the first token that the target will not say: the best that any rule can do.
+    """Stops with the first token that the target will reject: the best that any rule can do.
 
-    Params are the whole true texts `[B, S]`, as plain decoding says them with the same key; under
-    `coupled` (the default) every drafter says the same, so they are known before. Tokens behind the
-    end of a text count as wrong. For experiments, as in section 3 of DISCO (Mamou et al. 2024).
+    Params are the true texts `[B, S]` of plain decoding with the same key; under `coupled` (the
+    default) every drafter generates the same, so they are known beforehand. Tokens beyond the end
+    of a text count as wrong. For experiments, as in section 3 of DISCO (Mamou et al. 2024).
     """
 
     def check(self, params: Any) -> None:

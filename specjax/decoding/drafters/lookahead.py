@@ -1,8 +1,8 @@
-"""Lookahead decoding: the target guesses ahead in every pass, and its guesses are drafted later.
+"""Lookahead decoding: every pass lets the target guess ahead; its guesses are drafted later.
 
 Beside the drafted tree a pass carries a window of probe rows: several places of the text to come,
-refined in parallel as in Jacobi iteration. The n-grams that come out of it go to a pool, and those
-that begin with the root are drafted.
+refined in parallel as in Jacobi iteration. The resulting n-grams go to a pool, and those that begin
+with the root are drafted.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.models.target import ModelOutput, Taps, Target
 
-EMPTY = -1  # no token: a place of the pool that holds no n-gram
+EMPTY = -1  # marks an entry of the pool that holds no n-gram
 PROMPT_CHUNK = 32  # n-grams of the prompt inserted at once
 
 
@@ -50,8 +50,8 @@ class Lookahead(Drafter):
 
     The window has levels 0 to N - 2, N = `ngram_length`. Column c of level l is a guess at the
     token l + c places behind the root; it sees the text, level 0 up to column c (column 0 is the
-    root itself) and column c of levels 1 to l. What the target says after the last level completes
-    one n-gram per column and becomes the last level, while level 0 is dropped. The first N - 2
+    root itself) and column c of levels 1 to l. The target's tokens after the last level complete one
+    n-gram per column and become the last level, while level 0 is dropped. The first N - 2
     rounds fill one level each; level 0 begins as tokens of the prompt.
 
     The tree holds the n-grams of the root, newest first. The pool keeps `num_guesses` per first
@@ -60,9 +60,9 @@ class Lookahead(Drafter):
     As in the published greedy setting, the window slides one place per round, however many tokens
     were accepted. What differs from the published code: an n-gram that matches whole counts all its
     N - 1 tokens, and the bonus after them (theirs loses one); n-grams with the same beginning share
-    rows; the pool is drafted from in the first rounds too; those leave out the columns that nothing
-    would read; n-grams of the generated text come from the window alone; one way of sampling
-    (`Sampling.verification`) serves all methods.
+    rows; drafting starts in the first rounds, which leave out the columns that nothing would read;
+    n-grams of the generated text come from the window alone; sampling follows
+    `Sampling.verification`, as for all methods.
 
     Raises:
         SpecjaxError: for n-grams of fewer than 3 tokens, an empty window or no guesses.
@@ -142,7 +142,7 @@ class Lookahead(Drafter):
         return LookaheadState(ahead, levels, jnp.minimum(state.filled + 1, self.num_levels), pool)
 
     def _any_tokens(self, prompt: Prompt) -> Int[Array, "B C"]:
-        """The first level 0: tokens from all over the prompt, the same in any batch or padding."""
+        """Returns the first level 0: tokens from all over the prompt, whatever batch and padding."""
         count = self.window_length - 1 + self.num_levels
         share = jax.random.uniform(jax.random.key(0), (count,))
         at = (share[None, :] * prompt.length[:, None]).astype(jnp.int32)
@@ -155,7 +155,7 @@ class Lookahead(Drafter):
         return merge_paths(root, guesses, lengths, self.num_nodes)
 
     def _probe(self, state: LookaheadState) -> Probe:
-        """The window as probe rows: level 0 from column 1 on, then level 1, and so on.
+        """Returns the window as probe rows: level 0 from column 1 on, then level 1, and so on.
 
         While it fills, levels stand `lag` columns further out, because the window slides over them
         until it is full, and level 0 reaches as far. The tokens for which level 0 has no row borrow
@@ -179,7 +179,7 @@ class Lookahead(Drafter):
         )
 
     def _after_newest_level(self, state: LookaheadState, outcome: Outcome) -> Int[Array, "B W"]:
-        """What the target says after each column of the newest filled level."""
+        """Returns the target's token after each column of the newest filled level."""
         window, levels = self.window_length, self.num_levels
         columns = np.arange(window)
         outer = columns + levels  # in level 0, with every level still to come; rows as in `_probe`
@@ -192,7 +192,7 @@ class Lookahead(Drafter):
     def _slide(
         self, state: LookaheadState, newest: Int[Array, "B W"]
     ) -> tuple[Int[Array, "B C"], Int[Array, "B L W"]]:
-        """The window one place on: `newest` is one level more, or the last one if all were filled.
+        """Slides the window one place; `newest` is the next level, or the last if all are filled.
 
         A token of the window keeps its place in the text if the root moves by one.
         """
@@ -206,7 +206,7 @@ class Lookahead(Drafter):
 
 
 def _window_visible(level: Int[Array, "B R"], column: Int[Array, "B R"]) -> Bool[Array, "B R R"]:
-    """Entry [b, i, j]: row j is in level 0 and no further out, or in the column and no later."""
+    """Returns whether row i sees row j, at entry [b, i, j]: see `Lookahead`."""
     row_level, row_column = level[..., None], column[..., None]
     seen_level, seen_column = level[:, None, :], column[:, None, :]
     in_level_0 = (seen_level == 0) & (seen_column <= row_column)
@@ -220,11 +220,11 @@ def insert(
     rest: Int[Array, "B C T"],
     counts: Bool[Array, "B C"],
 ) -> Int[Array, "B V G T"]:
-    """The pool after the n-grams `first + rest` that count, as if inserted one after another.
+    """Inserts the n-grams `first + rest` that count, as if one after another.
 
-    One after another leaves each bucket with the last G distinct n-grams of its token, newest
-    first. So all are found at once (n-grams with the same first token find the same), and written
-    in one scatter, in place.
+    That leaves each bucket with the last G distinct n-grams of its token, newest first. They are
+    all computed at once (n-grams with the same first token compute the same bucket), and written in
+    one scatter, in place.
     """
     return jax.vmap(_insert)(pool, first, rest, counts)
 
@@ -253,7 +253,7 @@ def _insert(
 def insert_text(
     pool: Int[Array, "B V G T"], tokens: Int[Array, "B P"], length: Int[Array, " B"]
 ) -> Int[Array, "B V G T"]:
-    """The pool after all n-grams of the first `length` tokens."""
+    """Inserts all n-grams of the first `length` tokens."""
     reach = pool.shape[3]
     padded = jnp.pad(tokens, ((0, 0), (0, PROMPT_CHUNK + reach)))
     starts = jnp.arange(PROMPT_CHUNK)

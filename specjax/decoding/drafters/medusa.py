@@ -17,6 +17,7 @@ from specjax.decoding.drafters._heads import LAST_HIDDEN
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
+from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.target import ModelOutput, Target
 
 Feature = Float[Array, "B D"]  # the state: the target's, of the last token before the root
@@ -29,6 +30,8 @@ class Medusa(DepthTreeDrafter):
     With the root at position r, the target's feature of r - 1 is known, and head d predicts the
     token at r + d. Heads deeper than the tree are not computed.
     """
+
+    head: MedusaHeads
 
     taps = LAST_HIDDEN
 

@@ -7,6 +7,7 @@ from specjax.decoding.drafters._heads import LAST_HIDDEN, HeadDrafter, HeadState
 from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, DepthTreeDrafter
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.sampling import Draw
+from specjax.models.heads.parallel import ParallelHead
 from specjax.models.target import Taps, Target
 
 
@@ -20,6 +21,7 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
     keys and values are dropped after the round.
     """
 
+    head: ParallelHead
     choices: Choices = PUBLISHED_TREE
 
     @property

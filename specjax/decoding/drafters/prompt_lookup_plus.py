@@ -1,10 +1,10 @@
 """PLD+ (Somasundaram et al. 2024): prompt lookup that asks the target which occurrence to copy.
 
-Candidates are all earlier occurrences of the root (equation 1). The target has already judged them:
-`PromptLookupPlus` compares its hidden states before each candidate with those before the root
-(equation 3), `PromptLookupPlusAttention` takes the candidate that its heads look at (equation 2).
-What followed the best candidate is drafted. Neither needs training, and neither asks the target for
-a pass of its own.
+Candidates are all earlier occurrences of the root (equation 1). They are ranked by what the target
+has already computed: `PromptLookupPlus` compares its hidden states before each candidate with those
+before the root (equation 3), `PromptLookupPlusAttention` takes the candidate that its heads attend
+to most (equation 2). What followed the best candidate is drafted. Neither needs training or an
+extra pass of the target.
 """
 
 from abc import abstractmethod
@@ -29,13 +29,13 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 @dataclass(frozen=True)
 class RankedLookup(Drafter):
-    """What both forms share: the candidates, and a chain copied from the best of them.
+    """Copies a chain from the best candidate; how candidates are scored is left to subclasses.
 
-    `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole text, or in
-    the prompt alone (equation 1 allows the first, the paper's prose speaks of the input).
+    `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole `text` or in
+    the `prompt` alone (equation 1 allows the first, the paper's prose mentions only the input).
 
     Raises:
-        SpecjaxError: for fewer than 1 token, or another kind of candidates.
+        SpecjaxError: for fewer than 1 token, or unknown candidates.
     """
 
     num_tokens: int = 70
@@ -65,21 +65,21 @@ class RankedLookup(Drafter):
             end = jnp.minimum(end, state.prompt_length)
         is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end[:, None])
         scores = jnp.where(is_candidate, scores, -jnp.inf)
-        best = jnp.argmax(scores, axis=1)  # of equals the first
+        best = jnp.argmax(scores, axis=1)  # the first of equals
         found = jnp.max(scores, axis=1) >= least
         return Proposal(context.copied(best + 1, found, self.num_tokens)), state
 
     @abstractmethod
     def _scores(self, state: State, context: Context) -> tuple[Float[Array, "B T"], float]:
-        """How well each position would do as candidate, and the least that will do."""
+        """Returns the score of each position as a candidate, and the lowest score that is used."""
 
 
 @pytree
 class SeenHidden:
     """The target's hidden states at the committed positions, without the root's. D: width.
 
-    With a prefix length m > 1 they are means over m positions, and `recent` has what the next
-    means need.
+    With a prefix length m > 1 they are means over m positions, and `recent` holds the states that
+    the next means need.
     """
 
     states: Float[Array, "B S D"]  # of unit length, so that a product is a cosine
@@ -89,12 +89,13 @@ class SeenHidden:
 
 @dataclass(frozen=True)
 class PromptLookupPlus(RankedLookup):
-    """PLD+ (h): the candidate whose preceding token has the hidden state most like that before the
-    root, by cosine. The root's own state is not known yet.
+    """PLD+ (h): ranks candidates by the cosine between the hidden states before them and the root.
+
+    The root's own state is not known yet.
 
     `layer` is numbered as in `Taps`; the paper takes 9 of Vicuna-7B's 32, and up to 70 tokens.
-    `prefix_length` m compares means over the last m states (appendix B.2); candidates less alike
-    than `min_similarity` are not drafted (appendix B.3).
+    `prefix_length` m compares means over the last m states (appendix B.2); candidates below
+    `min_similarity` are not drafted (appendix B.3).
 
     Raises:
         SpecjaxError: for fewer than 1 token or position, or a similarity outside [-1, 1].
@@ -119,7 +120,7 @@ class PromptLookupPlus(RankedLookup):
 
     @staticmethod
     def layer_for(config: TransformerConfig) -> int:
-        """The layer as deep in this target as the paper's 9 of 32."""
+        """Returns the layer at the same relative depth as the paper's 9 of 32."""
         return max(1, round(config.num_hidden_layers * 9 / 32))
 
     def init(
@@ -147,14 +148,14 @@ class PromptLookupPlus(RankedLookup):
 
     def _scores(self, state: SeenHidden, context: Context) -> tuple[Float[Array, "B T"], float]:
         before_root = _slice(state.states, context.length - 2, 1)[:, 0]
-        likeness = jnp.einsum(
+        similarity = jnp.einsum(
             "bsd,bd->bs", state.states, before_root, preferred_element_type=jnp.float32
         )
-        likeness = jnp.roll(likeness, 1, axis=1)  # entry j: of the states before j and the root
-        return likeness[:, : context.tokens.shape[1]], self.min_similarity
+        similarity = jnp.roll(similarity, 1, axis=1)  # entry j: before j and before the root
+        return similarity[:, : context.tokens.shape[1]], self.min_similarity
 
     def _means(self, hidden: Float[Array, "B H D"]) -> Float[Array, "B Q D"]:
-        """Means over `prefix_length` positions, scaled to length 1; zero stays zero."""
+        """Returns means over `prefix_length` positions, scaled to length 1; zero stays zero."""
         count = hidden.shape[1] - self.prefix_length + 1
         wide = hidden.astype(jnp.float32)
         sums = sum(wide[:, back : back + count] for back in range(self.prefix_length))
@@ -164,7 +165,7 @@ class PromptLookupPlus(RankedLookup):
 
 @pytree
 class SeenAttention:
-    """How much the token before the root looks at each position. Zeros before the first round."""
+    """How much the token before the root attends to each position; zeros before the first round."""
 
     weights: Float[Array, "B S"]
     prompt_length: Int[Array, " B"]
@@ -172,15 +173,15 @@ class SeenAttention:
 
 @dataclass(frozen=True)
 class PromptLookupPlusAttention(RankedLookup):
-    """PLD+ (a): the candidate that the token before the root looks at most.
+    """PLD+ (a): takes the candidate that the token before the root attends to most.
 
     `heads` are (layer, head) pairs; the paper takes Vicuna-7B's 50 best induction heads, and
     `specjax tune induction-heads` finds those of a target. `aggregate` combines them by max
-    (equation 2) or sum (section 7.1). Prefill reveals no attention, so the first draft is the first
-    occurrence.
+    (equation 2) or sum (section 7.1). Prefill returns no attention, so the first draft copies
+    from the first occurrence.
 
     Raises:
-        SpecjaxError: for fewer than 1 token, no heads, or another aggregate.
+        SpecjaxError: for fewer than 1 token, no heads, or an unknown aggregate.
     """
 
     heads: Heads = ()
@@ -202,9 +203,9 @@ class PromptLookupPlusAttention(RankedLookup):
 
     @staticmethod
     def heads_for(config: TransformerConfig, layer: int | None = None) -> Heads:
-        """All heads of one layer, by default the middle one.
+        """Returns all heads of one layer, by default the middle one.
 
-        It stands in until `specjax tune induction-heads` has found the target's own.
+        A fallback until `specjax tune induction-heads` has found the target's own.
         """
         layer = config.num_hidden_layers // 2 if layer is None else layer
         return tuple((layer, head) for head in range(config.num_attention_heads))
@@ -226,6 +227,6 @@ class PromptLookupPlusAttention(RankedLookup):
 
 
 def _slice(rows: Array, start: Int[Array, " B"], count: int) -> Array:
-    """`count` rows of each text from `start[b]` on."""
+    """Returns `count` rows of each text from `start[b]` on."""
     take = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count)  # noqa: E731
     return jax.vmap(take)(rows, start)

@@ -1,4 +1,4 @@
-"""REST: what followed the same tokens in a datastore is drafted, as a tree."""
+"""REST: drafts a tree of what followed the same tokens in a datastore."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,8 @@ from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.models.target import Target
 
 SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
-MOST_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, and so has the one after them
-MOST_MATCHES = 2**15  # so that its square is an int32
+MAX_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, as has the one after them
+MAX_MATCHES = 2**15  # so that its square is an int32
 ADVICE = "build one with `specjax datastore build` and pass specjax.datastore.params(datastore)"
 
 
@@ -26,19 +26,19 @@ class Retrieval(Drafter):
     """REST (He et al. 2023, "REST: Retrieval-Based Speculative Decoding"): no weights, no taps.
 
     `params.drafter` is a datastore: `tokens`, documents with a negative separator after each, and
-    `suffixes`, where their suffixes start, sorted. The longest end of the text that the datastore
-    continues, of `longest_query` to `shortest_query` tokens, is looked up; its continuations, of up
-    to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes become the tree.
-    Among equals the shallower comes first, then the smaller tokens.
+    `suffixes`, where their suffixes start, sorted. The longest suffix of the text that the
+    datastore continues, of `longest_query` to `shortest_query` tokens, is looked up; its
+    continuations, of up to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes
+    become the tree. Among equals, shallower ones come first, then smaller tokens.
 
-    It differs from the published code, which
+    It differs from the published code, which:
 
     - joins documents without separators, so that drafts go from one into the next;
     - stores ids as 16 bits, which many vocabularies exceed;
     - counts the first 5000 matches, which are those that go on with the smallest ids; here
       `max_matches` are taken evenly from all of them;
-    - settles ties by the order of a hash map, and cuts the tree's depth by a sum over all prefixes
-      well before its 64 nodes are used; here the budget counts nodes, and ties are settled;
+    - breaks ties by the order of a hash map, and cuts the tree's depth by a sum over all prefixes
+      well before its 64 nodes are used; here the budget counts nodes, and ties are broken as above;
     - drafts token 100 where nothing is found; here nothing;
     - searches on one CPU thread; here the search is part of the compiled round.
 
@@ -53,10 +53,10 @@ class Retrieval(Drafter):
     max_matches: int = 1000
 
     def __post_init__(self):
-        if not 1 <= self.shortest_query <= self.longest_query <= MOST_QUERY:
+        if not 1 <= self.shortest_query <= self.longest_query <= MAX_QUERY:
             raise SpecjaxError(
                 f"queries of {self.shortest_query} to {self.longest_query} tokens make no range; "
-                f"use 1 <= shortest_query <= longest_query <= {MOST_QUERY}"
+                f"use 1 <= shortest_query <= longest_query <= {MAX_QUERY}"
             )
         if min(self.num_tokens, self.max_drafted) < 1:
             raise SpecjaxError(
@@ -68,8 +68,8 @@ class Retrieval(Drafter):
                 f"longest_query {self.longest_query} and num_tokens {self.num_tokens} exceed the "
                 f"{SORTED_TOKENS} tokens by which a datastore is sorted; lower one of them"
             )
-        if not 1 <= self.max_matches <= MOST_MATCHES:
-            raise SpecjaxError(f"max_matches {self.max_matches} is outside 1 to {MOST_MATCHES}")
+        if not 1 <= self.max_matches <= MAX_MATCHES:
+            raise SpecjaxError(f"max_matches {self.max_matches} is outside 1 to {MAX_MATCHES}")
 
     @property
     def num_nodes(self) -> int:
@@ -84,7 +84,7 @@ class Retrieval(Drafter):
             raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
         is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]
         if not is_fit or not all(map(_is_row_of_ids, params.values())):
-            raise SpecjaxError(f"REST was given other params than those of a datastore; {ADVICE}")
+            raise SpecjaxError(f"the params given to REST are not a datastore; {ADVICE}")
         tokens, suffixes = params["tokens"], params["suffixes"]
         if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
             return
