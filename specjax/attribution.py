@@ -1,8 +1,8 @@
-"""Where in the context each token of a text was copied from (PLD+, appendix D).
+"""Attributes the tokens of a text to where in the context they were copied from (PLD+, appendix D).
 
-A drafter that copies knows its source, and what the target accepted of a copy is attributed to it:
-`Generation.source` tells the position per token. Here these become spans, a page to look at, and
-figures for texts whose quotes are known.
+A drafter that copies knows its source, so an accepted copy can be attributed to it:
+`Generation.source` holds the position for each token. This module turns them into spans, an HTML
+page, and scores for texts whose quotes are known.
 """
 
 import html
@@ -17,9 +17,9 @@ from specjax.decoding.state import NO_SOURCE
 
 
 class Span(NamedTuple):
-    """Output tokens `start` to `end` (exclusive) repeat the text from position `source` on.
+    """Output tokens `start` to `end` (exclusive), which repeat the text from position `source` on.
 
-    `start` and `end` count from the first output token, `source` from the first of the prompt.
+    `start` and `end` count from the first output token, `source` from the first prompt token.
     """
 
     start: int
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 def sources_in_prompt(source: Sequence[int], prompt_length: int) -> list[int]:
-    """Sources that lie in the output are followed to where that token came from, if anywhere."""
+    """Replaces each source in the output by the prompt position that token came from, if any."""
     found: list[int] = []
     for at in source:
         beyond = at - prompt_length
@@ -36,13 +36,13 @@ def sources_in_prompt(source: Sequence[int], prompt_length: int) -> list[int]:
     return found
 
 
-def spans_of(source: Sequence[int], least: int = 1) -> list[Span]:
-    """The longest runs of at least `least` tokens whose sources stand side by side, in order."""
+def spans_of(source: Sequence[int], min_tokens: int = 1) -> list[Span]:
+    """Returns the maximal runs of at least `min_tokens` tokens with consecutive sources."""
     spans, start = [], 0
     for at in range(1, len(source) + 1):
         goes_on = at < len(source) and source[at - 1] >= 0 and source[at] == source[at - 1] + 1
         if not goes_on:
-            if source[start] >= 0 and at - start >= least:
+            if source[start] >= 0 and at - start >= min_tokens:
                 spans.append(Span(start, at, int(source[start])))
             start = at
     return spans
@@ -54,10 +54,10 @@ def forced_sources(
     states: Float[np.ndarray, "T D"],
     num_tokens: int = 70,
 ) -> list[int]:
-    """The sources that PLD+ (h) would have named had the target written this very output.
+    """Returns the sources that PLD+ (h) would report if the target had generated this output.
 
-    `states` are the target's hidden states at every position. Candidates stand in the prompt, and
-    what is copied from them does too.
+    `states` are the target's hidden states at every position. Only the prompt is searched and
+    copied from.
     """
     tokens = np.asarray(text)
     unit = states / np.maximum(np.linalg.norm(states, axis=-1, keepdims=True), 1e-12)
@@ -76,7 +76,7 @@ def forced_sources(
 
 
 class Scores(NamedTuple):
-    """Of the tokens called copied, and of those that are: shares from 0 to 1."""
+    """Precision, recall and F1 of the tokens called copied, from 0 to 1."""
 
     precision: float
     recall: float
@@ -84,7 +84,7 @@ class Scores(NamedTuple):
 
 
 def score(found: Bool[np.ndarray, " n"], true: Bool[np.ndarray, " n"]) -> Scores:
-    """Token-level scores of one text; a share of nothing is 1."""
+    """Scores one text token by token; precision and recall are 1 where they would divide by 0."""
     both = int(np.sum(found & true))
     precision = both / np.sum(found) if found.any() else 1.0
     recall = both / np.sum(true) if true.any() else 1.0
@@ -92,33 +92,33 @@ def score(found: Bool[np.ndarray, " n"], true: Bool[np.ndarray, " n"]) -> Scores
     return Scores(float(precision), float(recall), float(f1))
 
 
-def is_copied(source: Sequence[int], least: int) -> Bool[np.ndarray, " n"]:
-    """Which tokens stand in spans of at least `least` tokens."""
+def is_copied(source: Sequence[int], min_tokens: int) -> Bool[np.ndarray, " n"]:
+    """Returns which tokens lie in spans of at least `min_tokens` tokens."""
     copied = np.zeros(len(source), bool)
-    for span in spans_of(source, least):
+    for span in spans_of(source, min_tokens):
         copied[span.start : span.end] = True
     return copied
 
 
-def _num_same(tokens: Int[np.ndarray, " n"], first: int, second: int, most: int) -> int:
-    most = min(most, len(tokens) - second)
-    differ = np.flatnonzero(tokens[first : first + most] != tokens[second : second + most])
-    return int(differ[0]) if len(differ) else max(most, 0)
+def _num_same(tokens: Int[np.ndarray, " n"], first: int, second: int, limit: int) -> int:
+    limit = min(limit, len(tokens) - second)
+    differ = np.flatnonzero(tokens[first : first + limit] != tokens[second : second + limit])
+    return int(differ[0]) if len(differ) else max(limit, 0)
 
 
-# ---- To look at --------------------------------------------------------------------------------
+# ---- The HTML page -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Page:
-    """Output and context side by side as one HTML file; pointing at a span shows its source."""
+    """Output and context side by side in one HTML file; hovering over a span shows its source."""
 
     prompt: Sequence[str]  # the text of each token
     output: Sequence[str]
     spans: Sequence[Span]
 
     def html(self) -> str:
-        """The page; it needs no network and no other file."""
+        """Returns the page, which is self-contained."""
         sources = [range(span.source, span.source + span.end - span.start) for span in self.spans]
         context = "".join(
             _mark(text, [n for n, span in enumerate(sources) if at in span], at)
@@ -148,7 +148,7 @@ main {{ display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #ccc; padding: 1rem }}
 .copied {{ background: #e4f0e4 }} .copied.on {{ background: #7fc97f }}
 </style>
-<h1>Where the output comes from</h1><p>{summary} Point at a green part to see its other side.</p>
+<h1>Where the output comes from</h1><p>{summary} Hover over a green part to see its source.</p>
 <main><section><h2>Context</h2><pre>{context}</pre></section>
 <section><h2>Output</h2><pre>{output}</pre></section></main>
 <script>

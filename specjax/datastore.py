@@ -1,7 +1,7 @@
-"""Datastores for REST: the tokens of many documents, and a suffix array to find them by.
+"""Datastores for REST: the tokens of many documents, and a suffix array to search them with.
 
-A folder holds `datastore.safetensors` (the arrays) and `datastore.json` (what they were made of).
-All is NumPy; jax is imported when a datastore is saved, or goes to the device.
+A folder holds `datastore.safetensors` (the arrays) and `datastore.json` (their sizes and sources).
+Everything is NumPy; jax is imported only to save a datastore or move it to the device.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 
-SEPARATOR = -1  # stands after every document; no query matches it, no draft goes across it
-SORTED_TOKENS = 32  # so many tokens decide a suffix's place: query and continuation together
-MOST_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # positions, and those just past the end, are int32
+SEPARATOR = -1  # follows every document; no query matches it, no draft crosses it
+SORTED_TOKENS = 32  # suffixes are sorted by this many tokens: query plus continuation
+MAX_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # int32 holds positions, some past the end included
 
 ARRAYS, METADATA = "datastore.safetensors", "datastore.json"
 FORMAT = "specjax datastore 1"
@@ -36,41 +36,41 @@ METADATA_KINDS = {
 }
 
 Document = Sequence[int] | np.ndarray  # token ids
-Progress = Callable[[str, int, int | None], None]  # stage, done, in all (None: not known)
+Progress = Callable[[str, int, int | None], None]  # stage, done, total (None: unknown)
 
 
 @dataclass(frozen=True, eq=False)
 class Datastore:
-    """Documents as token ids, a separator after each, and where all their suffixes stand, sorted.
+    """Documents as token ids, a separator after each, and the positions of their sorted suffixes.
 
-    A suffix is sorted by its first `SORTED_TOKENS` tokens, then by its place; those that start at
+    Suffixes are sorted by their first `SORTED_TOKENS` tokens, then by position; those that start at
     a separator are left out.
     """
 
     tokens: Int32[np.ndarray, " T"] = field(repr=False)
     suffixes: Int32[np.ndarray, " M"] = field(repr=False)
     vocab_size: int
-    fingerprint: str | None  # of the tokenizer; None where ids came from elsewhere
+    fingerprint: str | None  # of the tokenizer; None if unknown
     num_documents: int
     sources: tuple[str, ...] = ()
     specjax_version: str = __version__
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents, separators not counted."""
+        """The number of tokens in all documents, without separators."""
         return len(self.suffixes)
 
     def check_tokenizer(self, fingerprint: str | None) -> None:
-        """Raises SpecjaxError if, as far as is known, another tokenizer made the ids."""
+        """Raises SpecjaxError if both tokenizers are known and differ."""
         if None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint:
             raise SpecjaxError(
                 f"the datastore was built with tokenizer {self.fingerprint}, but the target's is "
-                f"{fingerprint}; build one with this target: `specjax datastore build`"
+                f"{fingerprint}; build a datastore with this target: `specjax datastore build`"
             )
 
 
 def params(datastore: Datastore) -> dict[str, Any]:
-    """What `Retrieval` wants as `params.drafter`, on the default device."""
+    """Returns the params of `Retrieval` (`params.drafter`), on the default device."""
     import jax.numpy as jnp
 
     names = ("tokens", "suffixes")
@@ -78,7 +78,7 @@ def params(datastore: Datastore) -> dict[str, Any]:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A short hash of the whole vocabulary, added tokens included."""
+    """Returns a short hash of the whole vocabulary, added tokens included."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
@@ -91,14 +91,14 @@ def build(
     vocab_size: int,
     fingerprint: str | None = None,
     sources: Sequence[str | Path] = (),
-    progress: Progress = lambda stage, done, in_all: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Datastore:
-    """A datastore of `documents`, which are rows of ids below `vocab_size`; empty ones are skipped.
+    """Builds a datastore of `documents`, rows of ids below `vocab_size`; skips empty ones.
 
-    `progress` is told "reading" with the tokens so far, then "sorting" with the rounds done.
+    `progress` is called with "reading" and the tokens so far, then "sorting" and the rounds done.
 
     Raises:
-        SpecjaxError: for no tokens, more than int32 positions can number, or wrong ids.
+        SpecjaxError: if there are no tokens, too many for int32 positions, or invalid ids.
     """
     tokens = _concatenate(documents, vocab_size, progress)
     suffixes = _sorted_suffixes(tokens, progress)
@@ -110,27 +110,27 @@ def build(
 def _concatenate(
     documents: Iterable[Document], vocab_size: int, progress: Progress
 ) -> Int32[np.ndarray, " T"]:
-    tokens = array("i")  # grows in place, so that the text is in memory once
+    tokens = array("i")  # grows in place, so the text is in memory only once
     for number, document in enumerate(documents, start=1):
         if not len(document):
             continue
-        if len(tokens) + len(document) + 1 > MOST_TOKENS:
+        if len(tokens) + len(document) + 1 > MAX_TOKENS:
             raise SpecjaxError(
-                f"document {number} would bring the datastore beyond {MOST_TOKENS} tokens, the "
-                "most that one can hold; give less text"
+                f"document {number} would take the datastore past its limit of {MAX_TOKENS} "
+                "tokens; give less text"
             )
         tokens.frombytes(_ids_of(number, document, vocab_size).tobytes())
         tokens.append(SEPARATOR)
         progress("reading", len(tokens), None)
     if not tokens:
-        raise SpecjaxError("there is no text to store; give at least one document with some")
+        raise SpecjaxError("there is no text to store; give a document that is not empty")
     return np.frombuffer(tokens, np.int32)
 
 
 def _ids_of(number: int, document: Document, vocab_size: int) -> Int32[np.ndarray, " N"]:
     ids = np.asarray(document)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise SpecjaxError(f"document {number} is not one row of whole numbers; give token ids")
+        raise SpecjaxError(f"document {number} is not a list of whole numbers; give token ids")
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if wrong.size:
         raise SpecjaxError(
@@ -143,15 +143,15 @@ def _ids_of(number: int, document: Document, vocab_size: int) -> Int32[np.ndarra
 def _sorted_suffixes(
     tokens: Int32[np.ndarray, " T"], progress: Progress
 ) -> Int32[np.ndarray, " M"]:
-    """The positions of all tokens but separators, sorted by the suffixes that start there.
+    """Returns the positions of all tokens but separators, sorted by the suffixes that start there.
 
-    Prefix doubling: when suffixes are ranked by their first n tokens, the ranks of a suffix and of
-    the one n tokens further rank it by 2 n. Suffixes that differ from all others rest.
+    Prefix doubling: once suffixes are ranked by their first n tokens, the ranks of a suffix and of
+    the one n tokens later rank it by 2 n tokens. Suffixes that are already unique are skipped.
     """
     order = np.arange(len(tokens), dtype=np.int32)
     rank = np.full(len(tokens) + SORTED_TOKENS, SEPARATOR, np.int32)  # the end sorts first
     rank[: len(tokens)] = tokens
-    tied = order.copy()  # places in `order` whose suffixes are not told apart yet
+    tied = order.copy()  # indices into `order` of suffixes that still equal another
     rounds = SORTED_TOKENS.bit_length() - 1
     for number in range(rounds):
         progress("sorting", number, rounds)
@@ -168,23 +168,23 @@ def _refine(
     tied: Int32[np.ndarray, " N"],
     known: int,
 ) -> Int32[np.ndarray, " N2"]:
-    """Sorts the tied suffixes by twice the `known` tokens, in place; returns what is still tied."""
+    """Sorts the tied suffixes by twice the `known` tokens, in place; returns those still tied."""
     starts = order[tied]
     keys = _pairs(rank[starts], rank[starts + np.int32(known)] + np.int32(1))
     sorting = np.argsort(keys)
     starts, keys = starts[sorting], keys[sorting]
     del sorting  # the largest array here
     order[tied] = starts
-    is_first = np.ones(len(tied) + 1, bool)  # of its group of equals; the end starts one too
+    is_first = np.ones(len(tied) + 1, bool)  # of its group of equals; the end counts as a group
     np.not_equal(keys[1:], keys[:-1], out=is_first[1:-1])
     group = np.cumsum(is_first[:-1], dtype=np.int32) - np.int32(1)
-    # The rank is the place of the group's first: it holds, however the group is split later.
+    # The rank is the index of the group's first suffix, so it stays valid when the group splits.
     rank[starts] = tied[is_first[:-1]][group]
     return tied[~(is_first[:-1] & is_first[1:])]
 
 
 def _pairs(high: Int32[np.ndarray, " N"], low: Int32[np.ndarray, " N"]) -> np.ndarray:
-    """One int64 for each pair, which sorts as the pair does; `low` is not negative."""
+    """Packs each pair into an int64 that sorts like the pair; `low` must not be negative."""
     keys = high.astype(np.int64)
     keys <<= 32
     keys |= low
@@ -195,7 +195,7 @@ def _pairs(high: Int32[np.ndarray, " N"], low: Int32[np.ndarray, " N"]) -> np.nd
 
 
 def save(datastore: Datastore, folder: str | Path) -> None:
-    """Writes a new `folder`, wholly or not at all.
+    """Writes a new `folder`, completely or not at all.
 
     Raises:
         SpecjaxError: if `folder` already holds something, or cannot be written.
@@ -209,14 +209,15 @@ def save(datastore: Datastore, folder: str | Path) -> None:
         arrays = {"tokens": datastore.tokens, "suffixes": datastore.suffixes}
         save_file(arrays, unfinished / ARRAYS)
         (unfinished / METADATA).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        shutil.copymode(unfinished / METADATA, unfinished / ARRAYS)  # else nobody else may read it
+        # safetensors lets only the owner read its file.
+        shutil.copymode(unfinished / METADATA, unfinished / ARRAYS)
 
 
 def load_datastore(folder: str | Path) -> Datastore:
-    """Reads what `save` wrote.
+    """Reads a datastore that `save` wrote.
 
     Raises:
-        SpecjaxError: if the folder is missing, is no datastore, or is damaged.
+        SpecjaxError: if the folder is missing, damaged, or not a datastore.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -231,7 +232,7 @@ def load_datastore(folder: str | Path) -> Datastore:
         wrong = str(error)
     if wrong:
         raise SpecjaxError(
-            f"{folder / ARRAYS} is damaged or not the one of {METADATA} ({wrong}); copy or build "
+            f"{folder / ARRAYS} is damaged or does not match {METADATA} ({wrong}); copy or build "
             "the datastore again"
         )
     return Datastore(**arrays, **values)
@@ -242,8 +243,8 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         raise SpecjaxError(
-            f"{file.parent} is no datastore, it lacks {file.name}; check the path, or build one: "
-            "`specjax datastore build`"
+            f"{file.parent} is not a datastore: it has no {file.name}; check the path or build one "
+            "with `specjax datastore build`"
         ) from None
     except (ValueError, RecursionError):
         values = None
@@ -253,7 +254,8 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         or not all(isinstance(values.get(name), kind) for name, kind in METADATA_KINDS.items())
     ):
         raise SpecjaxError(
-            f"{file} is not that of a {FORMAT!r}, or is damaged; copy or build the datastore again"
+            f"{file} is damaged or does not describe a {FORMAT!r}; copy or build the datastore "
+            "again"
         )
     kept = {name: values[name] for name in METADATA_KINDS}
     return kept | {"sources": tuple(map(str, kept["sources"]))}
@@ -262,7 +264,7 @@ def _read_metadata(file: Path) -> dict[str, Any]:
 def _contradiction(
     arrays: Mapping[str, np.ndarray], num_tokens: int, values: Mapping[str, Any]
 ) -> str:
-    """What the metadata does not say of these arrays; empty if they agree."""
+    """Returns how the arrays contradict the metadata; empty if they agree."""
     length = num_tokens + values["num_documents"]
     expected = {"tokens": ("int32", (length,)), "suffixes": ("int32", (num_tokens,))}
     found = {name: (str(each.dtype), each.shape) for name, each in arrays.items()}
@@ -274,5 +276,5 @@ def _contradiction(
     ranges = ((tokens, SEPARATOR, values["vocab_size"]), (suffixes, 0, length))
     for found, low, high in ranges:
         if found.min() < low or found.max() >= high:
-            return f"values from {found.min()} to {found.max()} go beyond {low} to {high - 1}"
+            return f"values from {found.min()} to {found.max()} are outside {low} to {high - 1}"
     return ""

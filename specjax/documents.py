@@ -1,4 +1,4 @@
-"""Documents from files, folders and hub datasets, as token ids."""
+"""Reads documents from files, folders and hub datasets, as token ids."""
 
 import json
 import re
@@ -13,26 +13,25 @@ from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-BATCH_CHARACTERS = 1_000_000  # texts are tokenized together up to so many
+BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
 
 def read_documents(sources: Sequence[str | Path], tokenizer: Any) -> Iterator[Sequence[int]]:
-    """The token ids of all documents of `sources`, without special tokens around them.
+    """Yields the token ids of each document in `sources`, without special tokens around them.
 
-    A source is a text file (one document), a `.jsonl` file (one document a line, under "text" or
-    "content"), a folder (all such files in it, in sorted order, hidden and binary ones left out),
-    or the hub id of a dataset (its "train" split; needs the package `datasets`).
+    A source is a text file (one document), a `.jsonl` file (one document per line, under "text" or
+    "content"), a folder (all such files in it, in sorted order, except hidden and binary ones), or
+    the hub id of a dataset (its "train" split; needs the package `datasets`).
 
     Raises:
-        SpecjaxError: for a source that does not exist, at once; for text that cannot be read, when
-            its turn comes.
+        SpecjaxError: at once if a source does not exist; on reaching it if a text cannot be read.
     """
     texts = chain.from_iterable([_texts_of(source) for source in sources])
     return _tokenize(texts, tokenizer)
 
 
 def _tokenize(texts: Iterable[str], tokenizer: Any) -> Iterator[Sequence[int]]:
-    for batch in _batches(texts):  # several at once: tokenizers spread them over the cores
+    for batch in _batches(texts):  # tokenizers spread a batch over the cores
         yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
 
 
@@ -53,7 +52,7 @@ def _texts_of(source: str | Path) -> Iterator[str]:
     if str(source) and path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if _is_text(file, path)]
         if not files:
-            raise SpecjaxError(f"{path} holds no text files; give a folder with some")
+            raise SpecjaxError(f"{path} has no text files; give a folder that has some")
         return chain.from_iterable(map(_texts_in, files))
     if str(source) and path.exists():
         return _texts_in(path)
@@ -61,13 +60,13 @@ def _texts_of(source: str | Path) -> Iterator[str]:
 
 
 def checked_hub_id(source: str | Path) -> str:
-    """What is neither file nor folder must name a dataset on the hub.
+    """Returns `source` as the hub id of a dataset; call it for what is neither file nor folder.
 
     Raises:
-        SpecjaxError: if it cannot.
+        SpecjaxError: if it cannot be a hub id.
     """
     if not HUB_ID.fullmatch(str(source)):
-        raise SpecjaxError(f"{source} does not exist and is no hub id of a dataset; check the path")
+        raise SpecjaxError(f"{source} does not exist and is not a hub id; check the path")
     return str(source)
 
 
@@ -91,12 +90,12 @@ def _texts_in(file: Path) -> Iterator[str]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Raises SpecjaxError, which names `file`, where the block fails to read it as UTF-8."""
+    """Turns a failure to read `file` as UTF-8 in the block into a SpecjaxError that names it."""
     try:
         with readable(file):
             yield
     except UnicodeDecodeError:
-        raise SpecjaxError(f"{file} is not UTF-8 text; convert it, or leave it out") from None
+        raise SpecjaxError(f"{file} is not UTF-8 text; convert it or leave it out") from None
 
 
 def _text_in(line: bytes, place: str) -> str:
@@ -105,19 +104,19 @@ def _text_in(line: bytes, place: str) -> str:
     except SpecjaxError:
         raise
     except (ValueError, RecursionError) as error:
-        raise SpecjaxError(f"{place} is not valid JSON ({error}); mend or drop it") from None
+        raise SpecjaxError(f"{place} is not valid JSON ({error}); fix or remove it") from None
 
 
 def _text_of(row: Any, place: str) -> str:
     texts = [row[key] for key in TEXT_KEYS if key in row] if isinstance(row, dict) else []
     if not texts or not isinstance(texts[0], str):
         keys = " or ".join(map(repr, TEXT_KEYS))
-        raise SpecjaxError(f"{place} holds no text under {keys}; mend or drop it")
+        raise SpecjaxError(f"{place} has no text under {keys}; fix or remove it")
     return whole_characters(texts[0])
 
 
 def whole_characters(text: str) -> str:
-    """`text` with a question mark for half a surrogate pair, which JSON allows and no text is."""
+    """Replaces lone surrogates, which JSON allows but UTF-8 does not, by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -127,10 +126,10 @@ def _texts_from_hub(name: str) -> Iterator[str]:
 
 
 def hub_rows(name: str) -> Iterator[Any]:
-    """The rows of a hub dataset, read as they are asked for.
+    """Yields the rows of a hub dataset, streamed on demand.
 
     Raises:
-        SpecjaxError: if the dataset, or the package `datasets`, cannot be had.
+        SpecjaxError: if the dataset cannot be read or the package `datasets` is not installed.
     """
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
@@ -141,7 +140,7 @@ def hub_rows(name: str) -> Iterator[Any]:
             f"{name} does not exist here, and reading it from the hub needs the package datasets; "
             "run `pip install datasets`, or check the path"
         ) from None
-    except Exception as error:  # the network stack beneath the hub raises kinds of its own
+    except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(
             f"dataset {name} could not be read ({reason}); check its name, or try again"

@@ -1,4 +1,4 @@
-"""Load a target by name: "pocket", a folder in Hugging Face format, or a hub id; find a head.
+"""Loads targets by name ("pocket", a folder in Hugging Face format, or a hub id); finds heads.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
@@ -43,19 +43,19 @@ SMALL_FILES = [
     "merges.txt",
     "chat_template*",
 ]
-# No "consolidated" twins; the third are Medusa's and Hydra's heads, which targets have no use for.
+# Leaves out "consolidated" copies. The last pattern is for Medusa's and Hydra's heads only.
 SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"]
 TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*_lm_head.pt"]
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any of these makes one
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of these is enough
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedTarget:
-    """A model that is ready to decode: what it is, its weights and its tokenizer."""
+    """A model that is ready to decode, with its weights and its tokenizer."""
 
     model: Transformer
     params: Mapping[str, Any] = field(repr=False)
-    tokenizer: Any  # from transformers; None where the folder holds none
+    tokenizer: Any  # from transformers; None if the folder has none
     config: TransformerConfig
     name: str
 
@@ -66,13 +66,13 @@ class LoadedTarget:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of the weights, which products are computed in."""
+        """The dtype of the weights, in which matrix products are computed."""
         return jnp.dtype(self.model.dtype(self.params))
 
     def require_tokenizer(self) -> Any:
-        """The tokenizer; raises SpecjaxError if there is none."""
+        """Returns the tokenizer; raises SpecjaxError if there is none."""
         if self.tokenizer is None:
-            raise SpecjaxError(f"{self.name} has no tokenizer; take a target that has one")
+            raise SpecjaxError(f"{self.name} has no tokenizer; use a target that has one")
         return self.tokenizer
 
 
@@ -86,16 +86,16 @@ def load(
 
     Args:
         name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
-            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". A folder that is called pocket:
-            "./pocket".
+            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a folder of that
+            name.
         dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
             bfloat16 elsewhere.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
 
     Raises:
-        SpecjaxError: if there is no such target, it cannot be fetched, its architecture is not
-            supported, or its files are damaged or do not fit together.
+        SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
+            supported, or its files are damaged or inconsistent.
     """
     kind = _dtype_of(dtype)
     folder = _folder_of(str(name), revision, progress)
@@ -106,7 +106,7 @@ def load(
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a target, without its weights.
+    """Loads the tokenizer of a target, without its weights.
 
     Raises:
         SpecjaxError: if there is no such target, or it has no tokenizer.
@@ -114,21 +114,21 @@ def load_tokenizer(name: str | Path) -> Any:
     folder = _folder_of(str(name), None, progress=True, with_weights=False)
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:
-        raise SpecjaxError(f"{name} has no tokenizer; name a target that has one")
+        raise SpecjaxError(f"{name} has no tokenizer; use a target that has one")
     return tokenizer
 
 
-# ---- Where a name leads ------------------------------------------------------------------------
+# ---- Finding and downloading folders -----------------------------------------------------------
 
 
 def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bool = True) -> Path:
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
-    folder = _found(name, revision, progress, read_config, with_weights)
+    folder = _find(name, revision, progress, read_config, with_weights)
     if folder is None:
         raise SpecjaxError(
-            f"{name!r} is no target: give 'pocket', an existing folder in Hugging Face format, "
+            f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
             "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
         )
     return folder
@@ -136,65 +136,65 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
 
 def head_folder(
     name: str | Path,
-    judge: Callable[[Path], Any],
+    check: Callable[[Path], Any],
     revision: str | None = None,
     progress: bool = True,
 ) -> Path:
-    """The local folder of a drafter head: its config and weights, downloaded if need be.
+    """Returns the local folder of a drafter head, downloading its config and weights if needed.
 
     Args:
         name: a folder, or a hub id such as "yuhuili/EAGLE-Vicuna-7B-v1.3".
-        judge: reads the config in a folder and raises SpecjaxError for another kind of head, so
-            that weights of no use are not downloaded. A local folder is left to the loader.
+        check: reads the config in a folder and raises SpecjaxError for the wrong kind of head,
+            before its weights are downloaded. Not called for local folders.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
 
     Raises:
-        SpecjaxError: if there is no such head, it cannot be fetched, or `judge` refuses it.
+        SpecjaxError: if there is no such head, it cannot be downloaded, or `check` rejects it.
     """
-    folder = _found(str(name), revision, progress, judge, is_head=True)
+    folder = _find(str(name), revision, progress, check, is_head=True)
     if folder is None:
         raise SpecjaxError(
-            f"{str(name)!r} is no head: give an existing folder with config.json and weights, "
+            f"{str(name)!r} is not a head: give an existing folder with config.json and weights, "
             "or a hub id such as 'yuhuili/EAGLE-Vicuna-7B-v1.3'"
         )
     return folder
 
 
-def _found(
+def _find(
     name: str,
     revision: str | None,
     progress: bool,
-    judge: Callable[[Path], Any],
+    check: Callable[[Path], Any],
     with_weights: bool = True,
     is_head: bool = False,
 ) -> Path | None:
-    """The folder of this name, or the local copy of the hub id; None if it is neither."""
+    """Returns the folder of this name or the local copy of the hub id; None if it is neither."""
     folder = expand_user(name)
     with readable(folder):
         is_local = name != "" and folder.is_dir()
-        is_free = not folder.exists()  # a file is no model, and no hub id either
+        is_free = not folder.exists()  # a file is neither a model nor a hub id
     if is_local:
         _refuse_revision(name, revision)
         return folder
     if HUB_ID.fullmatch(name) and is_free:
-        return _download(name, revision, progress, judge, with_weights, is_head)
+        return _download(name, revision, progress, check, with_weights, is_head)
     return None
 
 
 def _refuse_revision(name: str, revision: str | None) -> None:
     if revision is not None:
         raise SpecjaxError(
-            f"revision {revision!r} has no meaning for {name}; only hub ids have one"
+            f"{name} has no revision {revision!r}: only hub ids have revisions; leave it out"
         )
 
 
 def pocket_folder() -> Path:
-    """Where the small model inside specjax lies."""
+    """Returns the folder of the small model inside specjax."""
     folder = Path(str(resources.files("specjax") / "pocket" / "weights" / "target"))
     if not (folder / "config.json").is_file():
         raise SpecjaxError(
-            f"the pocket weights are not in {folder}; install specjax again, "
+            f"the pocket weights are missing from {folder}; reinstall specjax, "
             "or give a folder or a hub id"
         )
     return folder
@@ -204,17 +204,17 @@ def _download(
     name: str,
     revision: str | None,
     progress: bool,
-    judge: Callable[[Path], Any],
+    check: Callable[[Path], Any],
     with_weights: bool,
     is_head: bool,
 ) -> Path:
-    """The local copy of a hub repository: its config is judged before its weights are fetched."""
+    """Downloads a hub repository; checks its config before fetching its weights."""
     with _download_bars(progress), _hub_errors(name, revision):
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        judge(folder)
+        check(folder)
         if not with_weights:
             return folder
-        commit = folder.name  # should the branch move meanwhile
+        commit = folder.name  # in case the branch moves meanwhile
         snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS[: 2 + is_head])
         if not any(path for each in SAFETENSORS[: 2 + is_head] for path in folder.glob(each)):
             import_torch(name)
@@ -241,11 +241,13 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
     except SpecjaxError:
         raise
     except errors.GatedRepoError:
-        advice = f"is gated; ask for access at https://huggingface.co/{name}, then `hf auth login`"
-        raise SpecjaxError(f"{name} {advice}") from None
+        raise SpecjaxError(
+            f"{name} is gated; request access at https://huggingface.co/{name}, "
+            "then run `hf auth login`"
+        ) from None
     except errors.RepositoryNotFoundError:
         raise SpecjaxError(
-            f"{name} is neither a folder nor a public hub id; check the spelling, "
+            f"{name} is neither a folder nor a public repository on the hub; check the spelling, "
             "or run `hf auth login` if it is private"
         ) from None
     except errors.RevisionNotFoundError:
@@ -254,15 +256,15 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
         ) from None
     except errors.LocalEntryNotFoundError:
         raise SpecjaxError(
-            f"{name} is not a folder, and the hub cannot be reached for it; "
+            f"{name} is not a folder, and the hub cannot be reached; "
             "check the network, or give a folder"
         ) from None
-    except Exception as error:  # the network stack beneath the hub raises kinds of its own
+    except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
 
 
-# ---- What a folder holds ------------------------------------------------------------------------
+# ---- Reading a folder ---------------------------------------------------------------------------
 
 
 def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
@@ -278,7 +280,7 @@ def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
 
 
 def _with_generation_eos(config: TransformerConfig, folder: Path) -> TransformerConfig:
-    """Adds the EOS tokens of `generation_config.json`: chat models name more of them there."""
+    """Adds the EOS tokens of `generation_config.json`, where chat models list more of them."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return config
@@ -299,9 +301,9 @@ def _read_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers raises plain Exception for a damaged file
+    except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(
             f"the tokenizer in {folder} cannot be read ({reason}); "
-            "install what it lacks, or download it again"
+            "install the missing package, or download it again"
         ) from error

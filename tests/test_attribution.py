@@ -27,9 +27,9 @@ from tests.decoding.tiny import target
 def test_spans_are_runs_of_neighbouring_sources():
     source = [-1, 4, 5, 6, 9, -1, 2, 4]
     assert spans_of(source) == [Span(1, 4, 4), Span(4, 5, 9), Span(6, 7, 2), Span(7, 8, 4)]
-    assert spans_of(source, least=2) == [Span(1, 4, 4)]
+    assert spans_of(source, min_tokens=2) == [Span(1, 4, 4)]
     assert spans_of([]) == spans_of([-1, -1]) == []
-    assert is_copied(source, least=3).tolist() == [False, True, True, True, *[False] * 4]
+    assert is_copied(source, min_tokens=3).tolist() == [False, True, True, True, *[False] * 4]
 
 
 def test_sources_in_the_output_are_followed_to_the_prompt():

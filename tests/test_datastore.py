@@ -97,7 +97,7 @@ def test_documents_are_read_once():
 
 @pytest.mark.parametrize("documents", [[], [[]]])
 def test_nothing_to_store_is_refused(documents):
-    with pytest.raises(SpecjaxError, match="there is no text to store; give at least one"):
+    with pytest.raises(SpecjaxError, match="there is no text to store; give a document"):
         build(documents, 5)
 
 
@@ -110,14 +110,14 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
 
 @pytest.mark.parametrize("document", [[0.5], ["a"], [[1, 2]], [2**70]])
 def test_what_is_no_row_of_ids_is_refused(document):
-    with pytest.raises(SpecjaxError, match="document 1 is not one row of whole numbers"):
+    with pytest.raises(SpecjaxError, match="document 1 is not a list of whole numbers"):
         build([document if document == [2**70] else np.array(document)], 5)
 
 
 def test_too_many_tokens_are_refused(monkeypatch):
-    monkeypatch.setattr(datastore, "MOST_TOKENS", 5)
+    monkeypatch.setattr(datastore, "MAX_TOKENS", 5)
     build([[1], [1, 1]], 5)
-    with pytest.raises(SpecjaxError, match="document 2 would bring the datastore beyond 5 tokens"):
+    with pytest.raises(SpecjaxError, match=r"document 2 would take .* past its limit of 5 tokens"):
         build([[1], [1, 1, 1]], 5)
 
 
@@ -177,7 +177,7 @@ def test_a_folder_that_is_no_datastore_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SpecjaxError) as caught:
             load_datastore(path)
-        assert one_line(caught).startswith(f"{path} is no datastore, it lacks {METADATA}; ")
+        assert one_line(caught).startswith(f"{path} is not a datastore: it has no {METADATA}; ")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_foreign_metadata_is_refused(folder, text):
     with pytest.raises(SpecjaxError) as caught:
         load_datastore(folder)
     message = one_line(caught)
-    assert message.startswith(f"{folder / METADATA} is not that of a 'specjax datastore 1', or is")
+    assert message.startswith(f"{folder / METADATA} is damaged or does not describe a")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_foreign_metadata_is_refused(folder, text):
 )
 def test_damaged_metadata_is_refused(folder, changes):
     rewrite(folder, **changes)
-    with pytest.raises(SpecjaxError, match=r"json is not that of a .* build the datastore again"):
+    with pytest.raises(SpecjaxError, match=r"json is damaged or .* build the datastore again"):
         load_datastore(folder)
 
 
@@ -216,7 +216,7 @@ def test_a_truncated_file_is_refused(folder, kept):
     with pytest.raises(SpecjaxError) as caught:
         load_datastore(folder)
     message = one_line(caught)
-    assert message.startswith(f"{folder / ARRAYS} is damaged or not the one of {METADATA} (")
+    assert message.startswith(f"{folder / ARRAYS} is damaged or does not match {METADATA} (")
     assert message.endswith("copy or build the datastore again")
 
 
@@ -232,7 +232,7 @@ def test_a_missing_file_is_refused(folder):
         ({"num_tokens": 9}, r"arrays are .* expected"),
         ({"num_tokens": 11, "num_documents": 2}, "arrays are"),
         ({"num_tokens": 0, "num_documents": 13}, "arrays are"),
-        ({"vocab_size": 70_000}, "values from -1 to 70000 go beyond -1 to 69999"),
+        ({"vocab_size": 70_000}, "values from -1 to 70000 are outside -1 to 69999"),
     ],
 )
 def test_metadata_that_the_arrays_contradict_is_refused(folder, changes, message):
@@ -248,8 +248,8 @@ def test_metadata_that_the_arrays_contradict_is_refused(folder, changes, message
         ("tokens", 0, -1, "it does not hold 3 documents"),
         ("tokens", slice(-2, None), [-1, 1], "it does not hold 3 documents"),
         ("tokens", 0, -2, "values from -2 to"),
-        ("suffixes", 0, -1, "values from -1 to 11 go beyond 0 to 12"),
-        ("suffixes", 0, 13, "values from 0 to 13 go beyond 0 to 12"),
+        ("suffixes", 0, -1, "values from -1 to 11 are outside 0 to 12"),
+        ("suffixes", 0, 13, "values from 0 to 13 are outside 0 to 12"),
     ],
 )
 def test_arrays_with_impossible_values_are_refused(folder, name, index, value, message):
@@ -330,9 +330,9 @@ def test_a_tokenizer_of_transformers_is_served(tmp_path):
     [
         ('{"text": ', "line 3, is not valid JSON"),
         ('{"text": "\udcff"}', "line 3, is not valid JSON"),
-        ('{"title": "a"}', "line 3, holds no text under 'text' or 'content'"),
-        ('{"text": 7}', "line 3, holds no text"),
-        ('["text"]', "line 3, holds no text"),
+        ('{"title": "a"}', "line 3, has no text under 'text' or 'content'"),
+        ('{"text": 7}', "line 3, has no text"),
+        ('["text"]', "line 3, has no text"),
         ("[" * 10**6, "line 3, is not valid JSON"),
     ],
     ids=range(6),
@@ -364,12 +364,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     for source in (tmp_path / "b.txt", "b.txt", ""):
-        with pytest.raises(SpecjaxError, match="does not exist and is no hub id of a dataset"):
+        with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
             read_documents([tmp_path / "a.txt", source], Characters())
 
 
 def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(SpecjaxError, match=r"holds no text files; give a folder with some"):
+    with pytest.raises(SpecjaxError, match=r"has no text files; give a folder that has some"):
         read_documents([tmp_path], Characters())
 
 
@@ -385,7 +385,7 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
     fake = SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     documents = read_documents(["some/texts"], Characters())
-    with pytest.raises(SpecjaxError, match="some/texts, row 3, holds no text under"):
+    with pytest.raises(SpecjaxError, match="some/texts, row 3, has no text under"):
         list(documents)
     with pytest.raises(SpecjaxError) as caught:
         read("some/rest")

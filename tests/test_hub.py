@@ -111,7 +111,7 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
     ("content", "told"),
     [
         ("{", " is not valid JSON"),
-        ("[]", " holds no JSON object; fetch it again"),
+        ("[]", " does not hold a JSON object; fix it"),
         ('{"eos_token_id": 1.5}', ": eos_token_id 1.5 is not a whole number"),
         ('{"eos_token_id": "</s>"}', ": eos_token_id '</s>' is not a whole number"),
         ('{"eos_token_id": [2, null]}', ": eos_token_id None is not a whole number"),
@@ -139,7 +139,7 @@ def test_a_damaged_tokenizer_is_named(folder):
 def test_the_pocket_target_lies_inside_the_package(folder, monkeypatch):
     root = folder.parent
     monkeypatch.setattr(hub, "resources", SimpleNamespace(files=lambda package: root / package))
-    assert f"pocket weights are not in {root / 'specjax'}" in failure("pocket")
+    assert f"pocket weights are missing from {root / 'specjax'}" in failure("pocket")
     shutil.copytree(folder, root / "specjax" / "pocket" / "weights" / "target")
     assert hub.load("pocket").config == CONFIG
 
@@ -166,18 +166,18 @@ def test_a_sentencepiece_model_alone_makes_the_tokenizer(folder, tmp_path):
 @pytest.mark.parametrize("name", ["pockett", "./missing", "/missing/folder", "a/b/c", "", "../x"])
 def test_a_name_that_leads_nowhere_is_told_the_three_that_do(name):
     message = failure(name)
-    assert message.startswith(f"{name!r} is no target: give 'pocket', an existing folder")
+    assert message.startswith(f"{name!r} is not a target: give 'pocket', an existing folder")
     assert "or a hub id such as" in message
 
 
 def test_a_file_is_no_target(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    assert failure("tiny/model.safetensors").startswith("'tiny/model.safetensors' is no target")
+    assert failure("tiny/model.safetensors").startswith("'tiny/model.safetensors' is not a target")
 
 
 def test_a_revision_of_a_folder_is_refused(folder):
-    assert "only hub ids have one" in failure(folder, revision="main")
-    assert "only hub ids have one" in failure("pocket", revision="main")
+    assert "only hub ids have revisions" in failure(folder, revision="main")
+    assert "only hub ids have revisions" in failure("pocket", revision="main")
 
 
 @pytest.mark.parametrize("name", ["n" * 300, f"/tmp/{'n' * 300}"])
@@ -285,10 +285,13 @@ def http_error(kind: type) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (http_error(errors.GatedRepoError), "is gated; ask for access at https://huggingface.co/"),
-        (http_error(errors.RepositoryNotFoundError), "neither a folder nor a public hub id; check"),
+        (http_error(errors.GatedRepoError), "is gated; request access at https://huggingface.co/"),
+        (
+            http_error(errors.RepositoryNotFoundError),
+            "neither a folder nor a public repository on the hub",
+        ),
         (http_error(errors.RevisionNotFoundError), "has no revision 'v9'; see https://"),
-        (errors.LocalEntryNotFoundError("offline"), "the hub cannot be reached for it; check"),
+        (errors.LocalEntryNotFoundError("offline"), "the hub cannot be reached; check"),
         (http_error(errors.HfHubHTTPError), "(HfHubHTTPError: 401 Client Error.); try again"),
         (
             ConnectionError("reset\nby peer"),
@@ -308,7 +311,7 @@ def test_what_the_hub_refuses_is_told_in_one_line(monkeypatch, error, expected):
 
 def test_what_was_downloaded_once_loads_without_network(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder.parent))
-    assert "the hub cannot be reached for it; check the network" in failure(HUB_ID)
+    assert "the hub cannot be reached; check the network" in failure(HUB_ID)
     repository = folder.parent / "models--someone--tiny-llama"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123456789" * 4)

@@ -40,7 +40,7 @@ def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype(dtype):
     "content, message",
     [
         ("{", "is not valid JSON"),
-        ("[]", "holds no JSON object"),
+        ("[]", "does not hold a JSON object"),
         ("{}", "is no file of `specjax tune`"),
         (json.dumps({"target": "me", "settings": 3}), "is no file of `specjax tune`"),
         (

@@ -1,1 +1,1 @@
-"""What every other part stands on; imports nothing of specjax but itself."""
+"""Errors, files, text and pytrees that every other package uses; imports none of them."""

@@ -1,4 +1,4 @@
-"""Chats as text and as tokens, in the tokenizer's own template or in Vicuna's."""
+"""Chats as text and as tokens, in the tokenizer's chat template or, if it has none, Vicuna's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,22 +11,22 @@ SYSTEM = (
 )
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
 
-TRAINING_DAY = "01 Jan 2025"  # so that a text has the same tokens whenever a run goes on
+TRAINING_DAY = "01 Jan 2025"  # fixed, so that a resumed run sees the same tokens
 
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
 
 def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
-    """A chat in the tokenizer's chat template, or Vicuna's, up to the assistant's next answer.
+    """Returns the tokens of a chat, up to where the assistant's next answer begins.
 
     BOS comes from the template or else from the tokenizer, never from both.
 
     Args:
-        tokenizer: of `transformers`.
-        chat: a user's message, or the messages so far, the user's last.
+        tokenizer: a `transformers` tokenizer.
+        chat: a user's message, or all messages so far, ending with the user's.
 
     Raises:
-        SpecjaxError: as `chat_text`.
+        SpecjaxError: if the template refuses the messages.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     text = chat_text(tokenizer, messages, is_answer_next=True)
@@ -39,13 +39,13 @@ def chat_text(
     is_answer_next: bool = False,
     today: str | None = None,
 ) -> str:
-    """The messages in the tokenizer's chat template, or Vicuna's.
+    """Formats messages with the tokenizer's chat template, or Vicuna's.
 
     Args:
-        tokenizer: of `transformers`.
-        messages: at least one; only the first may be the system's.
-        is_answer_next: up to where the assistant's next answer begins.
-        today: the date that some templates write; by default the real one.
+        tokenizer: a `transformers` tokenizer.
+        messages: at least one; only the first may be a system message.
+        is_answer_next: end the text where the assistant's next answer begins.
+        today: the date that some templates insert; by default today's.
 
     Raises:
         SpecjaxError: if the template refuses the messages.
@@ -68,29 +68,29 @@ def chat_text(
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
         raise SpecjaxError(
-            f"the tokenizer's chat template refuses messages of {roles} ({reason}); drop these "
-            "messages, or give the tokenizer another template"
+            f"the tokenizer's chat template refuses messages with roles {roles} ({reason}); drop "
+            "the messages, or give the tokenizer another template"
         ) from error
 
 
-def encode_chat(tokenizer: Any, text: str, **wanted: Any) -> Any:
-    """The tokenizer's output for a text of `chat_text`, with one BOS at most.
+def encode_chat(tokenizer: Any, text: str, **options: Any) -> Any:
+    """Tokenizes a text that `chat_text` returned, with at most one BOS.
 
-    `wanted` goes to the tokenizer, such as `return_offsets_mapping=True`.
+    `options` are passed to the tokenizer, for example `return_offsets_mapping=True`.
     """
     has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-    return tokenizer(text, add_special_tokens=not has_bos, **wanted)
+    return tokenizer(text, add_special_tokens=not has_bos, **options)
 
 
 def opening_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The tokens of a plain text from its beginning: after BOS, even if the tokenizer adds none."""
+    """Returns the tokens of a plain text, starting with BOS even if the tokenizer adds none."""
     ids = tuple(tokenizer(text, verbose=False)["input_ids"])
     has_bos = tokenizer.bos_token_id in (None, *ids[:1])
     return ids if has_bos else (tokenizer.bos_token_id, *ids)
 
 
 def _vicuna(messages: Sequence[Message], end: str, is_answer_next: bool) -> str:
-    """A space after what the user says, the end token right after what the assistant says."""
+    """Formats a Vicuna chat: a space ends a user message, `end` an assistant message."""
     system = SYSTEM
     if messages[0]["role"] == "system":
         system, messages = messages[0]["content"], messages[1:]

@@ -1,4 +1,4 @@
-"""The one exception type for requests and files that specjax cannot serve, and how programs end."""
+"""The one exception type for requests and files that specjax cannot handle, and exit codes."""
 
 import os
 import sys
@@ -8,15 +8,15 @@ USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
 
 
 class SpecjaxError(ValueError):
-    """A user-facing error: says what is wrong, where, and what to do next, in one line.
+    """A user-facing error whose message says what is wrong, where, and what to do next.
 
-    The command line prints the message and exits with code 2; Python callers may catch it as a
-    ValueError.
+    The command line prints the message in one line and exits with code 2; Python callers may catch
+    it as a ValueError.
     """
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a program's work and returns its exit code, after one line about a `SpecjaxError`."""
+    """Runs a program and returns its exit code; prints one line for a `SpecjaxError`."""
     try:
         try:
             run()
@@ -28,7 +28,7 @@ def exit_code(run: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; what Python flushes at exit must go somewhere.
+        # The reader of our output is gone; give Python's flush at exit somewhere to write to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return 0

@@ -1,4 +1,4 @@
-"""Files and folders as users name them: what the system refuses becomes one line."""
+"""Reads and writes files that users name; system errors become a one-line `SpecjaxError`."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from specjax.core.errors import SpecjaxError
 
 
 def expand_user(path: str | Path) -> Path:
-    """`path` with a leading `~` or `~name` replaced by that home folder.
+    """Replaces a leading `~` or `~name` of `path` by that home folder.
 
     Raises:
-        SpecjaxError: if there is no such home.
+        SpecjaxError: if there is no such home folder.
     """
     try:
         return Path(path).expanduser()
@@ -27,13 +27,13 @@ def expand_user(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """What may be lost is kept in `~/.cache/specjax`, or under XDG_CACHE_HOME.
+    """Returns the folder for caches: `~/.cache/specjax`, or `specjax` in XDG_CACHE_HOME.
 
     Raises:
-        SpecjaxError: if there is no home.
+        SpecjaxError: if there is no home folder.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # unset; relative ones are void by the XDG specification
+    if not base.is_absolute():  # unset, or relative: the XDG specification ignores those
         try:
             base = Path.home() / ".cache"
         except RuntimeError:
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises SpecjaxError where the block meets an OSError; it names the file, or else `path`."""
+    """Turns an OSError in the block into a SpecjaxError that names the file, or else `path`."""
     try:
         yield
     except OSError as error:
@@ -55,7 +55,7 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Raises SpecjaxError, which names `path`, where the block fails to write to it."""
+    """Turns a failure to write in the block into a SpecjaxError that names `path`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -66,10 +66,10 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def writable_folder(folder: Path) -> Path:
-    """The folder, made if there is none, with its `~` expanded.
+    """Creates the folder if it does not exist, and returns it with its `~` expanded.
 
     Raises:
-        SpecjaxError: if it cannot be made, or nothing can be written into it.
+        SpecjaxError: if it cannot be created or written to.
     """
     folder = expand_user(folder)
     with writable(folder):
@@ -81,17 +81,19 @@ def writable_folder(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that `path` holds.
+    """Reads the JSON object in the file `path`.
 
     Raises:
-        SpecjaxError: if the file cannot be read, or holds something else.
+        SpecjaxError: if the file cannot be read, or does not hold a JSON object.
     """
     with readable(path):
         content = path.read_bytes()
     try:
         values = json.loads(content.decode("utf-8"))
     except ValueError as error:
-        raise SpecjaxError(f"{path} is not valid JSON ({error}); fetch it again") from None
+        raise SpecjaxError(
+            f"{path} is not valid JSON ({error}); fix it or download it again"
+        ) from None
     if not isinstance(values, dict):
-        raise SpecjaxError(f"{path} holds no JSON object; fetch it again")
+        raise SpecjaxError(f"{path} does not hold a JSON object; fix it or download it again")
     return values

@@ -1,4 +1,4 @@
-"""What made a result: the versions of the libraries, and the commit of the source."""
+"""The provenance of a result: library versions, machine, and the commit of the source."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ LIBRARIES = ("specjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "g
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that results depend on, as far as they are installed."""
+    """Returns the versions of Python and of the installed libraries that results depend on."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """The processor, and how many cores this process may use."""
+    """Returns the processor's name and the number of cores this process may use."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -30,14 +30,14 @@ def machine() -> str:
 
 
 def num_cores() -> int:
-    """The processor cores that this process may use."""
+    """Returns the number of processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def revision() -> str | None:
-    """The commit of the source tree that this is, if it is one; changed files are told."""
+    """Returns the commit of this source tree, marked `-dirty` if changed; None if there is none."""
 
     def git(*arguments: str) -> str:
         here = Path(__file__)
@@ -46,7 +46,7 @@ def revision() -> str | None:
         ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not somebody else's repository
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails in another repository
         return git("describe", "--always", "--dirty", "--abbrev=40")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,7 +1,7 @@
-"""The one struct decorator: a frozen dataclass that JAX carries through its transformations.
+"""The struct decorator: frozen dataclasses that JAX transformations understand.
 
-Unflattening skips `__init__`, because JAX rebuilds structures with placeholders in place of arrays
-(inside `vmap`, `scan`, `eval_shape`) that a shape check in `__init__` would reject. Ordinary
+Unflattening skips `__init__`: inside `vmap`, `scan` and `eval_shape` JAX rebuilds structures with
+placeholders instead of arrays, which a shape check in `__init__` would reject. Ordinary
 construction still runs every check.
 """
 
@@ -14,13 +14,13 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def static(**options: Any) -> Any:
-    """A field that is part of the structure: hashable, compared by value, never traced."""
+    """Declares a field that is part of the structure: hashable, compared by value, never traced."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def pytree(cls: _Class) -> _Class:
-    """Make `cls` a frozen dataclass and register it as a JAX pytree node."""
+    """Makes `cls` a frozen dataclass and registers it as a JAX pytree node."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)
     arrays = tuple(field.name for field in fields if not field.metadata.get("static"))

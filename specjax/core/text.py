@@ -1,14 +1,14 @@
-"""From tokens to text, one token at a time."""
+"""Decodes tokens to text, all at once or one token at a time."""
 
 from collections.abc import Sequence
 from typing import Any
 
-NUM_DECODED_AGAIN = 8  # tokens; what a token adds may depend on those before it
-UNFINISHED = "\ufffd"  # what bytes decode to that are not, or not yet, a character
+NUM_DECODED_AGAIN = 8  # tokens of context: the text of a token may depend on those before it
+UNFINISHED = "\ufffd"  # stands for bytes that are not, or not yet, a character
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of `tokens` without special tokens; without a tokenizer, the ids."""
+    """Returns the text of `tokens` without special tokens; without a tokenizer, their ids."""
     if tokenizer is None:
         return " ".join(str(token) for token in tokens)
     return tokenizer.decode(
@@ -17,9 +17,9 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 class GrowingText:
-    """Text that gains one token at a time; a character appears once all its bytes are there.
+    """Decodes a text one token at a time; a character appears once all its bytes are there.
 
-    Only the last few tokens are decoded again, from one that began a whole character.
+    Only the last few tokens are decoded again, starting at a character boundary.
     """
 
     def __init__(self, tokenizer: Any):
@@ -28,7 +28,7 @@ class GrowingText:
         self._num_shown = 0  # characters of their text
 
     def add(self, token: int) -> str:
-        """The text that becomes certain with `token`."""
+        """Returns the text that `token` completes."""
         self._tokens.append(token)
         whole = decode(self._tokenizer, self._tokens)
         fresh = self._fresh(whole.rstrip(UNFINISHED))
@@ -37,7 +37,7 @@ class GrowingText:
         return fresh
 
     def finish(self) -> str:
-        """What is left when no token follows."""
+        """Returns the rest of the text; call it when no token follows."""
         return self._fresh(decode(self._tokenizer, self._tokens))
 
     def _fresh(self, text: str) -> str:
@@ -46,7 +46,7 @@ class GrowingText:
         return fresh
 
     def _forget(self) -> None:
-        """Drops the older half, if what stays begins with a whole character."""
+        """Drops the older half if the rest begins at a character boundary."""
         kept = self._tokens[-NUM_DECODED_AGAIN:]
         text = decode(self._tokenizer, kept)
         if not text.startswith(UNFINISHED):

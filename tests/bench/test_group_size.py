@@ -46,7 +46,7 @@ def test_each_head_is_trained_by_a_command_that_can_be_repeated(tmp_path, monkey
         ({"temperature": -1.0}, "temperature -1.0"),
         ({"num_tokens": 1}, "num_tokens 1"),
         ({"tasks": "missing.jsonl"}, "missing.jsonl"),
-        ({"target": "nope"}, "'nope' is no target"),
+        ({"target": "nope"}, "'nope' is not a target"),
         ({"max_new_tokens": 99999}, "exceed the model's"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_failing_process_shows_one_line_and_no_traceback():
     run = specjax("generate", "best value", "--target", "nope")
     assert run.returncode == 2
     assert run.stdout == ""
-    assert run.stderr.startswith("specjax: 'nope' is no target")
+    assert run.stderr.startswith("specjax: 'nope' is not a target")
     assert run.stderr.count("\n") == 1
 
 

@@ -115,14 +115,14 @@ def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_lin
 
 
 def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_path, error_line):
-    no_head = "is no head: give an existing folder with config.json and weights, or a hub id such"
+    no_head = "is not a head: give an existing folder with config.json and weights, or a hub id such"
     for source, target, told in (
         ("nope", tiny, f"'nope' {no_head}"),
         ("", tiny, f"'' {no_head}"),
         ("pocket", tiny, f"'pocket' {no_head}"),
         (tiny, tiny, f"{tiny} holds a whole model; give an EAGLE, EAGLE-2 or HASS head"),
         (tmp_path, tiny, f"{tmp_path} holds no config.json; give the folder of a drafter head"),
-        (head, "nope", "'nope' is no target: give 'pocket'"),
+        (head, "nope", "'nope' is not a target: give 'pocket'"),
         (head, "pocket", "but this one has"),
     ):
         assert convert(source, tmp_path / "out", target) == 2

@@ -39,7 +39,7 @@ LONG_NAME = "n" * 300
         (["best value", "--method", "pld-plus", "--set", "layer=7"], "hidden layer 7 does not"),
         (["--prompt-file", "missing.txt"], "missing.txt cannot be read (No such file"),
         (["--prompt-file", "."], "cannot be read (Is a directory)"),
-        (["best value", "--target", "nope"], "'nope' is no target: give 'pocket'"),
+        (["best value", "--target", "nope"], "'nope' is not a target: give 'pocket'"),
         (["best value", "--target", LONG_NAME], "cannot be read (File name too long); check"),
         (["best value", "--target", "~nosuch/x"], "there is no home folder ~nosuch; write"),
     ],

@@ -69,10 +69,10 @@ def train(tiny, data):
         (["--eval-prompts", "0"], "eval_prompts 0 must be at least 1"),
         (["--eval-tokens", "0"], "eval_tokens 0 must be at least 1"),
         (["--eval-tokens", "318"], "leaves room for the 318 tokens to measure on in texts of"),
-        (["--data", "missing.jsonl"], "missing.jsonl does not exist and is no hub id"),
+        (["--data", "missing.jsonl"], "missing.jsonl does not exist and is not a hub id"),
         (["--data", "."], "cannot be read (Is a directory)"),
-        (["--target", "nope"], "'nope' is no target"),
-        (["--start", "nope"], "'nope' is no head"),
+        (["--target", "nope"], "'nope' is not a target"),
+        (["--start", "nope"], "'nope' is not a head"),
         (["--limit", "1"], "fewer than two conversations; give more --data"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_li
         shutil.copy(tiny / name, bare / name)
     for arguments in (SHORT, (*SHORT, "--distill")):
         assert train("eagle", tmp_path / "run", "--target", str(bare), *arguments) == 2
-        assert "has no tokenizer; take a target that has one" in error_line()
+        assert "has no tokenizer; use a target that has one" in error_line()
     assert not (tmp_path / "run").exists()
 
 

@@ -154,7 +154,7 @@ def test_what_is_not_supported_is_refused_with_a_reason(tmp_path, changes, wrong
 )
 def test_a_damaged_config_is_named(tmp_path, content, wrong):
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(SpecjaxError, match=f"config.json .*{wrong}.*; fetch it again"):
+    with pytest.raises(SpecjaxError, match=f"config.json .*{wrong}.*; fix it or download it again"):
         read_config(tmp_path)
 
 

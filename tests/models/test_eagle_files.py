@@ -501,7 +501,7 @@ def test_all_that_does_not_fit_is_told_at_once(saved):
     [
         ("config.json", None, "holds no config.json; give the folder of an EAGLE head"),
         ("config.json", b"{", "config.json is not valid JSON"),
-        ("config.json", b"[]", "config.json holds no JSON object; fetch it again"),
+        ("config.json", b"[]", "config.json does not hold a JSON object; fix it"),
         (WEIGHTS, None, "holds no weights (model.safetensors or"),
         (WEIGHTS, b"cut", "is damaged or cut short"),
     ],

@@ -192,7 +192,7 @@ def test_sources_follow_each_other(tmp_path):
 
 def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
     for source in (tmp_path / "b.jsonl", "b.jsonl", ""):
-        with pytest.raises(SpecjaxError, match="does not exist and is no hub id of a dataset"):
+        with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
             read_conversations([source])
     with pytest.raises(SpecjaxError, match="Is a directory"):
         list(read_conversations([tmp_path]))
