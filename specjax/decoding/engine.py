@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.stages import Lowered
 from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
@@ -20,7 +21,7 @@ from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import DraftTree, Verification
-from specjax.decoding.widths import verify_pass
+from specjax.decoding.widths import pass_widths, verify_pass
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.prefill import prefill, whole_chunks
 from specjax.models.target import ModelOutput, Target
@@ -71,8 +72,7 @@ class Engine:
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""
-        # Sampling and EOS play no part yet, so engines that differ in them share the program.
-        return _prefill(params, prompt, key, replace(self, sampling=Sampling(), eos=()))
+        return _prefill(params, prompt, key, self._for_prefill)
 
     def round(self, params: Params, state: LoopState) -> LoopState:
         """Runs one round: propose, verify, commit, update."""
@@ -99,6 +99,24 @@ class Engine:
         """Returns the new tokens so far; compiled."""
         return state.generation(self.max_new_tokens)
 
+    # ---- Ahead of timing ------------------------------------------------------------------------
+
+    def lower(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> tuple[Lowered, Lowered]:
+        """Lowers the programs of `prefill` and `run`, to be compiled ahead of time."""
+        state = jax.eval_shape(self.prefill, params, prompt, key)
+        prefill = _prefill.lower(params, prompt, key, self._for_prefill)
+        return prefill, Engine.run.lower(self, params, state, self.max_new_tokens)
+
+    def warm_up(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> None:
+        """Compiles everything and runs one round at each width, which loads that pass's code.
+
+        Without it the first round that drafts enough for a wider pass takes many times as long.
+        """
+        for width in pass_widths(self.drafter):
+            state = self.prefill(params, prompt, key)
+            state = replace(state, min_width=jnp.asarray(width, jnp.int32))
+            jax.block_until_ready(self.generation(self.run(params, state, 1)))
+
     # ---- The parts of a round -------------------------------------------------------------------
 
     def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
@@ -116,7 +134,13 @@ class Engine:
     ) -> tuple[ModelOutput, Verification, KVCache]:
         """Verifies the proposal in one target pass; see `verify_pass`."""
         return verify_pass(
-            self.target, self.drafter, params.target, state.cache, proposal, self._draw(state)
+            self.target,
+            self.drafter,
+            params.target,
+            state.cache,
+            proposal,
+            self._draw(state),
+            state.min_width,
         )
 
     def commit(
@@ -144,6 +168,11 @@ class Engine:
         )
         drafter_state = self.drafter.update(self.target, params, state.drafter, outcome)
         return replace(state, cache=cache, drafter=drafter_state)
+
+    @property
+    def _for_prefill(self) -> "Engine":
+        # Sampling and EOS play no part yet, so engines that differ in them share the program.
+        return replace(self, sampling=Sampling(), eos=())
 
     def _draw(self, state: LoopState) -> Draw:
         return Draw(state.row_keys, state.length, self.sampling)
@@ -176,6 +205,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
             drafted=jnp.zeros((batch,), jnp.int32),
             accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
         ),
+        min_width=jnp.ones((), jnp.int32),
     )
 
 

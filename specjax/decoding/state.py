@@ -55,6 +55,7 @@ class LoopState:
     cache: KVCache  # length - 1 committed rows
     drafter: Any
     stats: Stats
+    min_width: Int[Array, ""]  # of the next pass, in nodes: 1, or more to load a wider pass's code
 
     def generation(self, max_new_tokens: int) -> Generation:
         """Returns the new tokens so far."""

@@ -40,8 +40,9 @@ def verify_pass(
     cache: KVCache,
     proposal: Proposal,
     draw: Draw,
+    min_width: Int[Array, ""] | int = 1,
 ) -> tuple[ModelOutput, Verification, KVCache]:
-    """Verifies a proposal in one target pass, as narrow as the draft allows.
+    """Verifies a proposal in one target pass, as narrow as the draft and `min_width` allow.
 
     Everything that grows with the rows happens at the chosen width; only what the drafter taps is
     padded back to all N rows. Attention is read at the deepest accepted node only.
@@ -77,7 +78,7 @@ def verify_pass(
     widths = pass_widths(drafter)
     if len(widths) == 1:
         return at_width(num_nodes, given, cache)
-    needed = jnp.max(proposal.tree.num_valid())
+    needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
     shapes = jax.eval_shape(partial(at_width, num_nodes), given, cache)[:2]
     unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

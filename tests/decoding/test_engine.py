@@ -1,0 +1,69 @@
+"""The engine's programs: warming up runs every compiled width and leaves nothing to compile."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.engine import Engine
+from specjax.decoding.widths import pass_widths
+from specjax.models.transformer import Transformer
+from tests.decoding.tiny import prompt, target
+
+PASSES: list[int] = []  # rows of each target pass that was executed
+
+
+class Watched(Transformer):
+    """A target that notes the rows of every pass when it runs, not when it is compiled."""
+
+    @nn.nowrap
+    def run(self, params, rows, cache, taps):
+        num_rows = rows.tokens.shape[1]
+        jax.debug.callback(lambda: PASSES.append(num_rows))
+        return super().run(params, rows, cache, taps)
+
+
+@pytest.fixture
+def watched():
+    model, params = target()
+    drafter = PromptLookup(num_tokens=20)  # finds nothing in random text
+    engine = Engine(Watched(model.config), drafter, max_new_tokens=6)
+    PASSES.clear()
+    return engine, (Params(params), prompt(1), jax.random.key(0))
+
+
+def test_warming_up_runs_a_pass_of_every_width(watched):
+    engine, (params, asked, key) = watched
+    assert pass_widths(engine.drafter) == [1, 8, 21]
+    engine.warm_up(params, asked, key)
+    jax.effects_barrier()
+    assert set(PASSES) >= {1, 8, 21}
+    num_compiled = Engine.run._cache_size()
+    generation = engine.generation(engine.run(params, engine.prefill(params, asked, key), 6))
+    assert Engine.run._cache_size() == num_compiled
+    assert int(generation.length[0]) == 6
+
+
+def test_a_wider_pass_says_the_same(watched):
+    engine, (params, asked, key) = watched
+    texts = []
+    for width in pass_widths(engine.drafter):
+        state = engine.prefill(params, asked, key)
+        state = replace(state, min_width=jnp.asarray(width, jnp.int32))
+        texts.append(np.asarray(engine.generation(engine.run(params, state, 6)).tokens))
+    np.testing.assert_array_equal(texts[0], texts[1])
+    np.testing.assert_array_equal(texts[0], texts[2])
+
+
+def test_lowered_programs_are_those_that_run(watched):
+    engine, (params, asked, key) = watched
+    prefill, run = (program.compile() for program in engine.lower(params, asked, key))
+    state = prefill(params, asked, key)
+    own = engine.generation(run(params, state, 6))
+    other = engine.generation(engine.run(params, engine.prefill(params, asked, key), 6))
+    np.testing.assert_array_equal(own.tokens, other.tokens)
