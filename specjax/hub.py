@@ -300,7 +300,9 @@ def _read_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(

@@ -1,9 +1,9 @@
 """The engine: prefill once, then rounds until every row is done.
 
-`tokens[:length]` is committed. The last of them, the root, is not in the target's cache, which
-holds `length - 1` rows. A round feeds the root and the draft, keeps one path, and the bonus becomes
-the next root. Prefill caches the prompt without its last token, so the first round is like any
-other.
+The tokens `tokens[:length]` are committed. The last one, the root, is not in the target's cache
+yet, so the cache holds `length - 1` rows. A round feeds the root and the draft, keeps one path, and
+the bonus becomes the next root. Prefill caches the prompt without its last token, so the first
+round is like any other.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class Engine:
     Attributes:
         target: the model.
         drafter: the method; it decides the speed, not the text.
-        sampling: temperature, filters, and the way of verification.
+        sampling: temperature, filters, and the verification rule.
         max_new_tokens: new tokens per row at most.
         eos: tokens that end a row; one token or any iterable of them is made into a tuple.
     """
@@ -66,7 +66,7 @@ class Engine:
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding."""
-        # A finished row still writes a round's rows behind its text.
+        # A pass writes a full round's rows after the committed text, even in finished rows.
         rows_of_a_round = self.drafter.num_nodes + self.drafter.num_probes
         return whole_chunks(prompt_length) + self.max_new_tokens + rows_of_a_round
 
@@ -233,6 +233,7 @@ def append(
     root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
     sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
     if tree.source is not None:
+        # Column 0 is the root: it counts as copied if the first drafted token was accepted.
         on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
         is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
         sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)

@@ -11,7 +11,6 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
@@ -32,8 +31,8 @@ def speculative_generate(
     """Generates up to `max_new_tokens` per row: the tokens of plain decoding with the same key.
 
     That holds under `coupled` verification; see `Sampling` for the others. There, row b of a batch
-    also equals its prompt alone under `jax.random.fold_in(key, b)`. Under the others a drafter that
-    looks at the whole batch, as `auto` does, may change which tokens are drawn.
+    also equals its prompt alone under `jax.random.fold_in(key, b)`. Under the others the
+    tokens drawn may depend on the rest of the batch.
 
     One program is compiled per shape of prompt and static settings.
 
@@ -43,17 +42,17 @@ def speculative_generate(
         key: decides the text above temperature 0.
         target: the model; static, as is everything after it but `max_rounds`.
         drafter: the method; it decides the speed, not the text.
-        sampling: temperature, filters, and the way of verification.
+        sampling: temperature, filters, and the verification rule.
         max_new_tokens: new tokens per row at most.
         eos: token or tokens that end a row.
-        max_rounds: stop after this many rounds, even in the middle of the text. It is not static:
-            a short run compiles, and warms up, what a full one then uses.
+        max_rounds: stop after this many rounds, even in the middle of the text. It is not static,
+            so a short warm-up run compiles the same program as a full one.
 
     Raises:
         SpecjaxError: for a request that cannot be served. Values are checked where they are
             concrete, that is outside an outer `jit`.
     """
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
+    engine = Engine(target, drafter, sampling, max_new_tokens, eos)
     engine.check(params, prompt)
     if max_rounds is None:
         max_rounds = max_new_tokens  # a round adds at least one token
@@ -79,7 +78,7 @@ def stream(
     """
     if rounds_per_call < 1:
         raise SpecjaxError(f"rounds_per_call {rounds_per_call} must be at least 1")
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
+    engine = Engine(target, drafter, sampling, max_new_tokens, eos)
     engine.check(params, prompt)
     return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)
 

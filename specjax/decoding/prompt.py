@@ -41,7 +41,7 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
 def padded_length(rows: Sequence[Sized], bucket: int = BUCKET) -> int:
     """Returns the length to which `from_ids` pads these prompts.
 
-    Passed as its `bucket`, it makes one program serve all of them.
+    Pass it as `bucket` so that several batches share one compiled program.
 
     Raises:
         ValueError: for no rows.

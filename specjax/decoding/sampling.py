@@ -2,9 +2,9 @@
 
 Under `coupled` verification (the default) the token at absolute position t of a row is
 `argmax(filtered logits + gumbel(fold_in(row_key, t)))`, whoever computes it and however often. So
-the text depends on the key alone, never on the drafter. `rejection` must not reuse a draw that
-already had an influence, so its noise also depends on the round. `typical` draws as `coupled` does,
-but accepts any drafted token that is typical: it is LOSSY.
+the text depends on the key alone, never on the drafter. `rejection` must not reuse noise
+that already affected an earlier decision, so its noise also depends on the round. `typical` draws
+as `coupled` does, but accepts any drafted token that is typical: it is LOSSY.
 """
 
 import math
@@ -21,6 +21,7 @@ from specjax.core.pytree import pytree, static
 # Streams of `rejection` noise: for drafters' draws, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
 MIN_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would be 0 in float32
+MIN_TOP_P = 1e-30  # anything below keeps the most likely token only, and would be 0 in float32
 VERIFICATIONS = ("coupled", "rejection", "typical")
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
 
@@ -75,7 +76,7 @@ class Sampling:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the tokens differ from those of plain decoding even in distribution."""
+        """Whether even the distribution of the tokens may differ from plain decoding's."""
         return self.verification == "typical" and not self.is_greedy
 
     @property
@@ -112,7 +113,9 @@ class Sampling:
             ordered = -jnp.sort(-log_probs, axis=-1)
             before = jnp.cumsum(jnp.exp(ordered), axis=-1) - jnp.exp(ordered)
             least = jnp.min(
-                jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True
+                jnp.where(before < max(self.top_p, MIN_TOP_P), ordered, jnp.inf),
+                axis=-1,
+                keepdims=True,
             )
             log_probs = jnp.where(log_probs >= least, log_probs, -jnp.inf)
             log_probs = jax.nn.log_softmax(log_probs, axis=-1)
@@ -169,9 +172,9 @@ class Draw:
 
 
 def row_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
-    """Returns a key per row: row b of a batch equals its prompt alone under `fold_in(key, b)`.
+    """Returns a key per row: `fold_in(key, b)`, but the key itself for a batch of one.
 
-    A batch of one uses the key itself; that is what "alone" means.
+    So row b of a batch equals its prompt run alone with `fold_in(key, b)`.
     """
     if batch == 1:
         return key[None]

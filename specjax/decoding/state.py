@@ -14,11 +14,13 @@ NO_SOURCE = -1
 
 @pytree
 class Stats:
-    """Counts over the rounds of each row. L = max_depth + 2: accepted lengths from 0 on."""
+    """Counts over the rounds of each row. L = max_depth + 2."""
 
     rounds: Int[Array, " B"]  # target passes, prefill not counted
     drafted: Int[Array, " B"]  # valid nodes offered, roots not counted
-    accepted_lengths: Int[Array, "B L"]  # entry n: rounds that committed n tokens
+    accepted_lengths: Int[
+        Array, "B L"
+    ]  # histogram: entry n counts the rounds that committed n tokens
 
     @property
     def mean_accepted_length(self) -> jax.Array:
@@ -36,7 +38,7 @@ class Generation:
     length: Int[Array, " B"]  # EOS included
     from_draft: Bool[Array, "B M"]  # the token was drafted and accepted, not added by the target
     # Position in the text (prompt, then new tokens) that it was copied from, or NO_SOURCE. A bonus
-    # token counts as copied when the draft that continued its earlier occurrence was accepted.
+    # token gets a source in the next round, if the continuation of that source is accepted.
     source: Int[Array, "B M"]
     stats: Stats
 

@@ -37,15 +37,7 @@ class DraftTree:
 
     def first(self, count: int) -> "DraftTree":
         """Returns the tree of the first `count` nodes."""
-        return replace(
-            self,
-            tokens=self.tokens[:, :count],
-            parents=self.parents[:, :count],
-            depth=self.depth[:, :count],
-            valid=self.valid[:, :count],
-            proposal=None if self.proposal is None else self.proposal[:, :count],
-            source=None if self.source is None else self.source[:, :count],
-        )
+        return jax.tree.map(lambda values: values[:, :count], self)
 
     def num_valid(self) -> Int[Array, " B"]:
         """Returns the number of valid nodes of each tree, root included."""

@@ -47,7 +47,7 @@ def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verifi
     accepted = _accepted(tree.valid & (tree.tokens == parent_wants), seen)
     last = jnp.argmax(jnp.where(accepted, tree.depth, -1), axis=1)
     bonus = jnp.take_along_axis(wanted, last[:, None], axis=1)[:, 0]
-    return _ending_at(last, bonus, tree, seen, max_depth)
+    return _path_to(last, bonus, tree, seen, max_depth)
 
 
 def _accepted(agrees: Bool[Array, "B N"], seen: Bool[Array, "B N N"]) -> Bool[Array, "B N"]:
@@ -55,7 +55,7 @@ def _accepted(agrees: Bool[Array, "B N"], seen: Bool[Array, "B N N"]) -> Bool[Ar
     return jnp.all(agrees.at[:, 0].set(True)[:, None, :] | ~seen, axis=-1)
 
 
-def _ending_at(
+def _path_to(
     last: Int[Array, " B"],
     bonus: Int[Array, " B"],
     tree: DraftTree,
@@ -81,22 +81,24 @@ def _typical(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """Accepts the longest path of typical tokens, the likeliest of equals; draws the bonus."""
+    """Accepts the longest path of typical tokens (ties go to the likeliest); draws the bonus."""
     seen = ancestors(tree, max_depth)
     log_probs = draw.filtered(logits)
     parents = jnp.maximum(tree.parents, 0)
-    said = jax.vmap(lambda row, above, token: row[above, token])(log_probs, parents, tree.tokens)
+    token_log_probs = jax.vmap(lambda row, above, token: row[above, token])(
+        log_probs, parents, tree.tokens
+    )
     least = jnp.take_along_axis(typical_threshold(log_probs, draw.sampling), parents, axis=1)
-    accepted = _accepted(tree.valid & (jnp.exp(said) > least), seen)
+    accepted = _accepted(tree.valid & (jnp.exp(token_log_probs) > least), seen)
     depth = jnp.where(accepted, tree.depth, -1)
     is_longest = depth == jnp.max(depth, axis=1, keepdims=True)
     below_root = seen & (tree.depth > 0)[:, None, :]
-    total = jnp.sum(jnp.where(below_root, said[:, None, :], 0.0), axis=-1)
+    total = jnp.sum(jnp.where(below_root, token_log_probs[:, None, :], 0.0), axis=-1)
     last = jnp.argmax(jnp.where(is_longest, total, -jnp.inf), axis=1)
     at_last = jnp.take_along_axis(logits, last[:, None, None], axis=1)
     after = root_slot[:, None] + jnp.take_along_axis(tree.depth, last[:, None], axis=1) + 1
     bonus = jnp.argmax(draw.perturbed(at_last, after)[:, 0], axis=-1)
-    return _ending_at(last, bonus, tree, seen, max_depth)
+    return _path_to(last, bonus, tree, seen, max_depth)
 
 
 def typical_threshold(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
@@ -127,7 +129,7 @@ def _rejection(
     )
     noise = draw.noise(root_slot[:, None], rest.shape[-1], BONUS)[:, 0]
     bonus = jnp.argmax(jnp.log(rest) + noise, axis=-1)
-    return _ending_at(last, bonus, tree, ancestors(tree, max_depth), max_depth)
+    return _path_to(last, bonus, tree, ancestors(tree, max_depth), max_depth)
 
 
 def reject(
@@ -137,15 +139,15 @@ def reject(
     proposal: Float[Array, "N V"] | None,
     target: Float[Array, "N V"],
     uniform: Float[Array, " N"],
-    last_valid: Int[Array, ""],
+    num_tried: Int[Array, ""],
 ) -> tuple[Int[Array, ""], Float[Array, " V"]]:
     """Tries the nodes of one tree in order; returns the deepest accepted one and the distribution
     of the bonus.
 
-    A child of the current node is accepted with probability p / q. A rejection leaves the residual
-    distribution `p - q` to the siblings that follow and to the bonus, and `q` without the rejected
-    token (siblings are drawn without replacement). Nodes that were chosen and have no `proposal`
-    count as drawn with certainty. Only the first `last_valid` nodes are tried.
+    A child of the current node is accepted with probability p / q. After a rejection p becomes the
+    residual distribution, max(p - q, 0) normalised, for the remaining siblings and the bonus; q
+    drops the rejected token (siblings are drawn without replacement). Nodes that were chosen and
+    have no `proposal` count as drawn with certainty. Only the first `num_tried` nodes are tried.
     """
 
     def try_node(node, carry):
@@ -166,7 +168,7 @@ def reject(
 
     first_q = jnp.zeros_like(target[0]) if proposal is None else proposal[0]
     start = (jnp.zeros((), jnp.int32), target[0], first_q)
-    last, rest, _ = lax.fori_loop(1, last_valid, try_node, start)
+    last, rest, _ = lax.fori_loop(1, num_tried, try_node, start)
     return last, rest
 
 

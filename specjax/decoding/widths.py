@@ -20,7 +20,7 @@ from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
 from specjax.models.target import ModelOutput, QueryRows, Target
 
-ROW_WIDTHS = (1, 8, 24, 64)  # of drafters that name none
+ROW_WIDTHS = (1, 8, 24, 64)  # for drafters that set no `row_widths`
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
@@ -81,11 +81,11 @@ def verify_pass(
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
     shapes = jax.eval_shape(partial(at_width, num_nodes), given, cache)[:2]
-    unknown = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    placeholder = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     passes = [
         lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
     ]
-    return switch_in_place(narrowest, passes, given, (*unknown, cache))
+    return switch_in_place(narrowest, passes, given, (*placeholder, cache))
 
 
 def last_attention(
@@ -93,7 +93,7 @@ def last_attention(
     verification: Verification,
     root_slot: Int[Array, " B"],
 ) -> Float[Array, "B A 1 S"] | None:
-    """Returns the row of the deepest accepted node, its path's columns right behind the text's."""
+    """Returns the row of the deepest accepted node, the path's columns moved next to the text's."""
     if attention is None:
         return None
 
@@ -128,9 +128,9 @@ def query_rows(
 
 # ---- Branches that change large arrays, such as a KV cache, without copying them ----------------
 #
-# On CPU, XLA copies whatever a branch changes, into the branch and out of it; a loop that runs once
-# or never changes it in place. But XLA also hoists what a loop leaves unchanged out of it, where it
-# is computed even if the loop never runs: the first products of a pass, or a whole search. An
+# On CPU, XLA copies whatever a branch changes, into the branch and out of it; a loop of zero or one
+# iterations updates it in place. But XLA also hoists loop-invariant computations out of the loop,
+# so they run even when the loop does not: the first products of a pass, or a whole search. An
 # optimization barrier around `given` and `carry` prevents that; only weights, which branches read
 # directly, are left outside it.
 

@@ -80,10 +80,10 @@ class HeadDrafter(Drafter):
         dtype = jax.tree.leaves(params.drafter)[0].dtype
         slots = num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, num_slots)
-        behind = prompt.tokens[:, 1:]
-        behind = jnp.pad(behind, ((0, 0), (0, width - behind.shape[1])))
+        next_tokens = prompt.tokens[:, 1:]
+        next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
         length = prompt.length - 2  # one feature stays pending, so that no round is special
-        cache = prefill_head(self.head, target, params, behind, features, length, cache)
+        cache = prefill_head(self.head, target, params, next_tokens, features, length, cache)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
             cache=cache,
@@ -110,9 +110,9 @@ class HeadDrafter(Drafter):
     ) -> tuple[Float[Array, "B M H"], HeadState]:
         """Feeds the pending features; returns the head's output at the last of them.
 
-        With masks, the M - 1 features that the head predicts there follow, of the same pass: mask
-        i, counted from 0, is the token `vocab_size + i`, stands i + 1 slots behind the last pending
-        one, and sees what that one sees and the masks before it.
+        With masks, also returns the feature predicted at each of them, from the same pass; M is
+        `num_masks` + 1. Mask i, from 0, is the token `vocab_size + i` at i + 1 slots after the last
+        pending one; it sees what that one sees, and the masks before it.
 
         A row that is done has none pending: nothing is committed for it, and its draft is ignored.
         """
@@ -180,7 +180,7 @@ def check_head(head: Any, target: Target, params: Any) -> None:
 def with_masks(
     rows: QueryRows, last: Int[Array, " B"], num_masks: int, vocab_size: int
 ) -> QueryRows:
-    """Returns the rows of a text and of masks behind row `last`; see `HeadDrafter.catch_up`."""
+    """Returns the rows of a text and of masks after row `last`; see `HeadDrafter.catch_up`."""
     batch, width = rows.tokens.shape
     steps = jnp.broadcast_to(jnp.arange(num_masks), (batch, num_masks))
     start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)

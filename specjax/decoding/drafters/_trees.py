@@ -29,9 +29,9 @@ from specjax.models.target import Target
 Choices = tuple[tuple[int, ...], ...]
 Nodes = TypeVar("Nodes")
 
-# Penalty, in nats, of a token that the target's filters would cut from the head's own distribution.
-# The target may keep it, so cutting it off loses late guesses, and leaving it where it is loses
-# first ones: on random pairs of target and draft, 2 kept nearly the best of both.
+# Penalty, in nats, for a token that the target's filters would cut from the head's own
+# distribution. The target may still keep it: removing it hurts lower-ranked guesses, not penalising
+# it hurts the first. On random pairs of target and draft, 2 nats came close to the best for both.
 CUT_PENALTY = 2.0
 
 
@@ -53,7 +53,8 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
     """Returns the plan by which a static tree is drafted, by depth.
 
     Raises:
-        SpecjaxError: for no choices, choices that are no tree, or a choice that leaves out a rank
+        SpecjaxError: for no choices, choices that do not form a tree, or a choice that leaves out a
+        rank
             better than its own.
     """
     ordered, _ = sorted_choices(choices)
@@ -109,9 +110,9 @@ def level_tree(
     the best of the logits `with_coupled_noise`.
 
     Args:
-        choices: of the tree, as `levels_of` takes them.
+        choices: the nodes as paths of ranks; see `levels_of`.
         context: the committed text; the root is its last token.
-        draw: how tokens are drawn.
+        draw: temperature, filters and noise.
         root: what the head knows of the root, in the form of the F nodes of any depth.
         logits_below: from such nodes to the logits of their children at a depth, counted from 1.
         feed: from such nodes to those of the next level that are `fed`, given with their tokens and
@@ -170,12 +171,12 @@ def _joined(
 def with_coupled_noise(
     logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw
 ) -> Float[Array, "B F V"]:
-    """The logits, bent by the noise with which the target's token at `position` will be drawn.
+    """Adds to the logits the noise with which the target will draw its token at `position`.
 
-    At temperature T the target says the best of `l + T g`, with its own logits l and noise g that
-    depends on the position alone; tokens that its filters cut it never says. Here the drafter's
-    logits stand for the target's. They stay as they are where the noise does not decide, or must
-    not be known: see `Sampling.noise_is_known`.
+    At temperature T the target's token is the argmax of `l + T g`, with its own logits l and noise
+    g that depends on the position alone; it never draws tokens that its filters cut. Here the
+    drafter's logits stand in for the target's. They are returned unchanged where the noise does not
+    decide, or must not be known: see `Sampling.noise_is_known`.
     """
     sampling, logits = draw.sampling, logits.astype(jnp.float32)
     if not sampling.noise_is_known:
@@ -188,7 +189,7 @@ def with_coupled_noise(
 def mixture_log_probs(
     logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
 ) -> Float[Array, "B F V"]:
-    """How likely the target is to say each token at `position`: see `Eagle2` for the mixture."""
+    """Returns how likely the target is to draw each token at `position`: see `Eagle2`."""
     without = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     if noise_share == 0 or not draw.sampling.noise_is_known:
         return without
@@ -211,11 +212,11 @@ def best_of_pool(
 
     Args:
         root: the last committed token.
-        tokens: of the pool's nodes; parents stand before their children.
-        scores: log-probabilities of their paths, -inf for nodes that do not exist.
+        tokens: the pool's tokens; parents come before their children.
+        scores: log-probabilities of the nodes' paths, -inf for nodes that do not exist.
         parents: places in the pool, -1 for the root.
         pool_depth: `[S]`, the depth of each node.
-        num_nodes: of the tree, root included.
+        num_nodes: nodes of the tree, root included.
         is_chain: whether the pool is one path.
     """
     kept = jnp.sort(lax.top_k(scores, num_nodes - 1)[1], axis=1)
@@ -263,7 +264,8 @@ class DepthTreeDrafter(Drafter):
     may have been tuned for the head.
 
     Raises:
-        SpecjaxError: for choices that are no tree or leave out a rank better than one they have,
+        SpecjaxError: for choices that do not form a tree or leave out a rank better than one they
+        have,
             settings by which nothing would be drafted, or a static tree with settings of a dynamic.
     """
 
@@ -344,7 +346,7 @@ class DepthTreeDrafter(Drafter):
         Args:
             logits: row d - 1 for the tokens at depth d, D at least as deep as the tree.
             context: the committed text.
-            draw: how tokens are drawn.
+            draw: temperature, filters and noise.
         """
         return (self._static if self.tree == "static" else self._dynamic)(logits, context, draw)
 

@@ -81,9 +81,9 @@ class DraftModel(Drafter):
 
     Args:
         draft: the draft model.
-        rule: of the length: fixed, heuristic, confidence or disco, or a `LengthRule`.
-        length: that of fixed, and where heuristic starts.
-        threshold: that of confidence or disco; by default 0.4 or the classifier's own.
+        rule: when to stop: fixed, heuristic, confidence or disco, or a `LengthRule`.
+        length: tokens per draft for fixed, the initial number for heuristic.
+        threshold: of confidence or disco; by default 0.4, or the classifier's own.
         max_length: tokens that are drafted at most.
         is_drawn: see above.
         classifier: the folder of disco's classifier, which `specjax.load_drafter` reads.

@@ -39,7 +39,8 @@ class Eagle(HeadDrafter):
     token, and only nodes with children cost a row of the head.
 
     Raises:
-        SpecjaxError: for choices that are no tree, or leave out a rank better than one they have.
+        SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
+        have.
     """
 
     choices: Choices = PUBLISHED_TREE

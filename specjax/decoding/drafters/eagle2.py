@@ -32,8 +32,8 @@ class Eagle2(HeadDrafter):
 
     Li et al. 2024, "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees". The
     pool is all nodes that were drafted, in that order: `top_k` below the root, then `top_k` below
-    each of the `top_k` best of the depth above. The `num_tokens - 1` best by score are verified, the
-    earlier of equals, so parents come with their children.
+    each of the `top_k` best of the depth above. The `num_tokens - 1` best by score are verified;
+    ties go to the earlier, so parents come with their children.
 
     What differs from the published code: scores are float32, and above temperature 0, under
     `coupled`, a tree grows along what the target will draw, not only along what it might. The

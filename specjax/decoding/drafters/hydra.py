@@ -1,9 +1,7 @@
 """Hydra: a static tree from heads that know what was drafted above (Ankner et al. 2024).
 
 Each level of the tree is one pass of one head, over the nodes below which there is more to draft;
-only the prefix layer of Hydra++ has a cache, which the tree never touches. The published acceptance
-above temperature 0 ("typical") changes what the target says, and so does its root, which is always
-the most likely token; here the verifier decides, and the root is what was sampled.
+only the prefix layer of Hydra++ has a cache, which the tree never touches.
 """
 
 from dataclasses import dataclass
@@ -31,8 +29,8 @@ from specjax.models.target import Target
 class Hydra(HeadDrafter):
     """Drafts with one head after the other; `params.drafter` is their weights.
 
-    With the root at position r, the target's feature of r - 1 is known, behind the prefix layer if
-    there is one. Head d reads it, the embedding of the root and those of the d - 1 tokens drafted
+    With the root at position r, the target's feature of r - 1 is known (passed through the prefix
+    layer, if any). Head d reads it, the embedding of the root and those of the d - 1 tokens drafted
     on the way to a node, and predicts the token at r + d. Children are drawn or chosen as in
     `Eagle`.
 
@@ -40,7 +38,8 @@ class Hydra(HeadDrafter):
     node is that node's own r-th token. Choices deeper than there are heads are left out.
 
     Raises:
-        SpecjaxError: for choices that are no tree, or leave out a rank better than one they have.
+        SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
+        have.
     """
 
     head: HydraHeads

@@ -1,8 +1,8 @@
 """Rules that decide, after each token a draft model draws, whether to draft another.
 
-A rule never drops the token that was just drawn; it is always verified. Under `rejection` the text
-would lose its distribution if a token were dropped for what it is: whether a node counts may depend
-only on what was known before its token was drawn.
+A rule never drops the token that was just drawn; it is always verified. Under `rejection`,
+dropping a token because of its value would bias the text: whether a node counts may depend only on
+what was known before its token was drawn.
 """
 
 from abc import ABC, abstractmethod
@@ -125,7 +125,7 @@ class Heuristic(LengthRule):
 
 @dataclass(frozen=True)
 class Confidence(LengthRule):
-    """Stops after a token to which the draft itself gave less than `threshold`; it is still verified.
+    """Stops after a token whose draft probability is below `threshold`; it is still verified.
 
     Like `assistant_confidence_threshold` in transformers, except that transformers takes the
     probability after temperature and filters, so a threshold depends on the temperature there.

@@ -44,14 +44,15 @@ class LookaheadState:
 
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Lookahead decoding: no weights, no taps; Jacobi iteration beside a tree of its own n-grams.
+    """Lookahead decoding: no weights; taps logits only; Jacobi iteration beside a tree of its own
+    n-grams.
 
     Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
 
     The window has levels 0 to N - 2, N = `ngram_length`. Column c of level l is a guess at the
-    token l + c places behind the root; it sees the text, level 0 up to column c (column 0 is the
-    root itself) and column c of levels 1 to l. The target's tokens after the last level complete one
-    n-gram per column and become the last level, while level 0 is dropped. The first N - 2
+    token l + c places after the root; it sees the text, level 0 up to column c (column 0 is the
+    root itself) and column c of levels 1 to l. The target's tokens after the last level complete
+    one n-gram per column and become the last level, while level 0 is dropped. The first N - 2
     rounds fill one level each; level 0 begins as tokens of the prompt.
 
     The tree holds the n-grams of the root, newest first. The pool keeps `num_guesses` per first
@@ -142,7 +143,7 @@ class Lookahead(Drafter):
         return LookaheadState(ahead, levels, jnp.minimum(state.filled + 1, self.num_levels), pool)
 
     def _any_tokens(self, prompt: Prompt) -> Int[Array, "B C"]:
-        """Returns the first level 0: tokens from all over the prompt, whatever batch and padding."""
+        """Returns the first level 0: tokens from all over the prompt, independent of padding."""
         count = self.window_length - 1 + self.num_levels
         share = jax.random.uniform(jax.random.key(0), (count,))
         at = (share[None, :] * prompt.length[:, None]).astype(jnp.int32)
@@ -157,9 +158,17 @@ class Lookahead(Drafter):
     def _probe(self, state: LookaheadState) -> Probe:
         """Returns the window as probe rows: level 0 from column 1 on, then level 1, and so on.
 
-        While it fills, levels stand `lag` columns further out, because the window slides over them
-        until it is full, and level 0 reaches as far. The tokens for which level 0 has no row borrow
-        those of empty levels, from the last one back.
+        While the window fills, it slides one place per round, so with `lag` levels missing the
+        filled levels 1 and up stand `lag` columns to the right of their final place, and level 0
+        must reach `lag` columns further. With W = 3 columns and L = 2 levels (`.` is no row):
+
+            none filled (lag 2)   one filled (lag 1)   all filled (lag 0)
+            level 0: . c1 c2 c3 c4    . c1 c2 c3           . c1 c2
+            level 1:                      c1 c2 c3         c0 c1 c2
+            level 2:                                       c0 c1 c2
+
+        The `lag` extra tokens of level 0 take the rows of levels that are still empty, starting
+        with the last row.
         """
         window, levels = self.window_length, self.num_levels
         batch, lag = state.filled.shape[0], (levels - state.filled)[:, None]

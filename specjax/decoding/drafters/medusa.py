@@ -2,9 +2,8 @@
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".
 All of a tree costs one pass of the heads, and nothing is kept but one feature per text. The
-published acceptance above temperature 0 ("typical") changes what the target says, and so does its
-root, which is always the most likely token; here the verifier decides, and the root is what was
-sampled.
+published code accepts "typical" tokens above temperature 0 and always takes the most likely root,
+which both change the text; here the verifier decides, and the root is the sampled token.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
     """Drafts with one pass of the head a round, whichever kind of head it is; EAGLE's tree.
 
     Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", algorithm
-    1. The pass reads what the last round committed and, behind it, as many masks as the tree is
+    1. The pass reads what the last round committed, followed by as many masks as the tree is
     deep, less one: the last committed token and each mask predict the token at one depth. A mask's
     keys and values are dropped after the round.
     """

@@ -65,7 +65,7 @@ class RankedLookup(Drafter):
             end = jnp.minimum(end, state.prompt_length)
         is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end[:, None])
         scores = jnp.where(is_candidate, scores, -jnp.inf)
-        best = jnp.argmax(scores, axis=1)  # the first of equals
+        best = jnp.argmax(scores, axis=1)  # ties go to the first
         found = jnp.max(scores, axis=1) >= least
         return Proposal(context.copied(best + 1, found, self.num_tokens)), state
 

@@ -29,7 +29,7 @@ class Retrieval(Drafter):
     `suffixes`, where their suffixes start, sorted. The longest suffix of the text that the
     datastore continues, of `longest_query` to `shortest_query` tokens, is looked up; its
     continuations, of up to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes
-    become the tree. Among equals, shallower ones come first, then smaller tokens.
+    become the tree. Ties go to the shallower, then to smaller tokens.
 
     It differs from the published code, which:
 
