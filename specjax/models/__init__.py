@@ -1,1 +1,1 @@
-"""Linen Llama as pure functions: rows, cache and taps in, outputs and cache out."""
+"""The target model and the drafter heads, as Flax modules with pure methods."""

@@ -1,8 +1,7 @@
-"""KVCache: keys and values of the committed text, with room for the rows of one round.
+"""The KV cache: keys and values of the committed text, with room for the rows of one round.
 
 A round writes its rows as *scratch* behind the committed part; `keep` then moves the rows of the
-accepted path to the front of the scratch and counts them as committed. What lies beyond is
-overwritten by the next round.
+accepted path to the front of the scratch and commits them. The next round overwrites the rest.
 """
 
 from dataclasses import replace
@@ -20,16 +19,16 @@ from specjax.models.config import TransformerConfig
 
 @pytree
 class KVCache:
-    """One array per layer: restacking layers at every step would copy the whole cache.
+    """Keys and values, one array per layer: restacking layers every step would copy the cache.
 
-    S counts slots (committed rows and scratch), K key-value heads, D the width of a head.
+    S: slots (committed rows and scratch), K: key-value heads, D: width of a head.
     """
 
     keys: tuple[Float[Array, "B K S D"], ...]
     values: tuple[Float[Array, "B K S D"], ...]
-    positions: Int[Array, "B S"]  # where the row of each slot stands in the text
+    positions: Int[Array, "B S"]  # of the row in each slot, within the text
     length: Int[Array, " B"]  # committed rows
-    text_length: Int[Array, " B"]  # how long each text may become; only dynamic RoPE reads it
+    text_length: Int[Array, " B"]  # length each text may reach; only dynamic RoPE reads it
 
     @classmethod
     def create(
@@ -40,7 +39,7 @@ class KVCache:
         dtype: DTypeLike = jnp.float32,
         text_length: Int[Array, " B"] | int | None = None,
     ) -> "KVCache":
-        """An empty cache for `batch` texts with `num_slots` slots each, which they may fill."""
+        """Returns an empty cache for `batch` texts with `num_slots` slots each."""
         shape = (batch, config.num_key_value_heads, num_slots, config.head_dim)
         layers = range(config.num_hidden_layers)
         return cls(
@@ -58,16 +57,16 @@ class KVCache:
         return self.positions.shape[1]
 
     def visible_slots(self, visible: Bool[Array, "B Q C"]) -> Bool[Array, "B Q S"]:
-        """Which slots each row sees: all committed ones, and of the scratch what `visible` says."""
+        """Returns the slots each row sees: all committed ones, and scratch as `visible` says."""
         batch, count, _ = visible.shape
         committed = jnp.arange(self.num_slots)[None, :] < self.length[:, None]
         everywhere = jnp.broadcast_to(committed[:, None, :], (batch, count, self.num_slots))
         return write_slots(everywhere, visible, self.length, axis=2)
 
     def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"]) -> "KVCache":
-        """Commits `count` scratch rows of each text: row `path[b, i]` of the scratch becomes i-th.
+        """Commits `count` scratch rows of each text; row `path[b, i]` of the scratch becomes row i.
 
-        Entries of `path` from `count` on are ignored (any row number within the scratch will do).
+        Entries of `path` from `count` on are ignored, but must lie within the scratch.
         """
         source = self.length[:, None] + path
 
@@ -85,16 +84,16 @@ class KVCache:
         )
 
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
-        """Commits the first `count` scratch rows where they stand, as a chain's do."""
+        """Commits the first `count` scratch rows in place: those of a chain need no move."""
         return replace(self, length=self.length + count)
 
 
 def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:
-    """Writes `rows` into `buffer` from slot `start[b]` of each text on, along `axis`.
+    """Writes `rows` to `buffer` along `axis`, starting at slot `start[b]` of text b.
 
-    The caller sizes the buffer so that `start + rows` fits: XLA would silently shift the write.
+    They must fit behind `start`: XLA would silently shift the write.
     """
-    if buffer.shape[axis] == rows.shape[axis]:  # fills it: training, and passes over whole texts
+    if buffer.shape[axis] == rows.shape[axis]:  # training, and passes over whole texts
         return rows.astype(buffer.dtype)
     rows = rows.astype(buffer.dtype)
     if buffer.shape[0] > 1:  # the batched form becomes a scatter
@@ -111,7 +110,7 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
 
     if buffer.ndim < 4 or axis != 2:
         return at_once(buffer, rows, start)
-    # On CPU XLA fuses a plain update twice, into the cache that the loop carries and into the
+    # On CPU, XLA fuses a plain update twice, into the cache that the loop carries and into the
     # reshape that attention reads, and so copies every layer several times per round. A scatter
-    # of one slice per head it leaves in one piece, and in place.
+    # of one slice per head stays in place.
     return lax.platform_dependent(buffer, rows, start, cpu=by_head, default=at_once)

@@ -1,6 +1,6 @@
-"""The shape of a model and the arithmetic of its positions.
+"""The configuration of a model: its shape, its rotary embedding, and checks of both.
 
-Fields carry the names of `config.json`, so that a reader finds the same word in both places.
+Fields have the same names as in `config.json`.
 """
 
 import dataclasses
@@ -17,28 +17,28 @@ from specjax.core.errors import SpecjaxError
 
 CHECK = "check the config"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
-SLIDING, FULL = "sliding_attention", "full_attention"  # as config.json spells layer_types
+SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: its base and how it is stretched to longer texts."""
+    """Rotary position embedding: its base, and how it is scaled to longer texts."""
 
     rope_type: str = "default"
     rope_theta: float = 10000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0  # llama3: the length before stretching
+    original_max_position_embeddings: int = 0  # llama3: the length before scaling
 
     def inverse_frequencies(
         self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, " B"]
     ) -> Float[Array, "#B F"]:
-        """Radians per position of each rotary pair, float32; F = head_dim / 2.
+        """Returns the radians per position of each rotary pair, float32; F = head_dim / 2.
 
-        `text_length` is how long each text may become. Only `dynamic` reads it: its base grows
+        `text_length` is the length each text may reach. Only `dynamic` reads it: its base grows
         with the part beyond `max_position_embeddings`, once for the whole request, so that
-        a token's rotation does not depend on when the token was processed.
+        a token's rotation does not depend on when it was processed.
         """
         exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         if self.rope_type == "dynamic":
@@ -54,7 +54,7 @@ class Rope:
         return jnp.asarray(frequencies[None], jnp.float32)
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
-        # Fast pairs stay, slow pairs are slowed by `factor`, those between are blended.
+        # Keep fast pairs, slow down slow pairs by `factor`, blend those in between.
         turns = self.original_max_position_embeddings * frequencies / (2 * np.pi)
         span = self.high_freq_factor - self.low_freq_factor
         keep = np.clip((turns - self.low_freq_factor) / span, 0.0, 1.0)
@@ -62,12 +62,12 @@ class Rope:
 
     @classmethod
     def from_huggingface(cls, values: Mapping[str, Any]) -> "Rope":
-        """Reads `rope_parameters` (new spelling) or `rope_theta` with `rope_scaling` (old)."""
+        """Reads the new key `rope_parameters`, or the old `rope_theta` and `rope_scaling`."""
         scaling = _object(values, "rope_scaling") | _object(values, "rope_parameters")
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in ROPE_TYPES:
             raise SpecjaxError(
-                f"RoPE type {kind!r} is not supported; specjax reads {', '.join(ROPE_TYPES)}"
+                f"RoPE type {kind!r} is not supported; specjax supports {', '.join(ROPE_TYPES)}"
             )
         if values.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
             raise SpecjaxError(
@@ -84,7 +84,7 @@ class Rope:
         return cls(rope_type=kind, **declared_fields(cls, {"rope_theta": theta} | extras))
 
     def to_huggingface(self) -> dict[str, Any]:
-        """Both spellings, so that old and new readers find what they look for."""
+        """Returns both the new and the old keys, for new and old readers."""
         if self.rope_type == "default":
             parameters: dict[str, Any] = {"rope_type": "default"}
         else:
@@ -103,7 +103,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Everything that decides the shapes and the arithmetic of one Llama-family model."""
+    """The shapes and the arithmetic of one Llama-family model."""
 
     vocab_size: int
     hidden_size: int
@@ -118,7 +118,7 @@ class TransformerConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
-    layer_types: tuple[str, ...] = ()  # of each layer, which slides or not; empty: all alike
+    layer_types: tuple[str, ...] = ()  # one per layer; empty: all alike
     rope: Rope = field(default_factory=Rope)
     model_type: str = "llama"
     bos_token_id: int | None = None
@@ -126,7 +126,7 @@ class TransformerConfig:
 
     def __post_init__(self):
         if self.head_dim % 2:
-            raise SpecjaxError(f"head_dim {self.head_dim} is odd, but RoPE turns pairs; {CHECK}")
+            raise SpecjaxError(f"head_dim {self.head_dim} is odd, but RoPE rotates pairs; {CHECK}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise SpecjaxError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -139,50 +139,50 @@ class TransformerConfig:
             )
         if unknown := set(self.layer_types) - {SLIDING, FULL}:
             raise SpecjaxError(
-                f"layer_types holds {sorted(unknown)[0]!r}; specjax runs {SLIDING!r} and {FULL!r}"
+                f"layer_types has {sorted(unknown)[0]!r}; specjax supports {SLIDING!r} and {FULL!r}"
             )
 
     @property
     def longest_text(self) -> int:
-        """Positions that the model can tell apart: prompt and new tokens must fit in here."""
+        """The number of positions the model supports; prompt and new tokens must fit in it."""
         if self.rope.rope_type in ("linear", "dynamic"):
             return int(self.max_position_embeddings * self.rope.factor)
         return self.max_position_embeddings
 
     def window_of(self, layer: int) -> int | None:
-        """Returns how many positions back a layer sees, itself included; None: all of them."""
+        """Returns how many positions a layer sees, its own included; None: all."""
         if self.layer_types and self.layer_types[layer] != SLIDING:
             return None
         return self.sliding_window
 
 
 def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens that `eos_token_id` names in a `config.json` or `generation_config.json`.
+    """Returns the EOS tokens in the content of a `config.json` or `generation_config.json`.
 
     Raises:
-        SpecjaxError: if they are not token ids.
+        SpecjaxError: if `eos_token_id` does not hold token ids.
     """
     value = values.get("eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(whole_number("eos_token_id", token, least=0) for token in tokens)
+    return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)
 
 
 def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = values.get(name) or {}
     if not isinstance(value, Mapping):
-        raise SpecjaxError(f"{name} {value!r} is not an object of settings; {CHECK}")
+        raise SpecjaxError(f"{name} {value!r} is not an object; {CHECK}")
     return dict(value)
 
 
 def declared_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, with the types that the fields of the dataclass `cls` declare."""
+    """Checks and converts `values` to the types that the fields of the dataclass `cls` declare."""
     kinds = {each.name: each.type for each in dataclasses.fields(cls)}
     return {name: _field(name, value, kinds[name]) for name, value in values.items()}
 
 
 def _field(name: str, value: Any, kind: Any) -> Any:
     if kind is int or (kind == int | None and value is not None):
-        return whole_number(name, value, least=0 if name == "bos_token_id" else 1)
+        return whole_number(name, value, minimum=0 if name == "bos_token_id" else 1)
     if kind is float:
         return _positive(name, value)
     if kind is bool and not isinstance(value, bool):
@@ -190,10 +190,10 @@ def _field(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """Returns `value`; raises SpecjaxError unless it is a whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecjaxError(f"{name} {value!r} is not a whole number from {least} on; {CHECK}")
+def whole_number(name: str, value: Any, minimum: int = 1) -> int:
+    """Returns `value`; raises SpecjaxError unless it is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise SpecjaxError(f"{name} {value!r} is not a whole number of at least {minimum}; {CHECK}")
     return value
 
 

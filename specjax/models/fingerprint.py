@@ -1,4 +1,4 @@
-"""Checksums that identify a model or a head by its weights, whatever their dtype."""
+"""Checksums that identify a model or a head by its weights, independent of their dtype."""
 
 import zlib
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from specjax.models.config import TransformerConfig
 
 
 def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
-    """Returns the sizes of a model and a checksum of the signs of some embeddings.
+    """Returns the sizes of a model and a checksum of the signs of some of its embeddings.
 
-    No rounding changes a sign, so the dtype of `params` makes no difference.
+    Rounding does not change signs, so the dtype of `params` does not matter.
     """
     corner = np.asarray(params["embed_tokens"]["weight"][:256, :64], np.float32)
     sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size

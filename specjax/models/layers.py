@@ -1,9 +1,9 @@
 """The layers of the transformer: projections, norms, rotary embedding, attention, feed-forward.
 
-Weights are `[out, in]`, as Hugging Face stores them: import is a rename, and a few rows at a time
-run faster on CPU. Products take the dtype of the weights; norms, softmax and logits are float32.
-Float32 products run at full precision on every device, because TF32 rounding depends on the number
-of rows, and with it the text would, too.
+Weights are `[out, in]`, as Hugging Face stores them: loading only renames them, and passes over a
+few rows run faster on CPU. Products use the dtype of the weights; norms, softmax and logits are
+float32. Float32 products run at full precision on every device: TF32 rounding depends on the number
+of rows, so the text would depend on it too.
 """
 
 import flax.linen as nn
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token table `weight [V, D]`, which may also serve as the LM head."""
+    """The token table `weight [V, D]`; tied models also use it as the LM head."""
 
     config: TransformerConfig
 
@@ -76,7 +76,7 @@ class Attention(nn.Module):
     def query_key_value(
         self, x: Float[Array, "B Q D"], rotation: Rotation
     ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B K Q H"], Float[Array, "B K Q H"]]:
-        """Heads first; query and key are rotated to their positions."""
+        """Returns query, key and value, heads first; rotates query and key to their positions."""
 
         def heads_first(y):
             return y.reshape(*y.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return rotate(query, rotation), rotate(key, rotation), value
 
     def merge(self, mixed: Float[Array, "B A Q H"]) -> Float[Array, "B Q D"]:
-        """What the heads have gathered, as the layer's output."""
+        """Concatenates the heads and projects them to the hidden size."""
         merged = mixed.swapaxes(1, 2)
         return self.o_proj(merged.reshape(*merged.shape[:2], -1))
 
@@ -138,13 +138,13 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(self.config)
 
     def normed(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What attention reads."""
+        """Returns the rows after the input norm, if the layer has one."""
         return self.input_layernorm(x) if self.has_input_norm else x
 
     def after_attention(
         self, x: Float[Array, "B Q D"], mixed: Float[Array, "B Q D"]
     ) -> Float[Array, "B Q D"]:
-        """The rest of the layer, with both residuals."""
+        """Applies the rest of the layer, with both residuals."""
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
 def project(
     x: Float[Array, "... I"], weight: Float[Array, "O I"], dtype: DTypeLike
 ) -> Float[Array, "... O"]:
-    """`x @ weight.T`, returned as `dtype`."""
+    """Returns `x @ weight.T` as `dtype`."""
     return lax.dot_general(
         x.astype(weight.dtype),
         weight,
@@ -172,7 +172,7 @@ def project(
 def rotation_of(
     positions: Int[Array, "B Q"], config: TransformerConfig, text_length: Int[Array, " B"]
 ) -> Rotation:
-    """Cosine and sine of each row's rotary angles, float32, the same for all heads."""
+    """Returns the cosine and sine of each row's rotary angles, float32, shared by all heads."""
     frequencies = config.rope.inverse_frequencies(
         config.head_dim, config.max_position_embeddings, text_length
     )
@@ -182,7 +182,7 @@ def rotation_of(
 
 
 def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N Q H"]:
-    """Rotary embedding in the half-split layout: pair i is (x[i], x[i + H/2])."""
+    """Applies rotary embedding in the half-split layout: pair i is (x[i], x[i + H/2])."""
     cosine, sine = (part.astype(x.dtype) for part in rotation)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cosine + jnp.concatenate([-second, first], axis=-1) * sine
@@ -194,10 +194,10 @@ def attend(
     values: Float[Array, "B K S H"],
     visible: Bool[Array, "B Q S"],
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
-    """Softmax attention; query head a reads key-value head `a // (A / K)`. Softmax in float32."""
+    """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`."""
     batch, heads, count, width = query.shape
     groups, num_slots = keys.shape[1], keys.shape[2]
-    # Heads of a group share one product of (A/K * Q) rows with that group's keys.
+    # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.reshape(batch, groups, heads // groups * count, width)
     scores = jnp.einsum(
         "bkmh,bksh->bkms",

@@ -1,4 +1,4 @@
-"""Writing a prompt to the cache, in chunks."""
+"""Prefill: writes a prompt to the cache, in chunks."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention sco
 
 
 def whole_chunks(length: int) -> int:
-    """`length`, rounded up to what `prefill` takes."""
+    """Rounds `length` up to a length that `prefill` takes."""
     chunk = min(PREFILL_CHUNK, length)
     return -(-length // chunk) * chunk
 
@@ -27,10 +27,10 @@ def prefill(
     target: Target,
     taps: Taps,
 ) -> tuple[ModelOutput, KVCache]:
-    """Writes the first `length` of `tokens` to an empty cache, in chunks; P is whole chunks.
+    """Writes the first `length` of `tokens` to an empty cache in chunks; P is whole chunks.
 
-    Only as many chunks run as the longest prompt fills: its length decides the cost, not P. Reveals
-    the tapped hidden states; never logits or attention, whose size grows with the square of P.
+    Only as many chunks run as the longest prompt fills, so its length decides the cost, not P.
+    Returns the tapped hidden states; never logits or attention, whose size grows with P squared.
     """
     batch, padded = tokens.shape
     chunk = min(PREFILL_CHUNK, padded)

@@ -1,4 +1,4 @@
-"""Whether params are those of a module, judged by names and shapes."""
+"""Compares params with the names and shapes that a module expects."""
 
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,7 @@ def shape_mismatches(params: Any, module: Any) -> str:
 
     Args:
         params: any pytree.
-        module: has `initialise(key)`, which returns the params it expects.
+        module: its `initialise(key)` returns the params it expects.
     """
     return mismatches(shapes_of(params), expected_shapes(module))
 

@@ -1,7 +1,7 @@
-"""What a drafter or an objective may ask of a target, and the values that go in and out of a pass.
+"""The `Target` protocol, through which drafters and objectives use a model.
 
-`QueryRows` are the rows of one forward pass, `Taps` says what it should reveal, `ModelOutput` is
-what it returned, and `Target` is the protocol that a model fulfils.
+`QueryRows` are the rows of one forward pass, `Taps` the inner values it should return, and
+`ModelOutput` is its result.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class QueryRows:
     """B texts with Q rows each, fed to the model in one pass.
 
-    C counts the scratch rows that this round has already written to the cache plus these Q; the
-    committed part of the cache is always visible.
+    C is the number of scratch rows already in the cache plus these Q; the committed part of the
+    cache is always visible.
     """
 
     tokens: Int[Array, "B Q"]
@@ -33,7 +33,7 @@ class QueryRows:
 
 
 def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows:
-    """Rows of running text: row q of text b sits at position `start[b] + q`, sees rows 0..q."""
+    """Returns rows of plain text: row q of text b is at position `start[b] + q`, sees rows 0..q."""
     batch, count = tokens.shape
     below = jnp.tril(jnp.ones((count, count), bool))
     return QueryRows(
@@ -45,16 +45,16 @@ def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows
 
 @dataclass(frozen=True)
 class Taps:
-    """Static request for the inner values of a forward pass; what is not asked for is not kept.
+    """The values that a forward pass should return; the others are not computed or kept.
 
-    Hidden layers are numbered as in `transformers`: 0 is the embedding, l the output of layer l,
-    and the last (`num_hidden_layers`, or -1) is taken after the final norm. Heads are
+    Hidden layers are numbered as in `transformers`: 0 is the embedding, l the output of layer l;
+    the last (`num_hidden_layers`, or -1) is taken after the final norm. Attention heads are
     `(layer, head)`, both from 0.
     """
 
     hidden_layers: tuple[int, ...] = ()
     attention_heads: tuple[tuple[int, int], ...] = ()
-    logits: bool = True  # False skips the LM head; in a drafter's taps, it does not read them
+    logits: bool = True  # False skips the LM head; in a drafter's taps: it needs none
 
     def check(self, config: TransformerConfig) -> None:
         """Raises SpecjaxError if the model has no such layer or head."""
@@ -74,22 +74,22 @@ class Taps:
 
 @pytree
 class ModelOutput:
-    """What one forward pass returned for its Q rows. V: vocabulary, S: cache slots."""
+    """The results of a forward pass over Q rows. V: vocabulary, S: cache slots."""
 
     logits: Float[Array, "B Q V"] | None  # float32
-    hidden: Float[Array, "B Q T D"] | None = None  # T tapped layers, in the order asked for
-    # A tapped heads, float32, rows sum to 1; R: the Q rows, or the one that a round keeps.
+    hidden: Float[Array, "B Q T D"] | None = None  # T tapped layers, in order of the taps
+    # A tapped heads, float32, rows sum to 1; R: the Q rows, or the one row a round keeps.
     attention: Float[Array, "B A R S"] | None = None
 
 
 @runtime_checkable
 class Target(Protocol):
-    """The model that drafters draft for. Its methods are pure; `params` are the model's weights."""
+    """A model to draft for. Its methods are pure; `params` are its weights."""
 
     config: TransformerConfig
 
     def check(self, params: Any) -> None:
-        """Raises SpecjaxError if `params` are not weights of this model."""
+        """Raises SpecjaxError if `params` do not fit this model."""
         ...
 
     def run(
@@ -99,19 +99,19 @@ class Target(Protocol):
         ...
 
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Returns the embeddings that the first layer reads."""
+        """Returns the embeddings of `tokens`, the input of the first layer."""
         ...
 
     def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Returns the LM head's float32 logits of hidden states after the final norm."""
+        """Returns the float32 logits of hidden states that have passed the final norm."""
         ...
 
     def lm_head(self, params: Any) -> Float[Array, "V D"]:
-        """Returns the weight of the LM head, for losses that multiply it in blocks."""
+        """Returns the weight of the LM head, for losses that process it in blocks."""
         ...
 
     def dtype(self, params: Any) -> DTypeLike:
-        """Returns the dtype of the weights, which products are computed in."""
+        """Returns the dtype of the weights, in which matrix products are computed."""
         ...
 
     def new_cache(

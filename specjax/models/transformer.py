@@ -1,6 +1,6 @@
-"""The one decoder: rows, cache and taps in; ModelOutput and cache out. Its config drives it.
+"""The one decoder, driven by its config: rows, cache and taps in; ModelOutput and cache out.
 
-Layers are unrolled, because a scan would slice, and so copy, stacked weights at every step.
+Layers are unrolled: a scan over stacked weights would slice, and so copy, them at every step.
 """
 
 from dataclasses import replace
@@ -23,8 +23,7 @@ from specjax.models.target import ModelOutput, QueryRows, Taps
 class Transformer(nn.Module):
     """A decoder-only transformer: embedding, layers, final norm, LM head. It is a `Target`.
 
-    `run` writes its rows as scratch behind `cache.length` and does not advance it;
-    `KVCache.keep` does.
+    `run` writes its rows as scratch behind `cache.length`; `KVCache.keep` commits them.
     """
 
     config: TransformerConfig
@@ -70,7 +69,7 @@ class Transformer(nn.Module):
     def _masks(
         self, rows: QueryRows, positions: Int[Array, "B S"], cache: KVCache
     ) -> dict[int | None, Bool[Array, "B Q S"]]:
-        """Returns the slots that each row sees, by the sliding window of a layer (None: all)."""
+        """Returns the slots each row sees, for each sliding window of the layers (None: all)."""
         visible = cache.visible_slots(rows.visible)
         distance = rows.positions[:, :, None] - positions[:, None, :]
         windows = {self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)}
@@ -89,7 +88,7 @@ class Transformer(nn.Module):
         """See `Target`."""
         if wrong := shape_mismatches(params, self):
             raise SpecjaxError(
-                f"the target's params are not weights of this model ({wrong}); pass the params "
+                f"the target's params do not fit this model ({wrong}); pass the params "
                 "that were loaded with it: specjax.Params(target.params, ...)"
             )
 

@@ -115,7 +115,7 @@ def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_lin
 
 
 def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_path, error_line):
-    no_head = "is not a head: give an existing folder with config.json and weights, or a hub id such"
+    no_head = "is not a head: give an existing folder with config.json and weights, or a hub id"
     for source, target, told in (
         ("nope", tiny, f"'nope' {no_head}"),
         ("", tiny, f"'' {no_head}"),

@@ -65,7 +65,7 @@ def test_bad_target_folders(tmp_path, error_line):
     empty.mkdir()
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "gpt2"}')
-    for folder, told in ((empty, "holds no config.json"), (other, "'gpt2' is not supported")):
+    for folder, told in ((empty, "has no config.json"), (other, "'gpt2' is not supported")):
         assert main(["generate", "best value", "--target", str(folder)]) == 2
         assert told in error_line()
 

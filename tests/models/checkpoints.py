@@ -31,7 +31,7 @@ def build(kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
     import transformers
 
     classes = {
-        "llama": (transformers.TransformerConfig, transformers.LlamaForCausalLM),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     }
     config_class, model_class = classes[kind]

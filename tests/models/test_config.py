@@ -85,13 +85,13 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
 @pytest.mark.parametrize(
     ("changes", "wrong", "advice"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax runs llama, mistral"),
-        ({"model_type": ...}, "model_type None", "specjax runs llama, mistral"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax supports llama, mistral"),
+        ({"model_type": ...}, "model_type None", "specjax supports llama, mistral"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'", "Llama models use 'silu'"),
-        ({"hidden_size": ...}, "no 'hidden_size'", "does not describe a llama model"),
+        ({"hidden_size": ...}, "no 'hidden_size'", "which a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check the config"),
         ({"hidden_size": "192"}, "hidden_size '192' is not a whole number", "check the config"),
-        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole", "from 1 on; check"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole", "at least 1; check"),
         ({"vocab_size": 61.0}, "vocab_size 61.0 is not a whole number", "check the config"),
         ({"num_hidden_layers": True}, "num_hidden_layers True is not", "check the config"),
         ({"max_position_embeddings": None}, "max_position_embeddings None", "check the config"),
@@ -171,5 +171,5 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(SpecjaxError, match=r"holds no config\.json; give a folder"):
+    with pytest.raises(SpecjaxError, match=r"has no config\.json; give a folder"):
         read_config(tmp_path)

@@ -1,7 +1,7 @@
-"""Model families, one file each: how a family's `config.json` is read and its weights are named.
+"""Model families, one file each: each reads its `config.json` and names its weights.
 
-A family's module has `MODEL_TYPE`, `ARCHITECTURE`, `DEFAULTS` (of absent keys), `NAMES` (of
-weights) and `read`; a new one is such a file and its name in `FAMILIES`.
+A family's module has `MODEL_TYPE`, `ARCHITECTURE`, `DEFAULTS` (for absent keys), `NAMES` (of
+weights) and `read`. To add a family, write such a module and list it in `FAMILIES`.
 """
 
 import dataclasses
@@ -21,30 +21,30 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`.
 
     Raises:
-        SpecjaxError: for another architecture, activation or RoPE type, or a field that is missing
-            or malformed.
+        SpecjaxError: if the architecture, activation or RoPE type is not supported, or a field is
+            missing or malformed.
     """
     kind = values.get("model_type")
     if kind not in FAMILIES:
         raise SpecjaxError(
-            f"model_type {kind!r} is not supported; specjax runs {', '.join(FAMILIES)} "
+            f"model_type {kind!r} is not supported; specjax supports {', '.join(FAMILIES)} "
             "(Llama 1 to 3, Vicuna, TinyLlama, Mistral)"
         )
     try:
         return FAMILIES[kind].read(FAMILIES[kind].DEFAULTS | dict(values))
     except KeyError as missing:
         raise SpecjaxError(
-            f"config.json has no {missing}; it does not describe a {kind} model"
+            f"config.json has no {missing}, which a {kind} model needs; check the config"
         ) from None
 
 
 def read_config(folder: Path) -> TransformerConfig:
-    """Reads `folder/config.json`; see `config_from`. Errors name the file."""
+    """Reads `folder/config.json`, as `config_from` does; errors name the file."""
     path = folder / "config.json"
     with readable(path):
         exists = path.is_file()
     if not exists:
-        raise SpecjaxError(f"{folder} holds no config.json; give a folder in Hugging Face format")
+        raise SpecjaxError(f"{folder} has no config.json; give a folder in Hugging Face format")
     values = read_json(path)
     try:
         return config_from(values)

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Vicuna, TinyLlama and others that follow them."""
+"""Llama 1 to 3, Vicuna, TinyLlama, and other models with their architecture."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from specjax.models.config import (
 
 MODEL_TYPE = "llama"
 ARCHITECTURE = "LlamaForCausalLM"
-DEFAULTS = {"max_position_embeddings": 2048}  # what transformers assumes where a key is absent
-NAMES = (  # our path of a weight, Hugging Face's name; {} is the number of a layer
+DEFAULTS = {"max_position_embeddings": 2048}  # of transformers, for absent keys
+NAMES = (  # our path of a weight, Hugging Face's name; {} is the layer
     ("embed_tokens.", "model.embed_tokens."),
     ("layers_{}.", "model.layers.{}."),
     ("norm.", "model.norm."),
@@ -24,11 +24,11 @@ NAMES = (  # our path of a weight, Hugging Face's name; {} is the number of a la
 
 
 def read(values: Mapping[str, Any]) -> TransformerConfig:
-    """Reads the content of a `config.json`, in which no key is absent that has a default.
+    """Reads the content of a `config.json`, completed with `DEFAULTS`.
 
     Raises:
-        SpecjaxError: for another activation or RoPE type, or a malformed field.
-        KeyError: for a missing field.
+        SpecjaxError: if the activation or RoPE type is not supported, or a field is malformed.
+        KeyError: if a field is missing.
     """
     if values.get("hidden_act", "silu") != "silu":
         raise SpecjaxError(

@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers may look back over a sliding window only."""
+"""Mistral: a Llama whose layers may attend to a sliding window only."""
 
 from collections.abc import Mapping
 from dataclasses import replace
