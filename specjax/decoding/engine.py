@@ -17,10 +17,10 @@ from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple, check_request
+from specjax.decoding.request import check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
-from specjax.decoding.tree import DraftTree, Verification
+from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
 from specjax.decoding.widths import pass_widths, verify_pass
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.prefill import prefill, whole_chunks
@@ -41,7 +41,7 @@ class Engine:
         drafter: the method; it decides the speed, not the text.
         sampling: temperature, filters, and the verification rule.
         max_new_tokens: new tokens per row at most.
-        eos: tokens that end a row; one token or any iterable of them is made into a tuple.
+        eos: tokens that end a row.
     """
 
     target: Target
@@ -49,9 +49,6 @@ class Engine:
     sampling: Sampling = Sampling()
     max_new_tokens: int = 256
     eos: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        object.__setattr__(self, "eos", as_tuple(self.eos))
 
     def check(self, params: Params, prompt: Prompt) -> None:
         """Checks a request before anything is compiled.
@@ -196,6 +193,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
         source=jnp.full((batch, padded + count), NO_SOURCE),
         length=prompt.length,
         prompt_length=prompt.length,
+        is_finite=jnp.ones((batch,), bool),
         is_done=jnp.zeros((batch,), bool),
         row_keys=row_keys(key, batch),
         cache=replace(cache, length=prompt.length - 1),
@@ -216,7 +214,10 @@ def append(
     max_new_tokens: int,
     eos: tuple[int, ...],
 ) -> tuple[LoopState, Int[Array, " B"]]:
-    """Appends path and bonus, cut after EOS and at `max_new_tokens`; returns how many per row."""
+    """Appends path and bonus, cut after EOS and at `max_new_tokens`; returns how many per row.
+
+    A row whose logits are not finite is done, and keeps the text it had.
+    """
     steps = jnp.arange(verification.path.shape[1])[None, :]
     is_drafted = steps < verification.num_accepted[:, None]
     below_root = jnp.pad(verification.path[:, 1:], ((0, 0), (0, 1)))
@@ -228,7 +229,8 @@ def append(
     ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
     has_eos = jnp.any(ends, axis=1)
     count = jnp.where(has_eos, jnp.argmax(ends, axis=1) + 1, count)
-    count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
+    is_finite = verification.bonus != NO_BONUS
+    count = jnp.where(state.is_done | ~is_finite, 0, count).astype(jnp.int32)
 
     root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
     sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
@@ -252,7 +254,8 @@ def append(
         tokens=write_slots(state.tokens, fresh, state.length, axis=1),
         from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
         length=state.length + count,
-        is_done=state.is_done | has_eos | (count == room),
+        is_finite=state.is_finite & (state.is_done | is_finite),
+        is_done=state.is_done | has_eos | (count == room) | ~is_finite,
         stats=stats,
     )
     return new_state, count

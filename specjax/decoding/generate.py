@@ -11,6 +11,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
+from specjax.decoding.request import as_tuple
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
@@ -34,7 +35,8 @@ def speculative_generate(
     also equals its prompt alone under `jax.random.fold_in(key, b)`. Under the others the
     tokens drawn may depend on the rest of the batch.
 
-    One program is compiled per shape of prompt and static settings.
+    One program is compiled per shape of prompt and static settings. A row whose logits become NaN
+    or infinite ends early; `Generation.check` raises an error for it.
 
     Args:
         params: the target's weights and whatever the drafter reads.
@@ -52,7 +54,7 @@ def speculative_generate(
         SpecjaxError: for a request that cannot be served. Values are checked where they are
             concrete, that is outside an outer `jit`.
     """
-    engine = Engine(target, drafter, sampling, max_new_tokens, eos)
+    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     if max_rounds is None:
         max_rounds = max_new_tokens  # a round adds at least one token
@@ -74,11 +76,12 @@ def stream(
     """Generates as `speculative_generate` does, yielding the text so far every few rounds.
 
     Raises:
-        SpecjaxError: at once, for a request that cannot be served or fewer than 1 round per call.
+        SpecjaxError: at once, for a request that cannot be served or fewer than 1 round per call;
+            later, where the target's logits are NaN or infinite.
     """
     if rounds_per_call < 1:
         raise SpecjaxError(f"rounds_per_call {rounds_per_call} must be at least 1")
-    engine = Engine(target, drafter, sampling, max_new_tokens, eos)
+    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)
 
@@ -91,6 +94,7 @@ def _parts(
         max_rounds += rounds_per_call
         state = engine.run(params, state, max_rounds)
         generation, is_done = engine.generation(state), bool(jnp.all(state.is_done))
+        generation.check()
         yield generation
 
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.models.cache import KVCache
 
@@ -41,6 +43,19 @@ class Generation:
     # token gets a source in the next round, if the continuation of that source is accepted.
     source: Int[Array, "B M"]
     stats: Stats
+    is_finite: Bool[Array, " B"]  # False: the row ended early, because logits were NaN or infinite
+
+    def check(self) -> None:
+        """Waits for the result and checks that every logit was finite.
+
+        Raises:
+            SpecjaxError: if a row ended early because its logits were NaN or infinite.
+        """
+        for row in np.flatnonzero(~np.asarray(self.is_finite)):
+            raise SpecjaxError(
+                f"row {row}: the target's logits are NaN or infinite after {self.length[row]} new "
+                "tokens; use dtype bfloat16 or float32, or check the weights"
+            )
 
 
 @pytree
@@ -52,6 +67,7 @@ class LoopState:
     source: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, root included
     prompt_length: Int[Array, " B"]
+    is_finite: Bool[Array, " B"]  # False: logits were not, and the row is done
     is_done: Bool[Array, " B"]  # such rows no longer change
     row_keys: Key[Array, " B"]
     cache: KVCache  # length - 1 committed rows
@@ -70,4 +86,5 @@ class LoopState:
             from_draft=is_new & jnp.take_along_axis(self.from_draft, at, axis=1),
             source=jnp.where(is_new, jnp.take_along_axis(self.source, at, axis=1), NO_SOURCE),
             stats=self.stats,
+            is_finite=self.is_finite,
         )

@@ -15,6 +15,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 
 NO_PARENT = -1
+NO_BONUS = -1  # the target's logits were not finite
 
 
 @pytree
@@ -50,7 +51,7 @@ class Verification:
 
     path: Int[Array, "B P"]  # accepted nodes, root first, zero padded
     num_accepted: Int[Array, " B"]  # root not counted
-    bonus: Int[Array, " B"]  # the token the target adds after the path
+    bonus: Int[Array, " B"]  # the token the target adds after the path, or NO_BONUS
 
 
 def chain(

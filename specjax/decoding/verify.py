@@ -7,13 +7,15 @@ decoding in distribution only. `typical`: any token that is likely enough is acc
 section 2.3.1); neither tokens nor distribution are then those of plain decoding.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.sampling import ACCEPT, BONUS, Draw, Sampling
-from specjax.decoding.tree import DraftTree, Verification, ancestors
+from specjax.decoding.tree import NO_BONUS, DraftTree, Verification, ancestors
 
 
 def verify(
@@ -26,15 +28,19 @@ def verify(
     """Accepts the path of `tree` that the target agrees with, and adds the bonus token.
 
     `logits[b, n]` are the target's for the token after node n; the root stands at position
-    `root_slot` of the text.
+    `root_slot` of the text. Where the logits after the path are not finite, there is no bonus.
     """
     if draw.sampling.needs_proposal:
-        return _rejection(tree, logits, draw, root_slot, max_depth)
-    if draw.sampling.is_lossy:
-        return _typical(tree, logits, draw, root_slot, max_depth)
-    after = root_slot[:, None] + tree.depth + 1
-    wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
-    return follow(tree, wanted, max_depth)
+        verification = _rejection(tree, logits, draw, root_slot, max_depth)
+    elif draw.sampling.is_lossy:
+        verification = _typical(tree, logits, draw, root_slot, max_depth)
+    else:
+        after = root_slot[:, None] + tree.depth + 1
+        wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
+        verification = follow(tree, wanted, max_depth)
+    last = jnp.take_along_axis(verification.path, verification.num_accepted[:, None], axis=1)
+    best = jnp.max(jnp.take_along_axis(logits, last[..., None], axis=1)[:, 0], axis=-1)
+    return replace(verification, bonus=jnp.where(jnp.isfinite(best), verification.bonus, NO_BONUS))
 
 
 def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verification:

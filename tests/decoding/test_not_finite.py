@@ -1,0 +1,64 @@
+"""Logits that are NaN or infinite end a row, and are reported."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.sampling import Sampling
+from tests.decoding.tiny import prompt, target
+
+POISONED = 7  # a token whose embedding is damaged
+
+
+def generate(value: float, sampling: Sampling, run=specjax.speculative_generate):
+    model, params = target()
+    table = params["embed_tokens"]["weight"]
+    params = params | {"embed_tokens": {"weight": table.at[POISONED].set(value)}}
+    key = jax.random.key(2)
+    make = partial(run, target=model, drafter=PromptLookup(), sampling=sampling)
+    return make(specjax.Params(params), prompt(3), key, max_new_tokens=64)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(1.0, top_p=0.9), Sampling(1.0, verification="rejection")],
+    ids=["greedy", "coupled", "rejection"],
+)
+def test_a_row_with_logits_that_are_not_finite_ends_and_is_reported(value, sampling):
+    out = generate(value, sampling)
+    has_poison = [POISONED in row for row in np.asarray(prompt(3).tokens).tolist()]
+    for row in range(3):
+        tokens = np.asarray(out.tokens[row, : out.length[row]])
+        if out.is_finite[row]:
+            assert not has_poison[row]
+            assert POISONED not in tokens[:-1]
+        else:
+            assert len(tokens) < 64
+    with pytest.raises(SpecjaxError, match="logits are NaN or infinite after"):
+        out.check()
+
+
+def test_a_healthy_text_passes_the_check():
+    model, params = target()
+    out = specjax.speculative_generate(
+        specjax.Params(params),
+        prompt(3),
+        jax.random.key(2),
+        target=model,
+        drafter=PromptLookup(),
+        max_new_tokens=8,
+    )
+    assert out.is_finite.all()
+    out.check()
+
+
+def test_streaming_stops_with_the_error():
+    with pytest.raises(SpecjaxError, match="NaN or infinite"):
+        list(generate(jnp.nan, Sampling(), run=specjax.stream))
