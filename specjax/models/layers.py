@@ -60,6 +60,22 @@ class Embedding(nn.Module):
         return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
 
 
+class LMHead(nn.Module):
+    """A drafter's own LM head: `weight [V, D]`, perhaps `bias [V]`; float32 logits."""
+
+    vocab_size: int
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        weight = self.param("weight", _initial, (self.vocab_size, x.shape[-1]))
+        logits = project(x, weight, jnp.float32)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
+            logits = logits + jnp.broadcast_to(bias.astype(jnp.float32), logits.shape)
+        return logits
+
+
 class Attention(nn.Module):
     """Grouped-query attention over the slots of one layer's cache."""
 

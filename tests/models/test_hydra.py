@@ -162,5 +162,5 @@ def test_there_must_be_heads_and_blocks(changes):
 
 
 def test_there_is_one_prefix_layer_at_most():
-    with pytest.raises(SpecjaxError, match="a Hydra head of 2 prefix layers is not supported"):
+    with pytest.raises(SpecjaxError, match="a Hydra head with 2 prefix layers is not supported"):
         HydraConfig(MODEL.config)

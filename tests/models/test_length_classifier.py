@@ -148,5 +148,5 @@ def test_a_damaged_folder_is_one_line_that_names_it(tmp_path, damage):
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(SpecjaxError, match="no length classifier"):
+    with pytest.raises(SpecjaxError, match="not a length classifier"):
         load_classifier(tmp_path / "nowhere")

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.heads.lm_heads import lm_head_of
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from tests.decoding.medusa_heads import medusa_head, said
 from tests.decoding.tiny import target
 
 MODEL, TARGET_PARAMS = target()
-TABLE = lm_head_of(MODEL.config, TARGET_PARAMS)
+TABLE = MODEL.lm_head(TARGET_PARAMS)
 FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
 
 

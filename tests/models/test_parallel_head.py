@@ -277,7 +277,7 @@ def test_heads_of_both_kinds_have_the_published_shape():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"num_masks": 0}, "num_masks 0 must be at least 1; the paper takes 4"),
+        ({"num_masks": 0}, "num_masks 0 must be at least 1; the paper uses 4"),
         ({"reads_features": False, "fc_bias": True}, "reads no features has no fc; leave fc_bias"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class HeadState:
     num_pending: Int[Array, " B"]  # how many of them; the head has not seen them yet
 
 
+@runtime_checkable
 class FeatureHead(Protocol):
     """A head with layers of its own over the text, such as `EagleHead`: see there."""
 

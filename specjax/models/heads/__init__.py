@@ -1,1 +1,1 @@
-"""Small trained networks that help to draft; training makes them, drafters run them."""
+"""Drafter heads: small trained networks that read the target and draft."""

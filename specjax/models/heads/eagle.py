@@ -1,11 +1,11 @@
 """The EAGLE head: one layer that predicts the target's next feature. HASS trains the same head.
 
-A *feature* is the target's hidden state after its final norm. Slot t of the head takes the feature
+A *feature* is the target's hidden state after its final norm. Slot t of the head reads the feature
 of token t and the embedding of token t + 1, and predicts the feature of token t + 1, which the
-target's LM head turns into the distribution of token t + 2. Embedding and LM head are the target's,
-frozen. RoPE counts slots. Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature
-Uncertainty"; Zhang et al. 2025, "Learning Harmonized Representations for Speculative Sampling"
-(HASS), section 3.2.
+target's LM head turns into the distribution of token t + 2. The embedding and the LM head are the
+target's, frozen. RoPE positions are slots. Li et al. 2024, "EAGLE: Speculative Sampling Requires
+Rethinking Feature Uncertainty"; Zhang et al. 2025, "Learning Harmonized Representations for
+Speculative Sampling" (HASS), section 3.2.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ Stream = tuple[KeysAndValues, ...]  # by layer
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """The shape of a head. The vocabulary and the hidden size of `layers` are the target's."""
+    """The shape of a head; `layers` has the target's vocabulary and hidden size."""
 
     layers: TransformerConfig
     fc_bias: bool = False
 
     @classmethod
     def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
-        """One layer shaped like the target's own, as published; it looks at all of the text."""
+        """Returns the published shape: one layer like the target's, without a sliding window."""
         return cls(replace(target, num_hidden_layers=1, sliding_window=None), fc_bias)
 
     @property
@@ -49,10 +49,10 @@ class EagleConfig:
 
 
 class EagleHead(nn.Module):
-    """`fc` joins embedding and feature; the layers have no norm before the first and none behind.
+    """The head: `fc` joins embedding and feature; no norm before the first layer or after the last.
 
-    `head.run` is a pass with a cache, as drafting needs it; `head.step` one over whole texts in
-    which every slot sees the context that it would have while drafting, as training needs it.
+    Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts in which
+    every slot sees the context that it would have while drafting.
     """
 
     config: EagleConfig
@@ -68,7 +68,7 @@ class EagleHead(nn.Module):
     def joined(
         self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
     ) -> Float[Array, "B Q D"]:
-        """What the first layer reads, of the embeddings and the features of the tokens before."""
+        """Joins embeddings and the features of the tokens before them, for the first layer."""
         return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
 
     def __call__(
@@ -112,11 +112,11 @@ class EagleHead(nn.Module):
 
         Args:
             params: the head's.
-            target: whose embedding is read.
+            target: the model whose embedding the head reads.
             target_params: the target's.
-            rows: tokens with their slots as positions: a token's place in the text, less one.
-            features: of the tokens before them, the target's or the head's own predictions.
-            cache: of the head; the rows are written as scratch, as `Transformer.run` does.
+            rows: tokens; their positions are slots, one less than the position in the text.
+            features: of the tokens before them, from the target or predicted by the head.
+            cache: the head's; rows are written as scratch, as by `Transformer.run`.
         """
         embedded = target.embed(target_params, rows.tokens)
         output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
@@ -132,20 +132,20 @@ class EagleHead(nn.Module):
         positions: Int[Array, "B T"],
         segments: Int[Array, "B T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
-        """One step of training over whole texts, the context harmonized with drafting; pure.
+        """Runs one training step over whole texts, with the context of drafting (HASS); pure.
 
-        At step n (from 1) slot r stands for the n-th token of a draft: it takes `features[r]`,
-        predicted at step n - 1, and sees itself, the n - 2 slots before it as the steps before
-        saw them, and before those the target's features. With one step this is causal attention.
+        At step n (from 1) slot r is the n-th token of a draft: it reads `features[r]`, predicted
+        at step n - 1, and sees itself, the n - 2 slots before it as computed by the earlier steps,
+        and before those the target's features. With one step this is causal attention.
 
         Args:
             params: the head's.
-            embedded: of the token behind each slot, from the text.
-            features: of stream n - 1: the target's at step 1, then what the step before predicted,
-                one slot later.
-            streams: the keys and values of steps 1 to n - 1, as returned.
+            embedded: embedding of the token after each slot, from the text.
+            features: the target's at step 1; later the prediction of the step before, shifted by
+                one slot.
+            streams: the keys and values that steps 1 to n - 1 returned.
             positions: slots within their texts.
-            segments: number of the text that each slot belongs to; slots see their own text only.
+            segments: the number of each slot's text; slots see only their own text.
         """
         text_length = jnp.full((features.shape[0],), features.shape[1])
         rotation = rotation_of(positions, self.config.layers, text_length)
@@ -165,7 +165,7 @@ class EagleHead(nn.Module):
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-        """Random params, without embedding and LM head."""
+        """Returns random params, without embedding and LM head."""
         config = self.config.layers
         width = jnp.zeros((1, 1, config.hidden_size))
         rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
@@ -177,7 +177,7 @@ class EagleHead(nn.Module):
 def through_layers(
     layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
 ) -> tuple[Float[Array, "B Q D"], KVCache]:
-    """What the layers of a head make of its rows `x`, which are written to the cache as scratch."""
+    """Runs the rows `x` of a head through its layers, writing them to the cache as scratch."""
     start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
     visible, keys, values = cache.visible_slots(rows.visible), [], []
     rotation = rotation_of(rows.positions, layers[0].config, cache.text_length)
@@ -194,10 +194,10 @@ def aligned_attention(
     streams: list[KeysAndValues],
     segments: Int[Array, "B T"],
 ) -> Float[Array, "B A T H"]:
-    """Softmax attention of the newest of n streams of keys and values over all of them.
+    """Computes attention of the newest of n streams of keys and values over all of them.
 
-    Slot r sees slot r - i in stream n - 1 - i while there is one, and in stream 0 from i = n - 1
-    on, all within its own segment. The near part is n - 1 diagonals: see `training_attention`.
+    Slot r sees slot r - i of stream n - 1 - i for i < n - 1, and of stream 0 for all larger i,
+    within its own segment. The near part is n - 1 diagonals: see `training_attention`.
     """
     newest, near = len(streams) - 1, []
     for back in range(newest):
@@ -208,7 +208,7 @@ def aligned_attention(
 
 
 def _delayed(values: Array, back: int, empty: int = 0) -> Array:
-    """`values[:, :, t - back]` at t, along axis 2; `empty` at the beginning."""
+    """Shifts `values` by `back` along axis 2; fills the beginning with `empty`."""
     if back == 0:
         return values
     padding = [(0, 0), (0, 0), (back, 0), (0, 0)]

@@ -1,12 +1,12 @@
 """Hydra's heads: each predicts one later token from a feature and the tokens drafted before it.
 
 A *feature* is the target's hidden state after its final norm. Head d, counted from 1, reads the
-feature of token t and the embeddings of tokens t + 1 to t + d, and predicts token t + 1 + d: with
-the root at t + 1 that is depth d of the tree. Embeddings are the target's. With a *prefix layer*
-(Hydra++) the features first pass one layer over the whole text. Ankner et al. 2024, "Hydra:
+feature of token t and the embeddings of tokens t + 1 to t + d, and predicts token t + 1 + d, which
+is depth d of the tree if the root is t + 1. Embeddings are the target's. With a *prefix layer*
+(Hydra++) the features first pass through one layer over the whole text. Ankner et al. 2024, "Hydra:
 Sequentially-Dependent Draft Heads for Medusa Decoding".
 
-Beyond their first block the published heads repeat one and the same block, and so do these.
+After their first block the published heads apply a second one repeatedly, and so do these.
 """
 
 from dataclasses import dataclass, replace
@@ -23,23 +23,22 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import through_layers
-from specjax.models.heads.lm_heads import LMHead
-from specjax.models.layers import DecoderLayer, Linear, RMSNorm
+from specjax.models.layers import DecoderLayer, Linear, LMHead, RMSNorm
 from specjax.models.target import QueryRows, Target, causal_rows
 
 
 @dataclass(frozen=True)
 class HydraConfig:
-    """The shape of the heads; vocabulary and hidden size of `layers` are the target's.
+    """The shape of the heads; `layers` has the target's vocabulary and hidden size.
 
     Raises:
-        SpecjaxError: for no heads, no blocks, or more than one prefix layer.
+        SpecjaxError: if there are no heads, no blocks, or more than one prefix layer.
     """
 
-    layers: TransformerConfig  # the prefix layer; of 0 layers without
+    layers: TransformerConfig  # the prefix layer, or 0 layers
     num_heads: int = 4
     num_layers: int = 4  # blocks that a head applies
-    has_lm_heads: bool = True  # False: the target's LM head reads all of them
+    has_lm_heads: bool = True  # False: all heads share the target's
 
     def __post_init__(self):
         for name in ("num_heads", "num_layers"):
@@ -47,8 +46,8 @@ class HydraConfig:
                 raise SpecjaxError(f"{name} {getattr(self, name)} of Hydra must be at least 1")
         if self.layers.num_hidden_layers > 1:
             raise SpecjaxError(
-                f"a Hydra head of {self.layers.num_hidden_layers} prefix layers is not supported; "
-                "take 1 or none"
+                f"a Hydra head with {self.layers.num_hidden_layers} prefix layers is not "
+                "supported; use 1 or none"
             )
 
     @classmethod
@@ -60,7 +59,7 @@ class HydraConfig:
         num_layers: int = 4,
         has_lm_heads: bool = True,
     ) -> "HydraConfig":
-        """Heads as published; a prefix layer is shaped like the target's, and sees all the text."""
+        """Returns the published shape; the prefix layer is like the target's, with no window."""
         layers = replace(target, num_hidden_layers=int(has_prefix), sliding_window=None)
         return cls(layers, num_heads, num_layers, has_lm_heads)
 
@@ -79,7 +78,7 @@ class HydraConfig:
 
 
 class FirstBlock(nn.Module):
-    """From a feature and d embeddings side by side to one of a feature's width."""
+    """Maps the concatenation of a feature and d embeddings to the width of a feature."""
 
     width: int
 
@@ -94,9 +93,9 @@ class FirstBlock(nn.Module):
 class HydraHeads(nn.Module):
     """All heads of one target, and their prefix layer.
 
-    `heads.run` is the pass over the text, with a cache; `heads.logits` is what one head says. Head
-    d is `first_blocks_{d - 1}`, `later_blocks_{d - 1}` and `lm_heads_{d - 1}` of the params; the
-    prefix layer is `layers_0` and `norm`.
+    `run` is the pass of the prefix layer, with a cache; `logits` runs one head. The params of head
+    d are `first_blocks_{d - 1}`, `later_blocks_{d - 1}` and `lm_heads_{d - 1}`; those of the prefix
+    layer are `layers_0` and `norm`.
     """
 
     config: HydraConfig
@@ -123,7 +122,7 @@ class HydraHeads(nn.Module):
     def read(
         self, depth: int, features: Float[Array, "B F D"], embedded: Float[Array, "B F K D"]
     ) -> Float[Array, "B F O"]:
-        """The logits of one head, or what the target's LM head is to read: O is V, or D."""
+        """Returns one head's logits (O is V), or the input of the target's LM head (O is D)."""
         tokens = embedded.reshape(*embedded.shape[:2], -1)
         x = self.first_blocks[depth - 1](
             jnp.concatenate([features.astype(tokens.dtype), tokens], axis=-1)
@@ -133,7 +132,7 @@ class HydraHeads(nn.Module):
         return self.lm_heads[depth - 1](x) if self.config.has_lm_heads else x
 
     def whole(self, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache) -> None:
-        """Calls everything once, so that Linen makes all params."""
+        """Calls everything once, so that Flax creates all params."""
         if self.config.has_prefix:
             self.prefixed(rows, features, cache)
         for depth in range(1, self.config.num_heads + 1):
@@ -149,15 +148,17 @@ class HydraHeads(nn.Module):
         features: Float[Array, "B Q D"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """The prefix layer and its norm; without, the features as they are. Pure.
+        """Applies the prefix layer and its norm; returns the features as they are if there is none.
+
+        Pure.
 
         Args:
             params: the heads'.
-            target: not read; every head's `run` is called in this form.
-            target_params: not read, either.
-            rows: slots as positions: slot t holds the feature of token t. Tokens are not read.
+            target: unused; all heads share this signature.
+            target_params: unused.
+            rows: their positions are slots; slot t holds the feature of token t. Tokens are unused.
             features: the target's.
-            cache: of the prefix layer; the rows are written as scratch, as `Transformer.run` does.
+            cache: the prefix layer's; rows are written as scratch, as by `Transformer.run`.
         """
         del target, target_params
         if not self.config.has_prefix:
@@ -178,20 +179,20 @@ class HydraHeads(nn.Module):
         features: Float[Array, "B F D"],
         embedded: Float[Array, "B F K D"],
     ) -> Float[Array, "B F V"]:
-        """What the head of one depth says below F nodes each; float32 and pure.
+        """Returns the float32 logits of one depth, for the children of F nodes; pure.
 
         Args:
             params: the heads'.
-            target: whose LM head reads where the heads have none of their own.
+            target: the model whose LM head is used if the heads have none.
             target_params: the target's.
-            depth: K, of the tokens to predict; from 1.
-            features: of the last token before the root, as `run` returns them.
-            embedded: the target's embeddings of the root and the tokens after it, up to each node.
+            depth: K, the depth of the predicted tokens, from 1.
+            features: of the last token before the root, as `run` returned them.
+            embedded: the target's embeddings of the tokens from the root to each node.
         """
         method = HydraHeads.read
-        said = self.apply({"params": params}, depth, features, embedded, method=method)
-        said = cast(Array, said)
-        return said if self.config.has_lm_heads else target.logits(target_params, said)
+        output = self.apply({"params": params}, depth, features, embedded, method=method)
+        output = cast(Array, output)
+        return output if self.config.has_lm_heads else target.logits(target_params, output)
 
     @nn.nowrap
     def initialise(
@@ -200,12 +201,12 @@ class HydraHeads(nn.Module):
         dtype: DTypeLike = jnp.float32,
         lm_head: Float[Array, "V D"] | None = None,
     ) -> dict[str, Any]:
-        """Params to begin with: blocks that hand the feature on, and copies of `lm_head`.
+        """Returns initial params: blocks that pass the feature on, and copies of `lm_head`.
 
-        So every head starts out with what the target says of its next token, and a little of the
-        embeddings. The published code draws all of `res_connection` at random, so that LM heads
-        begin with features that they were not made for. Without `lm_head`, the target's, LM heads
-        are random; their biases are 0.
+        Every head then starts with the target's prediction of its next token, plus a little of the
+        embeddings. The published code draws all of `res_connection` at random, so its LM heads
+        start with features they were not trained on. `lm_head` is the target's; without it LM heads
+        are random. Their biases are 0.
         """
         width = self.config.hidden_size
         features = jnp.zeros((1, 1, width))

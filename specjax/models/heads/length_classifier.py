@@ -1,7 +1,7 @@
-"""DISCO's classifier: will the target accept the token that the draft takes next? (section 4)
+"""DISCO's classifier: predicts whether the target will accept the next draft token (section 4).
 
-A network of two layers reads the draft's distribution and the place of the token. A folder holds
-`classifier.safetensors` (its weights) and `classifier.json` (what it was made for, and how).
+A two-layer network reads the draft's distribution and the position of the token. A folder holds
+`classifier.safetensors` (the weights) and `classifier.json` (the models it is for, the recipe).
 """
 
 import json
@@ -23,10 +23,12 @@ from specjax.core.files import expand_user
 from specjax.models.io.checkpoint import mismatches, new_folder
 from specjax.models.layers import FULL_PRECISION
 
-NUM_TOP = 10  # largest probabilities that the classifier reads (footnote 4)
-NUM_FEATURES = NUM_TOP + 2  # with the entropy and the position
+NUM_TOP = 10  # the largest probabilities, which the classifier reads (footnote 4)
+NUM_FEATURES = NUM_TOP + 2  # plus entropy and position
 
-PositionKind = Literal["draft", "generation"]  # counted from the start of the draft, or of the text
+PositionKind = Literal[
+    "draft", "generation"
+]  # counted from the start of the draft or of the new text
 LabelKind = Literal["match", "overlap"]  # equal greedy tokens, or 1 - total variation distance
 
 WEIGHTS, METADATA = "classifier.safetensors", "classifier.json"
@@ -47,7 +49,7 @@ METADATA_KINDS = {
 class LengthClassifier(nn.Module):
     """Two layers: features `[..., 12]` of a draft token -> logit `[...]` that it is accepted.
 
-    `sigmoid(logit)` is the confidence C that the paper compares with a threshold.
+    `sigmoid(logit)` is the paper's confidence C, which it compares with a threshold.
     """
 
     hidden_size: int = 64
@@ -60,33 +62,33 @@ class LengthClassifier(nn.Module):
 
     @nn.nowrap
     def run(self, params: Any, features: Float[Array, "... 12"]) -> Float[Array, "..."]:
-        """The logits with these params; pure."""
+        """Returns the logits; pure."""
         return jnp.asarray(self.apply({"params": params}, features))
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""]) -> dict[str, Any]:
-        """Random params, float32."""
+        """Returns random params, float32."""
         return dict(self.init(key, jnp.zeros((NUM_FEATURES,)))["params"])
 
 
 def features_of(probs: Float[Array, "B V"], position: Int[Array, " B"]) -> Float[Array, "B 12"]:
-    """What the classifier reads of a draft token, float32.
+    """Returns the features of a draft token, float32.
 
     Args:
-        probs: the distribution that the token in question is taken from: the softmax of the
-            draft's logits, without temperature and filters, as in training.
-        position: of that token, from 0: within the draft, or within all new text, as the
-            classifier was trained (`TrainedClassifier.position`).
+        probs: the distribution that the token is taken from: the softmax of the draft's logits,
+            without temperature and filters, as in training.
+        position: of that token, from 0: within the draft or within the new text, depending on
+            `TrainedClassifier.position`.
 
     Returns:
-        The ten largest probabilities in descending order (zeros where V < 10), the entropy in
-        nats, and `log(1 + position)`, which keeps far positions on the scale of the others.
+        The ten largest probabilities in descending order (padded with zeros if V < 10), the entropy
+        in nats, and `log(1 + position)`, which keeps far positions on the scale of the others.
     """
     return with_position(distribution_features(probs), position)
 
 
 def distribution_features(probs: Float[Array, "... V"]) -> Float[Array, "... 11"]:
-    """The features that do not depend on the position: largest probabilities, then entropy."""
+    """Returns the features other than the position: largest probabilities, then entropy."""
     probs = probs.astype(jnp.float32)
     count = min(NUM_TOP, probs.shape[-1])
     largest = jax.lax.top_k(probs, count)[0]
@@ -98,7 +100,7 @@ def distribution_features(probs: Float[Array, "... V"]) -> Float[Array, "... 11"
 def with_position(
     features: Float[Array, "... 11"], position: Int[Array, "..."]
 ) -> Float[Array, "... 12"]:
-    """Appends the feature of the position, which is counted from 0."""
+    """Appends the position feature; positions count from 0."""
     scaled = jnp.log1p(position.astype(jnp.float32))
     return jnp.concatenate([features, scaled[..., None]], axis=-1)
 
@@ -108,11 +110,11 @@ def with_position(
 
 @dataclass(frozen=True, eq=False)
 class TrainedClassifier:
-    """A classifier with its weights, the pair of models that it belongs to, and its scores."""
+    """A classifier with its weights, the two models it was trained for, and its scores."""
 
     params: Mapping[str, Any] = field(repr=False)
     hidden_size: int
-    threshold: float  # the draft goes on where sigmoid(logit) >= threshold
+    threshold: float  # the draft continues while sigmoid(logit) >= threshold
     position: PositionKind
     labels: LabelKind
     target: str  # fingerprints
@@ -123,7 +125,7 @@ class TrainedClassifier:
 
     @property
     def model(self) -> LengthClassifier:
-        """The network that `params` belong to."""
+        """The network of `params`."""
         return LengthClassifier(self.hidden_size)
 
     def check_owner(self, target: str, draft: str) -> None:
@@ -132,12 +134,12 @@ class TrainedClassifier:
             raise SpecjaxError(
                 f"the length classifier was trained for target {self.target} with draft "
                 f"{self.draft}, but these are target {target} and draft {draft}; train one for "
-                "this pair"
+                "these models"
             )
 
 
 def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
-    """Writes a new `folder`, wholly or not at all.
+    """Writes a new `folder`, completely or not at all.
 
     Raises:
         SpecjaxError: if `folder` already holds something, or cannot be written.
@@ -151,14 +153,15 @@ def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
     with new_folder(Path(folder)) as unfinished:
         save_file(weights, unfinished / WEIGHTS)
         (unfinished / METADATA).write_text(text, encoding="utf-8")
-        shutil.copymode(unfinished / METADATA, unfinished / WEIGHTS)  # else nobody else may read it
+        # safetensors lets only the owner read its file.
+        shutil.copymode(unfinished / METADATA, unfinished / WEIGHTS)
 
 
 def load_classifier(folder: str | Path) -> TrainedClassifier:
-    """Reads what `save_classifier` wrote.
+    """Reads a classifier that `save_classifier` wrote.
 
     Raises:
-        SpecjaxError: if the folder is missing, is no length classifier, or is damaged.
+        SpecjaxError: if the folder is missing, damaged, or not a length classifier.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -172,7 +175,7 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
         weights, wrong = {}, str(error)
     if wrong:
         raise SpecjaxError(
-            f"{folder / WEIGHTS} is damaged or not the one of {METADATA} ({wrong}); copy or train "
+            f"{folder / WEIGHTS} is damaged or does not match {METADATA} ({wrong}); copy or train "
             "the length classifier again"
         )
     arrays = {name: jnp.asarray(weight) for name, weight in weights.items()}
@@ -184,14 +187,14 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         raise SpecjaxError(
-            f"{file.parent} is no length classifier, {file.name} cannot be read in it; check the "
-            "path, or train one"
+            f"{file.parent} is not a length classifier: {file.name} cannot be read; check the path "
+            "or train one"
         ) from None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict) or values.get("format") != FORMAT or not _is_whole(values):
         raise SpecjaxError(
-            f"{file} is not that of a {FORMAT!r}, or is damaged; copy or train the length "
+            f"{file} is damaged or does not describe a {FORMAT!r}; copy or train the length "
             "classifier again"
         )
     return {name: values[name] for name in METADATA_KINDS} | {
@@ -210,7 +213,7 @@ def _is_whole(values: Mapping[str, Any]) -> bool:
 
 
 def _contradiction(weights: Mapping[str, np.ndarray], hidden_size: int) -> str:
-    """What is wrong with weights for this width; empty if nothing is."""
+    """Returns how the weights contradict the hidden size; empty if they agree."""
     like = jax.eval_shape(LengthClassifier(hidden_size).initialise, jax.random.key(0))
     expected = {name: leaf.shape for name, leaf in _leaves(like).items()}
     found = {name: weight.shape for name, weight in weights.items()}

@@ -1,12 +1,12 @@
 """Medusa's heads: each predicts one later token from the target's last feature alone.
 
 A *feature* is the target's hidden state after its final norm. Head d, counted from 1, reads the
-feature of token t and predicts token t + 1 + d: with the root at t + 1 that is depth d of the tree.
-A head is a residual block, `x + silu(W x + b)`, and an LM head of its own, or the target's. Cai et
-al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
+feature of token t and predicts token t + 1 + d, which is depth d of the tree if the root is t + 1.
+A head is a residual block, `x + silu(W x + b)`, and its own LM head or the target's. Cai et al.
+2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
 section 2.1.1.
 
-With more than one layer the published code repeats one and the same block, and so does this.
+With more than one layer the published code applies the same block repeatedly, and so does this.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.lm_heads import LMHead
-from specjax.models.layers import Linear
+from specjax.models.layers import Linear, LMHead
 from specjax.models.target import Target
 
 
@@ -30,14 +29,14 @@ class MedusaConfig:
     """The shape of the heads; vocabulary and hidden size are the target's.
 
     Raises:
-        SpecjaxError: for no heads or no layers.
+        SpecjaxError: if there are no heads or no layers.
     """
 
     hidden_size: int
     vocab_size: int
     num_heads: int = 5
-    num_layers: int = 1  # how often a head's block is applied
-    has_lm_heads: bool = True  # False: the target's LM head reads all of them ("version 2")
+    num_layers: int = 1  # times that a head's block is applied
+    has_lm_heads: bool = True  # False: all heads share the target's ("version 2")
 
     def __post_init__(self):
         for name in ("num_heads", "num_layers"):
@@ -46,7 +45,7 @@ class MedusaConfig:
 
     @property
     def num_depths(self) -> int:
-        """Depths that the heads predict."""
+        """The number of depths that the heads predict."""
         return self.num_heads
 
     @classmethod
@@ -57,15 +56,15 @@ class MedusaConfig:
         num_layers: int = 1,
         has_lm_heads: bool = True,
     ) -> "MedusaConfig":
-        """Heads for a target; the defaults are the published ones."""
+        """Returns the shape of heads for a target; the defaults are the published ones."""
         sizes = target.hidden_size, target.vocab_size
         return cls(*sizes, num_heads, num_layers, has_lm_heads)
 
 
 class MedusaHeads(nn.Module):
-    """All heads of one target; `heads.logits` is what they say, as drafting and training need it.
+    """All heads of one target; drafting and training use `logits`.
 
-    Head d of a text is `blocks_{d - 1}` and `lm_heads_{d - 1}` of the params.
+    The params of head d are `blocks_{d - 1}` and `lm_heads_{d - 1}`.
     """
 
     config: MedusaConfig
@@ -77,7 +76,7 @@ class MedusaHeads(nn.Module):
             self.lm_heads = [LMHead(config.vocab_size) for _ in range(config.num_heads)]
 
     def __call__(self, features: Float[Array, "... D"], depth: int) -> Float[Array, "... O"]:
-        """The logits of one head, or what the target's LM head is to read: O is V, or D."""
+        """Returns one head's logits (O is V), or the input of the target's LM head (O is D)."""
         block = self.blocks[depth - 1]
         for _ in range(self.config.num_layers):
             features = features + nn.silu(block(features))
@@ -92,9 +91,9 @@ class MedusaHeads(nn.Module):
         features: Float[Array, "... D"],
         depth: int,
     ) -> Float[Array, "... V"]:
-        """What the head of one depth, from 1, says; float32 and pure. See `logits`."""
-        said = cast(Array, self.apply({"params": params}, features, depth))
-        return said if self.config.has_lm_heads else target.logits(target_params, said)
+        """Returns the logits of the head at one depth (from 1); see `logits`."""
+        output = cast(Array, self.apply({"params": params}, features, depth))
+        return output if self.config.has_lm_heads else target.logits(target_params, output)
 
     @nn.nowrap
     def logits(
@@ -105,18 +104,18 @@ class MedusaHeads(nn.Module):
         features: Float[Array, "... D"],
         num_depths: int | None = None,
     ) -> Float[Array, "... K V"]:
-        """What the heads say of the tokens behind the next one; float32 and pure.
+        """Returns the float32 logits of the tokens after the root, one row per head; pure.
 
         Args:
             params: the heads'.
-            target: whose LM head reads where the heads have none of their own.
+            target: the model whose LM head is used if the heads have none.
             target_params: the target's.
             features: the target's, of the last token before the root.
-            num_depths: K, so many of the heads, the nearest first; by default all.
+            num_depths: K, the number of heads to run, from depth 1; by default all.
         """
         depths = range(1, (num_depths or self.config.num_heads) + 1)
-        said = [self.logits_at(params, target, target_params, features, d) for d in depths]
-        return jnp.stack(said, axis=-2)
+        logits = [self.logits_at(params, target, target_params, features, d) for d in depths]
+        return jnp.stack(logits, axis=-2)
 
     @nn.nowrap
     def initialise(
@@ -125,12 +124,12 @@ class MedusaHeads(nn.Module):
         dtype: DTypeLike = jnp.float32,
         lm_head: Float[Array, "V D"] | None = None,
     ) -> dict[str, Any]:
-        """Params to begin with: blocks that change nothing, and copies of `lm_head`.
+        """Returns initial params: blocks that change nothing, and copies of the target's `lm_head`.
 
-        So every head starts out with what the target says of its next token. The published code
-        draws the biases at random, which only moves the features away from what the LM head was
-        made for; with zeros the gradients of the blocks are not zero either. Without `lm_head`, the
-        target's as `lm_head_of` gives it, LM heads are random.
+        Every head then starts with the target's prediction of its next token. The published code
+        draws the biases at random, which only moves the features away from those the LM head was
+        trained on; zero biases still give the blocks nonzero gradients. Without `lm_head`, LM heads
+        are random.
         """
         vocab_size, width = self.config.vocab_size, self.config.hidden_size
         params = {}

@@ -1,13 +1,14 @@
 """The ParallelSpec head: k trainable mask tokens draft k + 1 tokens in one pass.
 
-Slot t stands, as an EAGLE head's, for token t + 1 at RoPE position t and predicts token t + 2, the
-first of a draft. Its *group* is the slot and k masks: mask i (from 1) stands at position t + i,
-sees the real slots up to t of its text and masks 1 to i of its own group, and predicts token
-t + 2 + i. Real slots never see masks, so drafting and training meet the same contexts. There are
-two kinds of head. One reads the target's features and is an EAGLE head otherwise; where a mask
-stands no feature is known, and one learned vector takes its place (the paper leaves that open). The
-other reads tokens alone and is a plain Llama with both norms: it replaces the heads of Medusa.
-Embedding and LM head are the target's, frozen. Xiao et al. 2024, "ParallelSpec: Parallel Drafter
+As in an EAGLE head, slot t holds token t + 1 at RoPE position t and predicts token t + 2, the first
+of a draft. Its *group* is the slot and k masks: mask i (from 1) is at position t + i, sees the real
+slots of its text up to t and masks 1 to i of its own group, and predicts token t + 2 + i. Real
+slots never see masks, so drafting and training have the same contexts.
+
+There are two kinds of head. One reads the target's features and is otherwise an EAGLE head; a mask
+has no feature, so one learned vector takes its place (the paper leaves that open). The other reads
+tokens alone and is a plain Llama with both norms; it replaces Medusa's heads. The embedding and the
+LM head are the target's, frozen. Xiao et al. 2024, "ParallelSpec: Parallel Drafter
 for Efficient Speculative Decoding", sections 4.1 and 4.3.
 """
 
@@ -32,10 +33,10 @@ from specjax.models.target import QueryRows, Target, causal_rows
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The shape of a head. The vocabulary and the hidden size of `layers` are the target's.
+    """The shape of a head; `layers` has the target's vocabulary and hidden size.
 
     Raises:
-        SpecjaxError: for a head without masks, or a bias of `fc` where there is no `fc`.
+        SpecjaxError: if there are no masks or no layers, or a bias for `fc` but no `fc`.
     """
 
     layers: TransformerConfig
@@ -45,9 +46,9 @@ class ParallelConfig:
 
     def __post_init__(self):
         if self.num_masks < 1:
-            raise SpecjaxError(f"num_masks {self.num_masks} must be at least 1; the paper takes 4")
+            raise SpecjaxError(f"num_masks {self.num_masks} must be at least 1; the paper uses 4")
         if self.layers.num_hidden_layers < 1:
-            raise SpecjaxError("a ParallelSpec head needs at least 1 layer; the paper takes 1")
+            raise SpecjaxError("a ParallelSpec head needs at least 1 layer; the paper uses 1")
         if self.fc_bias and not self.reads_features:
             raise SpecjaxError("a head that reads no features has no fc; leave fc_bias out")
 
@@ -60,10 +61,10 @@ class ParallelConfig:
         fc_bias: bool = False,
         num_layers: int = 1,
     ) -> "ParallelConfig":
-        """Layers shaped like the target's own, of which the paper has one; they see all the text.
+        """Returns the shape of a head with layers like the target's, without a sliding window.
 
-        Masks are the same at every slot, so in the first layer they look at places, and only from
-        the second on at what stands there.
+        The paper has one layer. The masks are the same at every slot, so in the first layer they
+        attend by position, and only from the second layer on by content.
         """
         layers = replace(target, num_hidden_layers=num_layers, sliding_window=None)
         return cls(layers, num_masks, reads_features, fc_bias)
@@ -78,15 +79,15 @@ class ParallelConfig:
 
     @property
     def num_depths(self) -> int:
-        """Tokens that one pass drafts: of the real slot and of each mask."""
+        """The number of tokens that one pass drafts: one for the real slot, one per mask."""
         return self.num_masks + 1
 
 
 class ParallelHead(nn.Module):
-    """See the module. What it returns feeds `target.logits`, in both kinds.
+    """A head of either kind; its output goes to `target.logits`. See the module.
 
-    `head.run` is a pass with a cache, as drafting needs it; `head.step` goes over whole texts one
-    depth of all groups at a time, as training needs it.
+    Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts for one
+    depth of all groups.
     """
 
     config: ParallelConfig
@@ -109,13 +110,13 @@ class ParallelHead(nn.Module):
     def joined(
         self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
     ) -> Float[Array, "B Q D"]:
-        """What the first layer reads; F is 0 where no features are read."""
+        """Returns the input of the first layer; F is 0 if the head reads no features."""
         if not self.config.reads_features:
             return embedded
         return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
 
     def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """What the LM head reads, of what the last layer says."""
+        """Turns the output of the last layer into the input of the LM head."""
         return x if self.config.reads_features else self.norm(x)
 
     def __call__(
@@ -125,7 +126,7 @@ class ParallelHead(nn.Module):
         features: Float[Array, "B Q F"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """See `run`; what `embedded` and `features` hold at masks does not matter."""
+        """See `run`; `embedded` and `features` are ignored at masks."""
         embedded, features = self._with_masks(rows.tokens, embedded, features)
         x, cache = through_layers(self.layers, self.joined(embedded, features), rows, cache)
         return self.finished(x), cache
@@ -153,7 +154,7 @@ class ParallelHead(nn.Module):
         is_far: Bool[Array, "B T T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
         """See `step`."""
-        if streams:  # the masks of one depth differ by their positions only
+        if streams:  # the masks of one depth differ only by position
             x = self._joined_mask(len(streams), embedded.dtype)
             x = jnp.broadcast_to(x, embedded.shape)
         else:
@@ -168,7 +169,7 @@ class ParallelHead(nn.Module):
         return self.finished(x), tuple(own)
 
     def _joined_mask(self, number: int, dtype: DTypeLike) -> Float[Array, "1 1 D"]:
-        """What the first layer reads at mask `number`, counted from 1."""
+        """Returns the input of the first layer at mask `number`, counted from 1."""
         embedded = self.mask_embeddings()[None, None, number - 1].astype(dtype)
         features = jnp.zeros((1, 1, 0))
         if self.config.reads_features:
@@ -185,17 +186,17 @@ class ParallelHead(nn.Module):
         features: Float[Array, "B Q F"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """What the LM head is to read at `rows.tokens`; pure.
+        """Returns the input of the LM head at `rows.tokens`; pure.
 
         Args:
             params: the head's.
-            target: whose embedding is read.
+            target: the model whose embedding the head reads.
             target_params: the target's.
-            rows: tokens with their slots as positions: a token's place in the text, less one. Ids
-                from `vocab_size` on are masks, the first, the second and so on.
-            features: the target's, of the tokens before; F is 0 if the head reads none. What they
-                hold at masks does not matter.
-            cache: of the head; the rows are written as scratch, as `Transformer.run` does.
+            rows: tokens; their positions are slots, one less than the position in the text. Id
+                `vocab_size` is the first mask, `vocab_size + 1` the second, and so on.
+            features: the target's, of the tokens before; F is 0 if the head reads none. Ignored at
+                masks.
+            cache: the head's; rows are written as scratch, as by `Transformer.run`.
         """
         is_text = rows.tokens < self.config.vocab_size
         embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
@@ -212,22 +213,21 @@ class ParallelHead(nn.Module):
         positions: Int[Array, "B T"],
         segments: Int[Array, "B T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
-        """One depth of the groups of all slots of whole texts; pure.
+        """Runs one depth of the groups of all slots of whole texts; pure.
 
-        Without streams these are the real slots, with i streams the i-th masks: T rows that see T
-        real slots and i masks, so that all depths cost k + 1 times causal attention.
+        Without streams the rows are the real slots, with i streams the i-th masks. Its T rows see T
+        real slots and i masks, so all depths cost k + 1 times causal attention.
 
         Args:
             params: the head's.
-            embedded: of the token behind each slot, from the text.
+            embedded: embedding of the token after each slot, from the text.
             features: the target's, of the token before; F is 0 if the head reads none.
-            streams: keys and values of the depths before, as returned.
+            streams: the keys and values that earlier depths returned.
             positions: slots within their texts.
-            segments: number of the text that each slot belongs to; slots see their own text only.
+            segments: the number of each slot's text; slots see only their own text.
         """
         text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
-        places = positions + len(streams)
-        rotation = rotation_of(places, self.config.layers, text_length)
+        rotation = rotation_of(positions + len(streams), self.config.layers, text_length)
         variables, far = {"params": params}, text_before(segments)
         output, own = cast(
             Any,
@@ -239,7 +239,7 @@ class ParallelHead(nn.Module):
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-        """Random params, without embedding and LM head."""
+        """Returns random params, without embedding and LM head."""
         config = self.config.layers
         embedded = jnp.zeros((1, 1, config.hidden_size))
         features = embedded if self.config.reads_features else embedded[..., :0]
@@ -252,15 +252,14 @@ class ParallelHead(nn.Module):
 def from_eagle(
     head: EagleHead, params: Mapping[str, Any], num_masks: int, key: Key[Array, ""]
 ) -> tuple[ParallelHead, dict[str, Any]]:
-    """A head that predicts the first token as this EAGLE head does, and knows nothing of masks yet.
+    """Returns a head that predicts the first token like this EAGLE head; its masks are untrained.
 
-    What stands for masks is small and random, as in a new head: a mask then begins as little more
-    than what its attention gathers of the text, and as no particular token, whose known
-    continuation it would first have to forget. They are all different, though each learns from its
-    own depth anyway.
+    The masks' embeddings are small and random, as in a new head, so that a mask starts as little
+    more than what its attention gathers from the text. The embedding of a real token would come
+    with a continuation to unlearn.
 
     Raises:
-        SpecjaxError: if there are to be no masks.
+        SpecjaxError: if `num_masks` is less than 1.
     """
     own = ParallelHead(ParallelConfig(head.config.layers, num_masks, True, head.config.fc_bias))
     dtype = params["fc"]["weight"].dtype

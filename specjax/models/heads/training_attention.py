@@ -1,9 +1,9 @@
-"""Attention of whole texts in which a slot sees all of its text, and a few rows of its own.
+"""Attention for training heads whose drafted rows see more than the text.
 
-So train heads whose drafted rows see more than the text: each slot looks at far slots, as in causal
-attention, and at one row of each of a few other streams, its own draft. The far part is one product
-with all slots, the near part one row per slot and stream, so that a pass over T slots costs as much
-as causal attention over them and little more, and never as much as if all rows stood in one text.
+Each slot sees far slots, as in causal attention, and one row of each of a few other streams: its
+own draft. The far part is one product with all slots, the near part one row per slot and stream, so
+a pass over T slots costs little more than causal attention over them, and far less than one text
+that holds all rows.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def training_attention(
     is_far: Bool[Array, "B T T"],
     near: Sequence[tuple[KeysAndValues, Bool[Array, "B T"]]],
 ) -> Float[Array, "B A T H"]:
-    """Softmax attention of T slots; query head a reads key-value head `a // (A / K)`.
+    """Computes attention of T slots; query head a reads key-value head `a // (A / K)`.
 
     Args:
-        query: of every slot.
-        far: keys and values that any slot may see.
+        query: of each slot.
+        far: keys and values that every slot may see.
         is_far: which of them each slot sees.
-        near: keys and values of which slot t sees only row t, and whether it does.
+        near: streams of keys and values; slot t sees only row t, where the mask is true.
     """
     batch, heads, length, width = query.shape
     far_keys, far_values = far
@@ -50,12 +50,12 @@ def training_attention(
     return mixed.reshape(batch, heads, length, width)
 
 
-def text_before(segments: Int[Array, "B T"], least: int = 0) -> Bool[Array, "B T T"]:
-    """Which slots of its own text stand `least` or more slots before each slot."""
+def text_before(segments: Int[Array, "B T"], min_distance: int = 0) -> Bool[Array, "B T T"]:
+    """Returns which slots are in the same text as each slot, `min_distance` or more before it."""
     slots = jnp.arange(segments.shape[1])
     distance = slots[:, None] - slots[None, :]
     is_same = segments[:, :, None] == segments[:, None, :]
-    return is_same & (distance >= least)[None]
+    return is_same & (distance >= min_distance)[None]
 
 
 def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
