@@ -5,7 +5,7 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -26,7 +26,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_llama
+from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
 from specjax.models.transformer import Transformer
 
@@ -43,9 +43,9 @@ SMALL_FILES = [
     "merges.txt",
     "chat_template*",
 ]
-# Leaves out "consolidated" copies. The last pattern is for Medusa's and Hydra's heads only.
-SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json", "*_lm_head.safetensors"]
-TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*_lm_head.pt"]
+# Leaves out "consolidated" copies.
+SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json"]
+TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of these is enough
 
 
@@ -101,7 +101,7 @@ def load(
     folder = _folder_of(str(name), revision, progress)
     with readable(folder):
         config = _with_generation_eos(read_config(folder), folder)
-        params = load_llama(folder, config, kind, progress)
+        params = load_transformer(folder, config, kind, progress)
         return LoadedTarget(Transformer(config), params, _read_tokenizer(folder), config, str(name))
 
 
@@ -139,6 +139,7 @@ def head_folder(
     check: Callable[[Path], Any],
     revision: str | None = None,
     progress: bool = True,
+    files: Sequence[str] = (),
 ) -> Path:
     """Returns the local folder of a drafter head, downloading its config and weights if needed.
 
@@ -148,11 +149,12 @@ def head_folder(
             before its weights are downloaded. Not called for local folders.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
+        files: names of weight files that a head may have besides those of a model.
 
     Raises:
         SpecjaxError: if there is no such head, it cannot be downloaded, or `check` rejects it.
     """
-    folder = _find(str(name), revision, progress, check, is_head=True)
+    folder = _find(str(name), revision, progress, check, files=files)
     if folder is None:
         raise SpecjaxError(
             f"{str(name)!r} is not a head: give an existing folder with config.json and weights, "
@@ -167,7 +169,7 @@ def _find(
     progress: bool,
     check: Callable[[Path], Any],
     with_weights: bool = True,
-    is_head: bool = False,
+    files: Sequence[str] = (),
 ) -> Path | None:
     """Returns the folder of this name or the local copy of the hub id; None if it is neither."""
     folder = expand_user(name)
@@ -178,7 +180,7 @@ def _find(
         _refuse_revision(name, revision)
         return folder
     if HUB_ID.fullmatch(name) and is_free:
-        return _download(name, revision, progress, check, with_weights, is_head)
+        return _download(name, revision, progress, check, with_weights, files)
     return None
 
 
@@ -206,7 +208,7 @@ def _download(
     progress: bool,
     check: Callable[[Path], Any],
     with_weights: bool,
-    is_head: bool,
+    files: Sequence[str],
 ) -> Path:
     """Downloads a hub repository; checks its config before fetching its weights."""
     with _download_bars(progress), _hub_errors(name, revision):
@@ -215,10 +217,11 @@ def _download(
         if not with_weights:
             return folder
         commit = folder.name  # in case the branch moves meanwhile
-        snapshot_download(name, revision=commit, allow_patterns=SAFETENSORS[: 2 + is_head])
-        if not any(path for each in SAFETENSORS[: 2 + is_head] for path in folder.glob(each)):
+        safetensors = [*SAFETENSORS, *(file for file in files if file.endswith(".safetensors"))]
+        snapshot_download(name, revision=commit, allow_patterns=safetensors)
+        if not any(path for each in safetensors for path in folder.glob(each)):
             import_torch(name)
-            snapshot_download(name, revision=commit, allow_patterns=TORCH_WEIGHTS[: 2 + is_head])
+            snapshot_download(name, revision=commit, allow_patterns=[*TORCH_WEIGHTS, *files])
     return folder
 
 
@@ -300,9 +303,7 @@ def _read_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(

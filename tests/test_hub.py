@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from specjax import hub
 from specjax.core.errors import SpecjaxError
 from specjax.models.families import config_from
-from specjax.models.io.huggingface import save_llama
+from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
@@ -28,7 +28,7 @@ HUB_ID = "someone/tiny-llama"
 def saved(tmp_path_factory) -> Path:
     params = Transformer(CONFIG).initialise(jax.random.key(0))
     folder = tmp_path_factory.mktemp("saved") / "tiny"
-    save_llama(folder, CONFIG, params, jnp.float32)
+    save_transformer(folder, CONFIG, params, jnp.float32)
     return folder
 
 
@@ -199,7 +199,9 @@ def test_unreadable_files_are_named(folder, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", refuse)
     assert failure(folder).startswith(f"{folder} cannot be read (Permission denied); check")
     monkeypatch.undo()
-    monkeypatch.setattr(hub, "load_llama", lambda folder, *_: refuse(folder / "model.safetensors"))
+    monkeypatch.setattr(
+        hub, "load_transformer", lambda folder, *_: refuse(folder / "model.safetensors")
+    )
     assert failure(folder).startswith(f"{folder / 'model.safetensors'} cannot be read (Permission")
 
 

@@ -14,7 +14,7 @@ from specjax.bench.measure import Contestant, Program, Text
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
 from specjax.hub import LoadedTarget
-from specjax.models.io.huggingface import save_llama
+from specjax.models.io.huggingface import save_transformer
 
 PEERS = ("transformers",)
 PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
@@ -212,7 +212,7 @@ def _load(target: LoadedTarget) -> Any:
 
     with TemporaryDirectory() as above, _quiet():
         folder = Path(above) / "target"
-        save_llama(folder, target.config, target.params, jnp.float32)
+        save_transformer(folder, target.config, target.params, jnp.float32)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )

@@ -48,11 +48,11 @@ class Convert:
     def _convert_target(self, directory: Path) -> None:
         from specjax.hub import load
         from specjax.models.io.checkpoint import new_folder
-        from specjax.models.io.huggingface import save_llama
+        from specjax.models.io.huggingface import save_transformer
 
         target = load(self.source, dtype=self.dtype)
         with new_folder(directory) as unfinished:
-            save_llama(unfinished, target.config, target.params, self.dtype)
+            save_transformer(unfinished, target.config, target.params, self.dtype)
             if target.tokenizer is not None:
                 target.tokenizer.save_pretrained(unfinished)
         print(f"wrote {target.name} to {directory} in {self.dtype}")
@@ -60,12 +60,12 @@ class Convert:
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.hub import load
         from specjax.loading import find_head, load_head
-        from specjax.models.heads.files import read_about
-        from specjax.models.heads.kinds import KINDS, kind_in
+        from specjax.models.heads.kinds import KINDS
+        from specjax.models.io.head_files import detect_format, read_about, save_head
 
         folder = find_head(self.source)
-        kind = kind_in(folder)  # before the target, which may take long
-        layouts = KINDS[kind].layouts
+        format = detect_format(folder, KINDS.values())  # before the target, which may take long
+        layouts, kind = tuple(format.layouts), format.kind
         layout = self.layout or (kind if kind in layouts else layouts[0])
         if layout not in layouts:
             raise SpecjaxError(
@@ -73,8 +73,9 @@ class Convert:
             )
         target = load(head_of, dtype=self.dtype)
         head, params = load_head(folder, target, kind=kind)
-        KINDS[kind].save(
+        save_head(
             directory,
+            format,
             head,
             params,
             self.dtype,

@@ -29,7 +29,7 @@ from specjax.core.files import expand_user, readable, writable
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.io.checkpoint import new_folder, vacant
-from specjax.models.io.huggingface import save_llama
+from specjax.models.io.huggingface import save_transformer
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
 from specjax.pocket import corpus, edits, tokenizer
@@ -294,7 +294,7 @@ def build(options: Options) -> None:
         "history": [json.loads(line) for line in history],
     }
     with new_folder(folder) as unfinished:
-        save_llama(unfinished, recipe.config, params, jnp.float16)
+        save_transformer(unfinished, recipe.config, params, jnp.float16)
         for file in vocabulary.iterdir():
             (unfinished / file.name).write_bytes(file.read_bytes())
         (unfinished / "recipe.json").write_text(json.dumps(record, indent=1, default=str))

@@ -10,7 +10,7 @@ from specjax.bench.quotesum import evaluate, read_quotesum, tokens_of
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_llama
+from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
 from tests.cli.target import write_target
 
@@ -60,7 +60,7 @@ def test_files_without_an_example_are_refused(tmp_path):
 
 def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path, folder):
     config = read_config(folder)
-    model, params = Transformer(config), load_llama(folder, config, np.float32)
+    model, params = Transformer(config), load_transformer(folder, config, np.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     summary = "value total [ 2 because of it ] is said"
     examples, _ = read_quotesum(write(tmp_path / "a.jsonl", summary))

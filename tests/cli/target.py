@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from specjax.cli.example import INSTRUCTION, SOURCE
 from specjax.models.config import TransformerConfig
-from specjax.models.io.huggingface import save_llama
+from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from specjax.pocket import tokenizer
 
@@ -29,5 +29,5 @@ SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compi
 
 def write_target(folder: Path) -> None:
     """Saves the target in Hugging Face format."""
-    save_llama(folder, CONFIG, Transformer(CONFIG).initialise(jax.random.key(3)), jnp.float32)
+    save_transformer(folder, CONFIG, Transformer(CONFIG).initialise(jax.random.key(3)), jnp.float32)
     tokenizer.train_tokenizer([SOURCE, INSTRUCTION], VOCABULARY, folder)

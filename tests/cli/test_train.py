@@ -9,7 +9,7 @@ import pytest
 
 from specjax.bench import draft_lengths, oracle
 from specjax.cli import main
-from specjax.models.io.huggingface import save_llama
+from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from tests.cli.target import CONFIG, SHORT, VOCABULARY
 
@@ -24,7 +24,7 @@ def draft(tmp_path_factory, tiny):
     noise = Transformer(CONFIG).initialise(jax.random.key(4))
     params = jax.tree.map(lambda own, other: own + 0.3 * other, params, noise)
     written = tmp_path_factory.mktemp("drafts") / "weights"
-    save_llama(written, CONFIG, params, jnp.float32)
+    save_transformer(written, CONFIG, params, jnp.float32)
     shutil.copy(written / "model.safetensors", folder / "model.safetensors")
     return folder
 

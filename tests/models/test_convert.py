@@ -13,9 +13,9 @@ from specjax.models.families import config_from, read_config
 from specjax.models.io.huggingface import (
     expected_weights,
     huggingface_name,
-    load_llama,
+    load_transformer,
     param_path,
-    save_llama,
+    save_transformer,
 )
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
@@ -32,7 +32,7 @@ def params() -> dict:
 @pytest.fixture
 def folder(tmp_path, params):
     """A good checkpoint, made without torch, for a test to damage."""
-    save_llama(tmp_path / "checkpoint", CONFIG, params, jnp.float32)
+    save_transformer(tmp_path / "checkpoint", CONFIG, params, jnp.float32)
     return tmp_path / "checkpoint"
 
 
@@ -43,7 +43,7 @@ def theirs():
 
 
 def load(folder, dtype=jnp.float32):
-    return load_llama(folder, read_config(folder), dtype)
+    return load_transformer(folder, read_config(folder), dtype)
 
 
 def assert_same(actual, expected):
@@ -91,7 +91,7 @@ def test_every_param_has_a_hugging_face_name(ours, theirs):
 @pytest.mark.parametrize("translate", [huggingface_name, param_path])
 @pytest.mark.parametrize("name", ["head_0.weight", "layers_x.weight", "model.layers.weight"])
 def test_a_weight_that_no_llama_has_is_refused(translate, name):
-    with pytest.raises(SpecjaxError, match=f"{re.escape(name)} is not a weight of a Llama"):
+    with pytest.raises(SpecjaxError, match=f"{re.escape(name)} is not a weight of a target"):
         translate(name)
 
 
@@ -171,7 +171,7 @@ def test_transformers_reads_what_we_save(tmp_path, settings, dtype):
     original = checkpoints.build(**settings)
     folder = checkpoints.save(tmp_path / "theirs", original)
     config = read_config(folder)
-    save_llama(tmp_path / "ours", config, load(folder), dtype)
+    save_transformer(tmp_path / "ours", config, load(folder), dtype)
     assert read_config(tmp_path / "ours") == config
     read = transformers.AutoModelForCausalLM.from_pretrained
     assert read(tmp_path / "ours").dtype is getattr(torch, dtype)
@@ -186,7 +186,7 @@ def test_transformers_reads_what_we_save(tmp_path, settings, dtype):
 
 def test_saving_over_something_is_refused(folder, params):
     with pytest.raises(SpecjaxError, match=r"checkpoint already exists .* choose another name"):
-        save_llama(folder, CONFIG, params, jnp.float32)
+        save_transformer(folder, CONFIG, params, jnp.float32)
     assert_same(load(folder), params)
 
 
@@ -195,7 +195,7 @@ def test_saving_over_something_is_refused(folder, params):
 def test_saved_files_follow_the_umask(tmp_path, params, umask, mode):
     before = os.umask(umask)
     try:
-        save_llama(tmp_path / "out", CONFIG, params, jnp.float32)
+        save_transformer(tmp_path / "out", CONFIG, params, jnp.float32)
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
@@ -209,7 +209,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, params, monkeypatch):
     monkeypatch.setattr("specjax.models.io.huggingface.save_file", fail)
     (tmp_path / "out").mkdir()
     with pytest.raises(SpecjaxError, match=r"out \(No space left on device\); free some space"):
-        save_llama(tmp_path / "out", CONFIG, params, jnp.float32)
+        save_transformer(tmp_path / "out", CONFIG, params, jnp.float32)
     assert [path.name for path in tmp_path.rglob("*")] == ["out"]
 
 
@@ -217,7 +217,7 @@ def test_params_of_another_model_are_not_saved(tmp_path, params):
     wrong = params | {"norm": {"weight": jnp.ones(7)}}
     message = r"wrong shape: model\.norm\.weight is \(7,\), expected \(32,\).*give the config"
     with pytest.raises(SpecjaxError, match=message):
-        save_llama(tmp_path / "out", CONFIG, wrong, jnp.float32)
+        save_transformer(tmp_path / "out", CONFIG, wrong, jnp.float32)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, read_config
-from specjax.models.io.huggingface import load_llama
+from specjax.models.io.huggingface import load_transformer
 from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
@@ -80,7 +80,7 @@ def pair(request, tmp_path_factory) -> Pair:
     theirs = checkpoints.build(**CASES[request.param])
     folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs)
     config = read_config(folder)
-    params = load_llama(folder, config, jnp.float32)
+    params = load_transformer(folder, config, jnp.float32)
     tokens = random_tokens((2, TEXT_LENGTH))
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     taps = Taps(tuple(range(layers + 1)), tuple(np.ndindex(layers, heads)))

@@ -78,7 +78,7 @@ def test_a_missing_shard_is_named(tmp_path):
     path.unlink()
     message = failure(tmp_path)
     assert message.startswith(
-        f"{tmp_path} lacks {path.name}, named by model.safetensors.index.json"
+        f"{tmp_path} has no {path.name}, listed in model.safetensors.index.json"
     )
     assert message.endswith("download the checkpoint again")
 
@@ -97,7 +97,7 @@ def test_shards_are_looked_for_in_the_folder_only(tmp_path):
     save_safetensors(tmp_path)
     index = {"weight_map": {"F32": "../model.safetensors"}}
     (tmp_path / "inside" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "inside lacks model.safetensors" in failure(tmp_path / "inside")
+    assert "inside has no model.safetensors" in failure(tmp_path / "inside")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):

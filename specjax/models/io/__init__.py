@@ -1,1 +1,1 @@
-"""Weights and heads in files: safetensors, Hugging Face folders, Orbax."""
+"""Reads and writes weights and heads: safetensors, Hugging Face folders, Orbax."""

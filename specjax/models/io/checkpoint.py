@@ -1,8 +1,8 @@
-"""Params with their config and recipe in one folder, through Orbax.
+"""Saves and restores params together with a config, in one folder, through Orbax.
 
-A checkpoint folder holds `params/` (Orbax) and `config.json` (whatever the caller wants to find
-again: the shape of the model, the recipe of the run). Orbax is imported on first use, because it
-takes longer than the rest of the package.
+A checkpoint folder holds `params/` (Orbax) and `config.json` (any JSON, such as the shape of the
+model and the recipe of the run). Orbax is imported on first use, because importing it takes longer
+than the rest of the package.
 """
 
 import json
@@ -11,6 +11,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,18 @@ from specjax.core.files import expand_user, read_json, readable, writable
 
 PARAMS = "params"
 CONFIG = "config.json"
-CHECKPOINTS = "checkpoints"  # the folder within that of a training run
-MOST_NAMED = 8  # weights named per complaint; the rest are counted
+CHECKPOINTS = "checkpoints"  # the subfolder of a training run
+MAX_NAMED = 8  # weights named in an error; the rest are counted
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yields an empty sibling of `folder` that takes its name once the block has succeeded.
+    """Yields an empty sibling of `folder` and renames it to `folder` if the block succeeds.
 
-    After a failure, an interrupt included, neither of the two is there.
+    After a failure or an interrupt neither of the two exists.
 
     Raises:
-        SpecjaxError: if `folder` already holds something, or cannot be written.
+        SpecjaxError: if `folder` is not empty, or cannot be written.
     """
     folder = vacant(folder)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
@@ -48,12 +49,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def vacant(folder: Path) -> Path:
-    """The whole path of `folder`, which does not exist yet or is empty.
+    """Returns the absolute path of `folder`, which must not exist yet or be empty.
 
     Raises:
-        SpecjaxError: if `folder` already holds something, or cannot be looked into.
+        SpecjaxError: if `folder` is not empty, or cannot be read.
     """
-    folder = _whole_path(folder)
+    folder = _absolute(folder)
     with writable(folder):
         is_vacant = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_vacant:
@@ -63,14 +64,14 @@ def vacant(folder: Path) -> Path:
     return folder
 
 
-def _whole_path(folder: Path) -> Path:
+def _absolute(folder: Path) -> Path:
     return Path(os.path.realpath(expand_user(folder)))
 
 
 def mismatches(
     found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """All that is wrong with the names and shapes `found`, as one phrase; empty if they fit."""
+    """Returns how the names and shapes `found` differ from `expected`; empty if they agree."""
     misshapen = [
         f"{name} is {found[name]}, expected {shape}"
         for name, shape in expected.items()
@@ -85,18 +86,18 @@ def mismatches(
 
 
 def first_few(names: list[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    rest = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    """Joins the first names of a list, and says how many more there are."""
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def save_checkpoint(folder: Path, params: Any, config: Mapping[str, Any]) -> None:
-    """Writes `params` (a pytree of arrays) and `config` (any JSON) into a new `folder`, atomically.
+    """Writes `params` (a pytree of arrays) and `config` (any JSON) to a new `folder`, atomically.
 
-    For one process; a run over many hosts saves through Orbax's own manager.
+    For a single process; a run on many hosts saves through Orbax's own manager.
 
     Raises:
-        SpecjaxError: if `folder` already holds something, or cannot be written.
+        SpecjaxError: if `folder` is not empty, or cannot be written.
     """
     import orbax.checkpoint as ocp
 
@@ -108,33 +109,33 @@ def save_checkpoint(folder: Path, params: Any, config: Mapping[str, Any]) -> Non
 
 
 def restore_checkpoint(folder: Path, like: Any = None) -> tuple[Any, dict[str, Any]]:
-    """Reads back `(params, config)` from a folder written by `save_checkpoint`.
+    """Reads `(params, config)` from a folder written by `save_checkpoint`.
 
     Args:
         folder: the checkpoint.
-        like: a pytree of arrays or `jax.ShapeDtypeStruct`s that gives structure, dtype and
+        like: a pytree of arrays or `jax.ShapeDtypeStruct`s with the wanted structure, dtype and
             sharding; without it, nested dicts of arrays as saved, on the default device.
 
     Raises:
-        SpecjaxError: if the folder is no checkpoint, is damaged, or does not fit `like`.
+        SpecjaxError: if the folder is not a checkpoint, is damaged, or does not fit `like`.
     """
     import orbax.checkpoint as ocp
 
-    folder = _whole_path(folder)
+    folder = _absolute(folder)
     config = _read_config(folder)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             saved = checkpointer.metadata(folder / PARAMS).item_metadata.tree
-            complaints = "" if like is None else mismatches(_shapes(saved), _shapes(like))
-            if not complaints:
+            wrong = "" if like is None else mismatches(shapes_of(saved), shapes_of(like))
+            if not wrong:
                 target = _on_default_device(saved) if like is None else like
                 return checkpointer.restore(folder / PARAMS, target), config
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+        except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise SpecjaxError(
                 f"{folder / PARAMS} cannot be read ({reason}); save or copy the checkpoint again"
             ) from error
-    raise SpecjaxError(f"{folder} does not fit this model: {complaints}; check its {CONFIG}")
+    raise SpecjaxError(f"{folder} does not fit this model: {wrong}; check its {CONFIG}")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -143,23 +144,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not is_checkpoint:
         raise SpecjaxError(
             f"{folder} is not a checkpoint: it needs {CONFIG} and {PARAMS}/; "
-            "give a folder that specjax has saved"
+            "give a folder that specjax saved"
         )
     return read_json(folder / CONFIG)
 
 
 def _on_default_device(saved: Any) -> Any:
-    # The device of the saving machine may not exist here.
+    # The device it was saved from may not exist here.
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), saved
     )
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    # Tuples come back from disk as lists, structs as dicts: names compare without the brackets.
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape)
-        for path, leaf in leaves
-    }
+def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each leaf by its path, such as `layers_0.norm.weight`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    # Orbax restores tuples as lists and structs as dicts; simple names are the same for all.
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): tuple(getattr(leaf, "shape", ())) for path, leaf in leaves}

@@ -1,7 +1,7 @@
-"""The tensors stored in a folder of weights, one at a time, whatever the file format.
+"""Reads the tensors of a folder of weights one at a time, in any of its file formats.
 
-Safetensors are read without torch, bfloat16 included. Old `.bin` and `.pt` files are pickles: they
-are read by torch, with `weights_only=True`, and only where it is installed.
+Safetensors are read without torch, bfloat16 included. Old `.bin` and `.pt` files are pickles, which
+torch reads, with `weights_only=True`, if it is installed.
 """
 
 import json
@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 
 from specjax.core.errors import SpecjaxError
 
-FORMATS = (  # single file, index of shards; the first that exists is read
+FORMATS = (  # single file, index of shards; the first that exists counts
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
-FLOATS = {  # as safetensors spells them
+FLOATS = {  # by their names in safetensors
     "F64": jnp.dtype("float64"),
     "F32": jnp.dtype("float32"),
     "F16": jnp.dtype("float16"),
@@ -31,23 +31,23 @@ FLOATS = {  # as safetensors spells them
 
 
 class StoredTensor(NamedTuple):
-    """One tensor of a weight file; `read` fetches it from there."""
+    """One tensor of a weight file; `read` loads it."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # a key of `FLOATS`, or what else the file says
+    dtype: str  # a key of `FLOATS`, or the file's name for another dtype
     read: Callable[[], np.ndarray]
 
     @property
     def num_bytes(self) -> int:
-        """Size in memory; only for the dtypes of `FLOATS`."""
+        """The size in memory; defined only for the dtypes of `FLOATS`."""
         return math.prod(self.shape) * FLOATS[self.dtype].itemsize
 
 
 def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
-    """The files that hold the weights of `folder`: one, or all shards that its index names.
+    """Returns the weight files of `folder`: a single one, or all shards listed in its index.
 
-    `names` are single files that are looked for first, the first that exists is read.
+    Single files called `names` come first; the first that exists is taken.
 
     Raises:
         SpecjaxError: if there are no weights, the index is damaged, or a shard is missing.
@@ -73,22 +73,21 @@ def _shards(index: Path) -> list[Path]:
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise SpecjaxError(
-            f"{index.parent} lacks {', '.join(missing)}, named by {index.name}; "
+            f"{index.parent} has no {', '.join(missing)}, listed in {index.name}; "
             "download the checkpoint again"
         )
     return files
 
 
 def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
-    """The tensors of a folder by name, in file order; nothing but headers is read yet.
+    """Returns the tensors of a folder by name, in file order; reads only the headers.
 
     Args:
-        folder: of the weights.
+        folder: the folder of the weights.
         names: see `weight_files`.
 
     Raises:
-        SpecjaxError: if a file is missing or damaged, or is one of torch's and torch is not
-            installed.
+        SpecjaxError: if a file is missing or damaged, or needs torch and torch is not installed.
     """
     tensors = {}
     for path in weight_files(folder, names):
@@ -119,7 +118,7 @@ def _from_torch(path: Path) -> list[StoredTensor]:
     def tensor_of(name: str, tensor: Any) -> StoredTensor:
         def read() -> np.ndarray:
             plain = tensor.detach().contiguous()
-            if tensor.dtype is torch.bfloat16:  # which torch cannot hand to numpy
+            if tensor.dtype is torch.bfloat16:  # which torch cannot convert to numpy
                 return plain.view(torch.int16).numpy().view(FLOATS["BF16"])
             return plain.numpy()
 
@@ -127,7 +126,7 @@ def _from_torch(path: Path) -> list[StoredTensor]:
         return StoredTensor(name, tuple(tensor.shape), dtype, read)
 
     try:
-        is_zip = zipfile.is_zipfile(path)  # all but the oldest; only these can be memory-mapped
+        is_zip = zipfile.is_zipfile(path)  # the oldest files are not, and cannot be memory-mapped
         weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
         return [tensor_of(name, tensor) for name, tensor in weights.items()]
     except (RuntimeError, ValueError, EOFError, OSError, AttributeError, UnpicklingError):
@@ -137,7 +136,7 @@ def _from_torch(path: Path) -> list[StoredTensor]:
 def import_torch(
     path: Path | str, doing: str = "read", instead: str = "use a checkpoint in safetensors format"
 ) -> Any:
-    """The torch module, which only its own files need.
+    """Imports torch, which only torch's own files need.
 
     Raises:
         SpecjaxError: if torch is not installed; the message names `path`.
