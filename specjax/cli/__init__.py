@@ -1,7 +1,7 @@
 """The command line: parse, call, print.
 
-A command is a frozen dataclass whose fields are its options and whose `run` does the work. `run`
-imports what it needs, so that help and mistyped options answer at once.
+A command is a frozen dataclass: its fields are the options, its `run` does the work. Heavy imports
+are inside `run`, so that help and errors in the options appear at once.
 """
 
 import sys
@@ -26,7 +26,7 @@ from specjax.core.errors import exit_code
 
 DESCRIPTION = """Lossless speculative decoding for Llama-family models.
 
-Start with `specjax generate --compare`; `specjax --version` tells the version."""
+Start with `specjax generate --compare`. `specjax --version` prints the version."""
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
@@ -42,10 +42,10 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line, by default that of the process, and returns its exit code.
+    """Runs a command line, by default that of the process, and returns the exit code.
 
     Raises:
-        SystemExit: after help, or for arguments that do not parse.
+        SystemExit: after printing help, or if the arguments do not parse.
     """
     return exit_code(partial(_run, list(sys.argv[1:] if arguments is None else arguments)))
 

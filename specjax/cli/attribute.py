@@ -1,4 +1,4 @@
-"""`specjax attribute`: how well copied tokens are found, on a file whose quotes are known."""
+"""`specjax attribute`: scores the attribution of copied tokens on texts with known quotes."""
 
 import sys
 from dataclasses import dataclass
@@ -12,34 +12,34 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class Attribute:
-    """Score the sources that PLD+ names for copied tokens, on questions in QuoteSum's format.
+    """Score the attribution of PLD+ on answers with known quotes, in QuoteSum's format.
 
-    The target reads the written answers; a token counts as copied where it stands in a span of at
-    least so many tokens that PLD+ would have copied. `specjax generate --attribute` shows the
-    sources of a text of the target's own.
+    A token counts as copied if it lies in a span, of at least a given number of tokens, that PLD+
+    would have copied had the target written the answer. To see the sources of text that the target
+    generates, use `specjax generate --attribute`.
     """
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, or a hub id."""
     layer: int | None = None
-    """The layer whose hidden states are compared; by default that of --method pld-plus."""
+    """The layer whose hidden states to compare; by default that of --method pld-plus."""
     thresholds: tuple[int, ...] = (2, 5, 8)
-    """Least lengths of a span, in tokens."""
+    """Minimum lengths of a span, in tokens; each is scored."""
     limit: int | None = None
-    """Use the first so many examples only."""
+    """The number of examples to use; by default all."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
 
     def run(self) -> None:
-        """Scores and prints the table."""
+        """Scores the file and prints the table."""
         from rich.console import Console
         from rich.table import Table
 
-        from specjax.bench.quotesum import evaluate, read_quotesum
+        from specjax.quotesum import evaluate, read_quotesum
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
         from specjax.hub import load
@@ -48,8 +48,8 @@ class Attribute:
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
             raise SpecjaxError("--thresholds and --limit must be at least 1")
-        examples, complaints = read_quotesum(expand_user(self.file))
-        for line in complaints:
+        examples, warnings = read_quotesum(expand_user(self.file))
+        for line in warnings:
             print("specjax:", line, file=sys.stderr)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
@@ -65,8 +65,8 @@ class Attribute:
             drafter.max_depth,
             self.thresholds,
         )
-        table = Table("least span", "precision", "recall", "F1", box=None)
-        for least, row in scores.items():
-            table.add_row(str(least), *(f"{share:.3f}" for share in row))
+        table = Table("min span", "precision", "recall", "F1", box=None)
+        for min_span, row in scores.items():
+            table.add_row(str(min_span), *(f"{share:.3f}" for share in row))
         Console(soft_wrap=True, markup=False, highlight=False).print(table)
-        print(f"means over {len(examples[: self.limit])} examples, by tokens")
+        print(f"token-level scores, averaged over {len(examples[: self.limit])} examples")

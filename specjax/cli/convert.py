@@ -1,4 +1,4 @@
-"""`specjax convert`: any target or drafter head, as a folder that other programs read as well."""
+"""`specjax convert`: converts a target or a drafter head to a folder that other programs read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,35 +11,36 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a target as a folder in Hugging Face format, which transformers reads as well.
+    """Convert a target to a folder in Hugging Face format, which transformers reads too.
 
-    With --head-of TARGET, write a head of that target, in the layout that its authors' code or a
-    server reads.
+    With --head-of TARGET, convert a head of that target instead. The layouts eagle, medusa and
+    hydra are those of the authors' code; vllm reads heads of EAGLE and Medusa, sglang those of
+    EAGLE.
     """
 
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
-    """A target: pocket, a folder in Hugging Face format, or a hub id; with --head-of a head: a
-    folder or a hub id."""
+    """The target: pocket, a folder or a hub id. With --head-of, the head: a folder or a hub id."""
     directory: Annotated[Positional[Path], arg(metavar="DIR")]
-    """The folder to write; it must not exist yet, or be empty."""
+    """The folder to write; it must be empty or not exist."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """How weights are stored; float32 keeps every one exact."""
+    """The dtype of the written weights; float32 loses nothing."""
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
-    """The target of the head: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target of the head: pocket, a folder or a hub id."""
     layout: Annotated[
         Literal["specjax", "eagle", "medusa", "hydra", "vllm", "sglang"] | None,
         arg(metavar="specjax|eagle|medusa|hydra|vllm|sglang"),
     ] = None
-    """Who is to read the head: specjax, the authors' code (eagle, medusa, hydra), vLLM (EAGLE's and
-    Medusa's) or SGLang (EAGLE's); by default the authors' code, for ParallelSpec specjax."""
+    """The layout of the head; by default that of the authors' code, or specjax if there is none."""
 
     def run(self) -> None:
-        """Writes the whole folder, or nothing."""
+        """Writes the folder, completely or not at all."""
         from specjax.models.io.checkpoint import vacant
 
         if self.layout is not None and self.head_of is None:
-            raise SpecjaxError("--layout is for heads; name the target of yours: --head-of TARGET")
-        directory = vacant(self.directory)  # before the load, which may take long
+            raise SpecjaxError(
+                "--layout applies to heads only; name the target of the head: --head-of TARGET"
+            )
+        directory = vacant(self.directory)  # before the load, which may take a while
         if self.head_of is None:
             self._convert_target(directory)
         else:
@@ -69,7 +70,7 @@ class Convert:
         layout = self.layout or (kind if kind in layouts else layouts[0])
         if layout not in layouts:
             raise SpecjaxError(
-                f"layout {layout} is not one for {self.source}; choose {', '.join(layouts)}"
+                f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
             )
         target = load(head_of, dtype=self.dtype)
         head, params = load_head(folder, target, kind=kind)
@@ -84,4 +85,4 @@ class Convert:
             layout=layout,
             about=read_about(folder),
         )
-        print(f"wrote head {self.source} to {directory} in {self.dtype}, in the layout of {layout}")
+        print(f"wrote head {self.source} to {directory} in {self.dtype}, layout {layout}")

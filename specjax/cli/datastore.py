@@ -1,4 +1,4 @@
-"""`specjax datastore`: what REST retrieves from."""
+"""`specjax datastore`: builds a datastore for REST."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +11,23 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class DatastoreCommand:
-    """Build a datastore for --method rest: the tokens of many documents, sorted for retrieval.
+    """Build a datastore for --method rest from the text of many documents.
 
-    Sources are text files (a document each), .jsonl files (a document per line, under "text" or
-    "content"), folders of such files, or hub ids of datasets (their train split).
+    Sources are text files (one document each), .jsonl files (one document per line, with the
+    key "text" or "content"), folders of such files, or hub ids of datasets (the train split).
     """
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
-    """build."""
+    """The action; there is only build."""
     sources: Annotated[Positional[tuple[str, ...]], arg(metavar="SOURCE")]
     """Files, folders, or hub ids of datasets."""
     out: Annotated[Path, arg(metavar="FOLDER")]
-    """A new folder for the datastore."""
+    """The folder to write; it must be empty or not exist."""
     target: str = "pocket"
-    """The model whose tokenizer makes the tokens: pocket, a folder, or a hub id."""
+    """The target whose tokenizer to use: pocket, a folder or a hub id."""
 
     def run(self) -> None:
-        """Tokenizes, sorts and writes."""
+        """Tokenizes the sources, builds the datastore and writes it."""
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -38,7 +38,7 @@ class DatastoreCommand:
         from specjax.models.io.checkpoint import vacant
 
         if not self.sources:
-            raise SpecjaxError("no sources are given; name files, folders or hub ids")
+            raise SpecjaxError("no sources given; name files, folders or hub ids of datasets")
         folder = vacant(expand_user(self.out))
         tokenizer = load_tokenizer(self.target)
         documents = read_documents(self.sources, tokenizer)
@@ -46,8 +46,8 @@ class DatastoreCommand:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("reading")
 
-            def show(stage: str, done: int, in_all: int | None) -> None:
-                amount = f"{done:,} tokens" if in_all is None else f"{done} of {in_all}"
+            def show(stage: str, done: int, total: int | None) -> None:
+                amount = f"{done:,} tokens" if total is None else f"{done} of {total}"
                 bar.update(task, description=f"{stage}: {amount}")
 
             made = datastore.build(
@@ -58,4 +58,4 @@ class DatastoreCommand:
                 progress=show,
             )
         datastore.save(made, folder)
-        print(f"{made.num_tokens:,} tokens of {made.num_documents:,} documents in {folder}")
+        print(f"wrote {made.num_tokens:,} tokens of {made.num_documents:,} documents to {folder}")

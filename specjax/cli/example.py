@@ -1,4 +1,4 @@
-"""The edit task that `specjax generate` runs when it is given no prompt."""
+"""The edit task that `specjax generate` runs without a prompt."""
 
 INSTRUCTION = "Rename `count` to `run_length`."
 SOURCE = '''\

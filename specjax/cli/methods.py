@@ -1,15 +1,17 @@
-"""`specjax methods`: the table of methods."""
+"""`specjax methods`: prints the table of methods."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specjax.methods import Method
 
+MAX_ITEMS = 4  # shown of a tuple
+
 
 @dataclass(frozen=True)
 class Methods:
-    """List the drafting methods: what they need, where they come from, and their settings."""
+    """List the drafting methods with their requirements, papers and settings."""
 
     def run(self) -> None:
         """Prints the table."""
@@ -25,7 +27,7 @@ class Methods:
 
 
 def describe_settings(method: "Method") -> list[str]:
-    """`name=default` for each field of the drafter; those that depend on the target say so."""
+    """Returns `name=default` for each setting; marks those that depend on the target."""
     from specjax.models.config import TransformerConfig
 
     llama_2_7b = TransformerConfig(
@@ -40,8 +42,15 @@ def describe_settings(method: "Method") -> list[str]:
     )
     fitted = method.settings_for(llama_2_7b)
     return [
-        f"{name}={fitted[name]} for 32 layers, fitted to each target"
+        f"{name}={_short(fitted[name])} for 32 layers, adapted to each target"
         if name in fitted
-        else f"{name}={default}"
-        for name, default in ((field.name, field.default) for field in fields(method.drafter))
+        else f"{name}={_short(default)}"
+        for name, default in method.settings.items()
     ]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > MAX_ITEMS:
+        shown = ", ".join(map(str, value[:MAX_ITEMS]))
+        return f"({shown}, ... {len(value)} in total)"
+    return str(value)

@@ -1,4 +1,4 @@
-"""From what the user typed to a Prompt: text, a file, token ids, or the embedded example."""
+"""Turns the options of a command into a Prompt: text, a file, token ids, or the example."""
 
 import os
 import re
@@ -13,47 +13,51 @@ if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
     from specjax.hub import LoadedTarget
 
-MOST_ID = 2**31 - 1
+MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to continue; nothing in it depends on the target."""
+    """The text or the ids to continue, before tokenization."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
-    is_chat: bool = False  # the text is a user's message and goes through the chat template
+    is_chat: bool = False  # the text is a user message for the chat template
     is_example: bool = False
 
 
 def read_source(
     prompt: str | None, prompt_file: Path | None, prompt_ids: str | None, chat: bool
 ) -> Source:
-    """The one prompt that is given, or the example in chat form where there is none.
+    """Returns the prompt that was given, or else the example as a chat.
 
     Raises:
-        SpecjaxError: for more than one prompt, an empty one, an unreadable file, or bad ids.
+        SpecjaxError: if there is more than one prompt, or it is empty, unreadable or malformed.
     """
     if sum(given is not None for given in (prompt, prompt_file, prompt_ids)) > 1:
         raise SpecjaxError("more than one prompt; give one of PROMPT, --prompt-file, --prompt-ids")
     if prompt_ids is not None:
         if chat:
-            raise SpecjaxError("--chat is for text, not for --prompt-ids; leave one of them out")
+            raise SpecjaxError(
+                "--chat needs text, but --prompt-ids gives ids; leave one of them out"
+            )
         return Source(ids=_read_ids(prompt_ids))
     if prompt_file is not None:
         return Source(text=_read_file(prompt_file), is_chat=chat)
     if prompt is None:
         return Source(text=MESSAGE, is_chat=True, is_example=True)
     if not prompt:
-        raise SpecjaxError("the prompt is empty; write some text, or leave it out for an example")
+        raise SpecjaxError(
+            "the prompt is empty; write some text, or leave it out to run an example"
+        )
     return Source(text=prompt, is_chat=chat)
 
 
 def tokenize(source: Source, target: "LoadedTarget") -> "Prompt":
-    """The prompt in the target's tokens.
+    """Tokenizes the prompt for a target.
 
     Raises:
-        SpecjaxError: for text without a tokenizer.
+        SpecjaxError: if the prompt is text and the target has no tokenizer.
     """
     from specjax.decoding.prompt import chat_ids, encode, from_ids
 
@@ -70,7 +74,7 @@ def tokenize(source: Source, target: "LoadedTarget") -> "Prompt":
 def _read_ids(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
-        if not re.fullmatch(r"-?[0-9]{1,10}", part) or abs(int(part)) > MOST_ID:
+        if not re.fullmatch(r"-?[0-9]{1,10}", part) or abs(int(part)) > MAX_ID:
             raise SpecjaxError(
                 f"--prompt-ids: {part!r} is not a token id; give whole numbers such as 1,2,3"
             )

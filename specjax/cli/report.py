@@ -1,4 +1,4 @@
-"""`specjax report`: the results of a benchmark as pages."""
+"""`specjax report`: writes the results of a benchmark as pages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +11,24 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class Report:
-    """Make pages of what `specjax bench --out DIR` has measured: DIR/report.html, one file that
-    needs no network, and DIR/report.md with its pictures beside it.
+    """Write the results of `specjax bench --out DIR` as pages, in HTML and Markdown.
 
-    They also show what `python -m specjax.bench.draft_lengths --out DIR` and `specjax tune
-    pld-plus --plots DIR` have left there.
+    DIR/report.html is self-contained; DIR/report.md has its plots in files. They include whatever
+    `python -m specjax.bench.draft_lengths --out DIR` and `specjax tune pld-plus --plots DIR` have
+    written.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="DIR")]
-    """The folder of the results."""
+    """The folder that `specjax bench --out` wrote."""
 
     def run(self) -> None:
-        """Writes the pages, and tells where they are."""
+        """Writes the pages and prints their paths."""
         from importlib.util import find_spec
 
         if find_spec("matplotlib") is None:
-            raise SpecjaxError("a report has pictures; run `pip install matplotlib`")
+            raise SpecjaxError(
+                "a report needs matplotlib for its plots; run `pip install matplotlib`"
+            )
 
         from specjax.bench.pages.contents import read_contents
         from specjax.bench.pages.html import write_page

@@ -1,4 +1,4 @@
-"""Settings of a method as text, such as `num_tokens=20`, become values; and what a seed may be."""
+"""Parses settings of a method, such as `num_tokens=20`, and checks seeds."""
 
 import ast
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from specjax.core.errors import SpecjaxError
 from specjax.methods import METHODS, check_settings
 
 BOOLEANS = {"true": True, "false": False}
-MOST_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 
 
 def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
-    """The settings in `assignments`, each `name=value`, with the types of the method's fields.
+    """Parses assignments `name=value` to values of the types that the method declares.
 
     Raises:
-        SpecjaxError: for an unknown method or setting, or a value that it cannot have.
+        SpecjaxError: if the method or a setting is unknown, or a value is not allowed.
     """
     texts = dict(_split(assignment) for assignment in assignments)
     types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
@@ -25,9 +25,9 @@ def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def check_seed(seed: int) -> None:
-    """Raises SpecjaxError for a seed that a key cannot tell from another."""
-    if not 0 <= seed <= MOST_SEED:
-        raise SpecjaxError(f"--seed {seed} is outside 0 to {MOST_SEED}; take another")
+    """Raises SpecjaxError for a seed that does not fit into a key."""
+    if not 0 <= seed <= MAX_SEED:
+        raise SpecjaxError(f"--seed {seed} is outside 0 to {MAX_SEED}; choose another")
 
 
 def _split(assignment: str) -> tuple[str, str]:
@@ -45,8 +45,8 @@ def _value(name: str, text: str, kind: Any) -> Any:
             return kind(text)
         return ast.literal_eval(text)
     except (ValueError, KeyError, SyntaxError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}
         raise SpecjaxError(
-            f"--set {name}={text}: {text!r} is not {wanted.get(kind, 'a Python value')}; "
-            "`specjax methods` shows the defaults"
+            f"--set {name}={text}: {text!r} is not {expected.get(kind, 'a Python value')}; "
+            "see the defaults in `specjax methods`"
         ) from None

@@ -1,4 +1,4 @@
-"""`specjax generate --attribute`: which part of the prompt each part of the output repeats."""
+"""`specjax generate --attribute`: shows which part of the prompt each part of the output copies."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from specjax.core.text import GrowingText
 
 
 def spans_in_prompt(source: Sequence[int], prompt_length: int) -> list[Span]:
-    """The copied spans, each with the place in the prompt that it comes from in the end."""
+    """Returns the copied spans, each with its original source in the prompt."""
     return spans_of(sources_in_prompt(source, prompt_length))
 
 
 def show_sources(
     tokenizer: Any, tokens: Sequence[int], spans: Sequence[Span], console: Console
 ) -> None:
-    """Prints the output part by part, with the positions in output and prompt, both from 0."""
+    """Prints the output part by part, with positions in output and prompt, both from 0."""
     texts = token_texts(tokenizer, tokens)
     table = Table("output", "source", "text", box=None, pad_edge=False)
     for start, end, source in _parts(spans, len(tokens)):
@@ -36,11 +36,7 @@ def write_page(
     tokens: Sequence[int],
     spans: Sequence[Span],
 ) -> None:
-    """Writes the HTML page.
-
-    Raises:
-        SpecjaxError: if the file cannot be written.
-    """
+    """Writes the HTML page of the sources."""
     page = Page(token_texts(tokenizer, prompt), token_texts(tokenizer, tokens), spans)
     path = expand_user(path)
     with writable(path):
@@ -55,7 +51,7 @@ def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
 
 def _parts(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int, int | None]]:
-    """The whole output in order: spans, and what lies between them."""
+    """Yields the output in order: spans and the parts between them."""
     end = 0
     for span in spans:
         if end < span.start:

@@ -1,4 +1,4 @@
-"""Text on a terminal while its tokens come in."""
+"""Prints text on a terminal as its tokens arrive."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ from specjax.core.text import UNFINISHED, GrowingText
 from specjax.decoding.state import Generation
 
 DRAFTED = "green"
-# A model may write any byte; on a terminal, control codes are shown, not obeyed.
+# A model may write any byte; show control codes instead of sending them to the terminal.
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 VISIBLE |= dict.fromkeys(range(0x7F, 0xA0), UNFINISHED)
 
 
 def show_live(generations: Iterator[Generation], tokenizer: Any, console: Console) -> None:
-    """Prints the first row as it grows, drafted and accepted tokens in colour."""
+    """Prints the first row as it grows, with accepted draft tokens in colour."""
     growing = GrowingText(tokenizer)
     num_shown = 0
 
@@ -34,5 +34,5 @@ def show_live(generations: Iterator[Generation], tokenizer: Any, console: Consol
                 show(growing.add(int(token)), bool(is_drafted))
             num_shown = length
         show(growing.finish(), False)
-    finally:  # an interrupted text, too, ends its line
+    finally:  # end the line of an interrupted text too
         console.out("")

@@ -59,7 +59,7 @@ def test_a_head_is_written_in_every_layout(
     out = tmp_path / "new" / "head"
     assert convert(head, out, tiny, *layout) == 0
     name = layout[-1] if layout else "eagle"
-    said = f"wrote head {head} to {out} in float32, in the layout of {name}\n"
+    said = f"wrote head {head} to {out} in float32, layout {name}\n"
     assert capsys.readouterr().out == said
     stored, before = load_file(out / WEIGHTS), load_file(head / WEIGHTS)
     assert stored.keys() - before.keys() == {"embed_tokens.weight"} | more
@@ -102,7 +102,7 @@ def test_weights_of_another_kind_of_head_are_not_fetched(
 def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line):
     assert main(["convert", str(head), str(tmp_path / "out"), "--layout", "vllm"]) == 2
     assert error_line().endswith(
-        "--layout is for heads; name the target of yours: --head-of TARGET"
+        "--layout applies to heads only; name the target of the head: --head-of TARGET"
     )
     assert list(tmp_path.iterdir()) == []
 

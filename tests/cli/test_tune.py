@@ -264,7 +264,7 @@ def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "quotes.jsonl:2 is no QuoteSum example" in captured.err
     assert "quotes.jsonl:4 is no QuoteSum example" in captured.err
-    assert "means over 2 examples" in captured.out
+    assert "averaged over 2 examples" in captured.out
     assert [line.split()[0] for line in captured.out.splitlines()[1:4]] == ["2", "5", "8"]
 
 
