@@ -18,11 +18,13 @@ from jax import lax
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads import eagle
-from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
+from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
 
 BATCH, LENGTH, VOCAB, WIDTH, STEPS = 2, 9, 40, 32, 4
 LAYER = TransformerConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to each key-value head
+TARGET = Transformer(LAYER)
 HEADS: dict[str, Any] = {
     "one layer": EagleHead(EagleConfig(LAYER)),
     "fc bias": EagleHead(EagleConfig(LAYER, fc_bias=True)),
@@ -80,7 +82,7 @@ def steps(head, params, target_params, text: Texts, num_steps=STEPS, turn=0, det
     """
     is_first = jnp.pad(text.segments[:, 1:] != text.segments[:, :-1], ((0, 0), (1, 0)))
     is_first = is_first.at[:, 0].set(True)[..., None]
-    embedded = embed(target_params, text.tokens)
+    embedded = TARGET.embed(target_params, text.tokens)
     features, streams, predictions = text.features, (), []
     for step in range(num_steps):
         positions = text.positions + turn * step
@@ -106,7 +108,7 @@ def draft_from(head, params, target_params, text: Texts, first_drafted):
         feature = jnp.where(slot < first_drafted, true, lax.stop_gradient(drafted))
         token = lax.dynamic_slice_in_dim(text.tokens, slot, 1, axis=1)
         rows = causal_rows(token, jnp.full((batch,), slot))
-        predicted, cache = head.run(params, target_params, rows, feature[:, None], cache)
+        predicted, cache = head.run(params, TARGET, target_params, rows, feature[:, None], cache)
         return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
 
     empty = KVCache.create(head.config.layers, batch, length)
@@ -252,7 +254,8 @@ def one_pass(head, text: Texts, gap: int = 0):
     """`head.run` over whole texts into an empty cache, each slot `gap` further than its number."""
     rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
     empty = KVCache.create(head.config.layers, *text.tokens.shape)
-    return head.run(*weights(head), rows, text.features, empty)[0]
+    params, target_params = weights(head)
+    return head.run(params, TARGET, target_params, rows, text.features, empty)[0]
 
 
 @every_head

@@ -20,12 +20,13 @@ from jax.extend.core import jaxprs_in_params
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads import parallel
-from specjax.models.heads.eagle import EagleConfig, EagleHead, embed
+from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
 from specjax.models.target import causal_rows
 from tests.models.test_eagle_head import (
     LAYER,
     LENGTH,
+    TARGET,
     VOCAB,
     Texts,
     gradients_differ_by,
@@ -54,7 +55,7 @@ def some_texts(kind: str, lengths: tuple[int, ...] = (LENGTH,)) -> Texts:
 
 def groups(head, params, target_params, text: Texts, turn: int = 0):
     """What each depth predicts, `[k + 1, B, T, D]`; `turn` is for mutants."""
-    embedded, streams, predictions = embed(target_params, text.tokens), (), []
+    embedded, streams, predictions = TARGET.embed(target_params, text.tokens), (), []
     for depth in range(head.config.num_depths):
         positions = text.positions + turn * depth
         predicted, own = head.step(
@@ -74,14 +75,14 @@ def drafts(head, params, target_params, text: Texts):
     num_masks = head.config.num_masks
     empty = KVCache.create(head.config.layers, batch, length + num_masks, text_length=length)
     rows = causal_rows(text.tokens, jnp.zeros(batch, jnp.int32))
-    real, written = head.run(params, target_params, rows, text.features, empty)
+    real, written = head.run(params, TARGET, target_params, rows, text.features, empty)
 
     def below(slot):
         own = written.advance(jnp.full((batch,), slot + 1))
         masks = jnp.broadcast_to(VOCAB + jnp.arange(num_masks), (batch, num_masks))
         rows = causal_rows(masks, own.length)
         nothing = jnp.full((batch, num_masks, text.features.shape[2]), jnp.nan)
-        return head.run(params, target_params, rows, nothing, own)[0]
+        return head.run(params, TARGET, target_params, rows, nothing, own)[0]
 
     of_masks = lax.map(below, jnp.arange(length))  # [T, B, k, D]
     return jnp.concatenate([real[None], jnp.moveaxis(of_masks, 2, 0).swapaxes(1, 2)])
@@ -146,12 +147,12 @@ WRONG = {
 
 @pytest.mark.parametrize("rule", WRONG)
 def test_a_wrong_context_is_caught(monkeypatch, rule):
-    right = parallel.near_far_attention
+    right = parallel.training_attention
 
     def wrong(query, far, is_far, near):
         return right(query, far, *WRONG[rule](is_far, near))
 
-    monkeypatch.setattr(parallel, "near_far_attention", wrong)
+    monkeypatch.setattr(parallel, "training_attention", wrong)
     head = HEADS["features"]
     found = jax.jit(partial(groups, head))(*weights(head), some_texts("features"))
     np.testing.assert_allclose(found[0], truth("features")[0][0], atol=1e-5)  # no masks: no choice
@@ -174,7 +175,7 @@ def test_other_groups_and_later_tokens_change_nothing():
     step = jax.jit(head.step)
 
     def last_depth(text: Texts, poisoned: bool):
-        embedded, streams = embed(target_params, text.tokens), []
+        embedded, streams = TARGET.embed(target_params, text.tokens), []
         for depth in range(MASKS + 1):
             predicted, own = step(
                 params, embedded, text.features, tuple(streams), text.positions, text.segments
@@ -250,7 +251,7 @@ def test_a_head_from_eagle_drafts_its_first_token_as_eagle_does():
     assert head == HEADS["features"]
     assert jax.tree.structure(params) == jax.tree.structure(weights(HEADS["features"])[0])
     text = texts()
-    embedded = embed(target_params, text.tokens)
+    embedded = TARGET.embed(target_params, text.tokens)
     inputs = (embedded, text.features, (), text.positions, text.segments)
     np.testing.assert_array_equal(head.step(params, *inputs)[0], eagle.step(trained, *inputs)[0])
     masks = params["mask_embeddings"]["weight"]
