@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +60,8 @@ def _translate(name: str, table: Names) -> str:
 
 def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight of a model with this config, by Hugging Face name."""
-    names, shapes = FAMILIES[config.model_type].NAMES, expected_shapes(Transformer(config))
+    names, model = FAMILIES[config.model_type].NAMES, cast(Any, Transformer(config))
+    shapes = expected_shapes(model)
     return {huggingface_name(path, names): shape for path, shape in shapes.items()}
 
 
