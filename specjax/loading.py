@@ -19,10 +19,11 @@ from specjax.decoding.drafters.auto import Gated, assumed
 from specjax.hub import HUB_ID, POCKET, LoadedTarget, head_folder, load, pocket_folder
 from specjax.methods import METHODS, check_settings, make_drafter
 from specjax.models.fingerprint import fingerprint, params_fingerprint
-from specjax.models.heads.files import HEAD, check_owner
-from specjax.models.heads.kinds import KINDS, kind_in, refuse_other_kind
+from specjax.models.heads.kinds import KINDS
 from specjax.models.heads.length_classifier import load_classifier
+from specjax.models.io import head_files
 from specjax.models.io.checkpoint import CHECKPOINTS
+from specjax.models.io.head_files import HEAD, check_owner, detect_format
 from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import FILE, read_tuned
 
@@ -258,7 +259,10 @@ def find_head(source: str | Path, kind: str | None = None) -> Path:
             f"{folder} is a run that has not finished and has no head yet; repeat its command with "
             "--resume"
         )
-    return head_folder(source, kind_in if kind is None else partial(refuse_other_kind, kind=kind))
+    formats = tuple(KINDS.values())
+    wanted = None if kind is None else KINDS[kind]
+    files = tuple(file for format in formats for file in format.files)
+    return head_folder(source, partial(detect_format, formats=formats, wanted=wanted), files=files)
 
 
 def load_head(
@@ -281,7 +285,11 @@ def load_head(
     """
     folder = find_head(source, kind)
     wanted = target.dtype if dtype is None else dtype
-    loaded = KINDS[kind or kind_in(folder)].load(folder, target.config, wanted, progress=True)
+    formats = tuple(KINDS.values())
+    format = detect_format(folder, formats) if kind is None else KINDS[kind]
+    loaded = head_files.load_head(
+        folder, format, target.config, wanted, progress=True, others=formats
+    )
     check_owner(folder, fingerprint(target.config, target.params))
     return loaded
 

@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax.hub import pocket_folder
 from specjax.methods import METHODS
-from specjax.models.heads.files import read_about
+from specjax.models.io.head_files import read_about
 from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
 from specjax.models.fingerprint import fingerprint
 

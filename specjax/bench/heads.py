@@ -25,7 +25,7 @@ from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Request
 from specjax.bench.run import compare
 from specjax.bench.summary import ALL, Measurement
-from specjax.bench.tasks import read_tasks, token_ids
+from specjax.tasks import read_tasks, token_ids
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.files import expand_user
 from specjax.decoding.drafter import Params
@@ -36,8 +36,8 @@ from specjax.decoding.sampling import Sampling
 from specjax.hub import POCKET, LoadedTarget, load
 from specjax.loading import find_head, load_drafter
 from specjax.methods import METHODS
-from specjax.models.heads.files import read_about
-from specjax.models.heads.kinds import kind_in
+from specjax.models.heads.kinds import KINDS
+from specjax.models.io.head_files import detect_format, read_about
 
 TABLE_WIDTH = 150  # even where a terminal is narrower: no number is cut off
 STATIC, BLIND = "{} (static tree)", "{} (tree blind to the noise)"
@@ -171,7 +171,7 @@ def method_of(source: str) -> str:
         SpecjaxError: if there is no such head, or it does not tell.
     """
     folder = find_head(source)
-    kind = kind_in(folder)
+    kind = detect_format(folder, KINDS.values()).kind
     if kind == "eagle":
         return "eagle2"
     method = read_about(folder).get("method", kind)

@@ -90,7 +90,7 @@ class TrainHead(ABC):
         from specjax.core.files import expand_user
         from specjax.hub import load
         from specjax.models.fingerprint import fingerprint
-        from specjax.models.heads.files import HEAD
+        from specjax.models.io.head_files import HEAD
         from specjax.training.distillation import check_room, distill
         from specjax.training.draft_reading import FrozenModel
         from specjax.training.examples import tokenize_all

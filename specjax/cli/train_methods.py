@@ -149,10 +149,11 @@ class TrainParallel(TrainHead):
         import jax
 
         from specjax.loading import find_head, load_head
-        from specjax.models.heads.kinds import kind_in
+        from specjax.models.heads.kinds import KINDS
         from specjax.models.heads.parallel import from_eagle
+        from specjax.models.io.head_files import detect_format
 
-        if kind_in(find_head(start)) != "eagle":
+        if detect_format(find_head(start), KINDS.values()).kind != "eagle":
             return super().load_start(start, target, kind)
         eagle, params = load_head(start, target, "float32", "eagle")
         return from_eagle(eagle, params, self.num_masks, jax.random.key(self.loop.seed))

@@ -21,8 +21,8 @@ import tyro
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.files import expand_user
 from specjax.models.families import read_config
-from specjax.models.heads.files import HEAD, read_about
-from specjax.models.heads.kinds import KINDS, kind_in
+from specjax.models.heads.kinds import KINDS
+from specjax.models.io.head_files import HEAD, detect_format, load_head, read_about, save_head
 
 COMMON = (
     *("--target", "pocket", "--packing", "--longest", "512", "--batch-size", "8"),
@@ -137,10 +137,9 @@ def ship(head_folder: Path, folder: Path) -> None:
         SpecjaxError: if there is no such head, or `folder` already holds something.
     """
     target = read_config(Path(__file__).parent / "weights" / "target")
-    kind = KINDS[kind_in(head_folder)]
-    head, params = kind.load(head_folder, target, "float32")
-    about, layout = read_about(head_folder), kind.layouts[0]
-    kind.save(folder, head, params, "float16", target=target, layout=layout, about=about)
+    format, about = detect_format(head_folder, KINDS.values()), read_about(head_folder)
+    head, params = load_head(head_folder, format, target, "float32")
+    save_head(folder, format, head, params, "float16", target=target, about=about)
 
 
 def main() -> int:

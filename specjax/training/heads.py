@@ -13,8 +13,8 @@ import jax
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import writable
-from specjax.models.heads.files import HEAD
 from specjax.models.heads.kinds import KINDS
+from specjax.models.io.head_files import HEAD, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.config import HeadSettings
 from specjax.training.data import batches
@@ -138,14 +138,14 @@ def _save(
         "recipe": config,
         "specjax_version": __version__,
     }
-    KINDS[TRAINABLE[config["method"]].kind].save(
+    save_head(
         folder,
+        KINDS[TRAINABLE[config["method"]].kind],
         head,
         trained.best_params,
         "float32",
         target=target.model.config,
         target_params=target.params,
-        layout=KINDS[TRAINABLE[config["method"]].kind].layouts[0],
         about=about,
     )
 

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 from specjax import hub
 from specjax.cli import main
 from specjax.hub import load
-from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import load_eagle, save_eagle
-from specjax.models.heads.files import read_about
 from specjax.models.fingerprint import fingerprint
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.head_files import load_head, read_about, save_head
 from tests.cli.target import CONFIG
 from tests.models.checkpoints import edit_config
 from tests.test_hub import HUB_ID, FakeHub
@@ -30,7 +30,7 @@ def head(tiny, tmp_path_factory):
     params = module.initialise(jax.random.key(0))
     target = load(tiny, dtype="float32")
     about = {"target": fingerprint(target.config, target.params), "method": "hass"}
-    save_eagle(folder, module, params, "float32", target=CONFIG, about=about)
+    save_head(folder, EAGLE, module, params, "float32", target=CONFIG, about=about)
     return folder
 
 
@@ -69,9 +69,8 @@ def test_a_head_is_written_in_every_layout(
     np.testing.assert_array_equal(stored["embed_tokens.weight"], of_target)
     assert json.loads((out / "config.json").read_text())["architectures"] == [architecture]
     assert read_about(out) == read_about(head)
-    assert (
-        load_eagle(out, CONFIG, "float32")[0].config.layers == EagleConfig.for_target(CONFIG).layers
-    )
+    written, _ = load_head(out, EAGLE, CONFIG, "float32")
+    assert written.config.layers == EagleConfig.for_target(CONFIG).layers
 
 
 def test_a_head_is_stored_in_the_dtype_that_is_asked_for(tiny, head, tmp_path):

@@ -26,8 +26,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.eagle2 import Eagle2Settings
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import load_eagle
-from specjax.models.heads.files import read_about
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.head_files import load_head, read_about
 from specjax.training import loop
 from specjax.training.conversations import USER, Conversation, Turn
 from tests.cli import training
@@ -112,7 +112,7 @@ def test_metrics_tell_loss_accuracy_speed_and_what_decoding_measures(eagle_run):
 
 
 def test_the_head_has_the_published_layout(eagle_run, tiny):
-    head, params = load_eagle(eagle_run / "head", CONFIG, "float32")
+    head, params = load_head(eagle_run / "head", EAGLE, CONFIG, "float32")
     assert head.config == EagleConfig.for_target(CONFIG)
     new = head.initialise(jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, new)
@@ -140,8 +140,8 @@ def test_hass_tells_the_accuracy_of_every_step_and_starts_from_a_head(
     config = json.loads((out / "config.json").read_text())
     assert config["method"] == "hass"
     assert isinstance(config["start"], int)
-    _, before = load_eagle(eagle_run / "head", CONFIG, "float32")
-    _, after = load_eagle(out / "head", CONFIG, "float32")
+    _, before = load_head(eagle_run / "head", EAGLE, CONFIG, "float32")
+    _, after = load_head(out / "head", EAGLE, CONFIG, "float32")
     moved = np.max(np.abs(before["fc"]["weight"] - after["fc"]["weight"]))
     assert 0 < moved < 1e-3  # two steps at this rate from there, not a new head
 

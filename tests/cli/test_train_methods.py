@@ -13,8 +13,8 @@ from specjax.cli import main
 from specjax.cli.train_methods import TrainMedusa
 from specjax.hub import load
 from specjax.methods import METHODS
-from specjax.models.heads.files import read_about
-from specjax.models.heads.kinds import KINDS, kind_in
+from specjax.models.heads.kinds import KINDS
+from specjax.models.io.head_files import detect_format, load_head, read_about
 from specjax.training.draft_reading import FrozenModel
 from specjax.training.heads import TRAINABLE, new_params
 from specjax.training.objectives.options import METHOD_OF
@@ -93,21 +93,21 @@ def weights_of(run: Path) -> dict[str, bytes]:
 def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
     """To each layout, and read back from there."""
     head = runs[method] / "head"
-    kind = kind_in(head)
-    assert kind == METHODS[method].head
-    _, params = KINDS[kind].load(head, CONFIG, jnp.float32)
-    layouts = [each for each in KINDS[kind].layouts if each not in ("medusa", "hydra")]
+    format = detect_format(head, KINDS.values())
+    assert format.kind == METHODS[method].head
+    _, params = load_head(head, format, CONFIG, jnp.float32)
+    layouts = [each for each in format.layouts if each not in ("medusa", "hydra")]
     for layout in layouts:
         out = tmp_path / layout
         assert (
             main(["convert", str(head), str(out), "--head-of", str(tiny), "--layout", layout]) == 0
         )
-        _, again = KINDS[kind].load(out, CONFIG, jnp.float32)
+        _, again = load_head(out, format, CONFIG, jnp.float32)
         jax.tree.map(np.testing.assert_array_equal, params, again)
     capsys.readouterr()
     sglang = ["convert", str(head), str(tmp_path / "x"), "--head-of", str(tiny)]
     assert main([*sglang, "--layout", "sglang"]) == 2
-    assert f"choose {', '.join(KINDS[kind].layouts)}" in capsys.readouterr().err
+    assert f"choose {', '.join(format.layouts)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -128,8 +128,8 @@ def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, c
     assert train("eagle", eagle, *TWO_STEPS) == 0
     told = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
     assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *told) == 0
-    _, before = KINDS["eagle"].load(eagle / "head", CONFIG, jnp.float32)
-    _, after = KINDS["parallel"].load(tmp_path / "parallel" / "head", CONFIG, jnp.float32)
+    _, before = load_head(eagle / "head", KINDS["eagle"], CONFIG, jnp.float32)
+    _, after = load_head(tmp_path / "parallel" / "head", KINDS["parallel"], CONFIG, jnp.float32)
     for name in before:
         jax.tree.map(
             lambda old, new: np.testing.assert_allclose(new, old, atol=1e-7),

@@ -15,7 +15,8 @@ from specjax.cli import main
 from specjax.cli.train_heads import TrainHead, read_all
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.eagle_files import save_eagle
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.head_files import save_head
 from specjax.pocket.heads import RECIPES
 from specjax.training.objectives.options import METHOD_OF
 from tests.cli import training
@@ -184,7 +185,7 @@ def test_a_head_of_another_target_is_no_start(train, tmp_path, error_line, chang
     head = EagleHead(EagleConfig.for_target(config))
     params = head.initialise(jax.random.key(0))
     about = None if change else {"target": "another"}
-    save_eagle(tmp_path / "head", head, params, jnp.float32, target=config, about=about)
+    save_head(tmp_path / "head", EAGLE, head, params, jnp.float32, target=config, about=about)
     assert train("eagle", tmp_path / "run", *SHORT, "--start", str(tmp_path / "head")) == 2
     assert told in error_line()
     assert not (tmp_path / "run").exists()

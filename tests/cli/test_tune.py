@@ -14,7 +14,8 @@ from specjax.decoding.drafters.medusa import Medusa
 from specjax.loading import load_drafter
 from specjax.hub import load
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.heads.medusa_files import save_medusa
+from specjax.models.io.formats.medusa import MEDUSA
+from specjax.models.io.head_files import save_head
 from specjax.models.pass_costs import machine_of
 from specjax.tuning import costs, prompt_lookup
 from tests.cli.target import VOCABULARY
@@ -88,7 +89,7 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(target, tune, tmp_path, 
         lm_head = jax.random.normal(jax.random.key(seed), (VOCABULARY, 32))
         params = head.initialise(jax.random.key(seed), lm_head=lm_head)
         about = {"target": loaded.config, "target_params": loaded.params, "layout": "specjax"}
-        save_medusa(tmp_path / name, head, params, jnp.float32, **about)
+        save_head(tmp_path / name, MEDUSA, head, params, jnp.float32, **about)
     own = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
     assert tune("tree", *own, "--num-choices", "0") == 2
     assert "--num-choices 0 must be at least 1" in error_line()

@@ -28,7 +28,8 @@ from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.loading import load_drafter
 from specjax.hub import LoadedTarget
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.eagle_files import save_eagle
+from specjax.models.io.formats.eagle import EAGLE as FORMAT
+from specjax.models.io.head_files import save_head
 from specjax.models.transformer import Transformer
 from specjax.models.fingerprint import fingerprint
 from tests.decoding.heads import (
@@ -229,7 +230,7 @@ def tiny() -> LoadedTarget:
 
 def save(folder: Path, about: dict | None = None) -> Path:
     config = target()[0].config
-    save_eagle(folder, *head(), jnp.float32, target=config, about=about)
+    save_head(folder, FORMAT, *head(), jnp.float32, target=config, about=about)
     return folder
 
 
@@ -254,7 +255,7 @@ def test_without_a_head_of_the_target_there_is_no_drafter(tmp_path):
 
     fails("method 'eagle2' needs an EAGLE head; name a folder or a hub id")
     fails("no-such-head.* is not a head", tmp_path / "no-such-head")
-    fails("holds no config.json; give the folder of an EAGLE head", tmp_path)
+    fails("holds no config.json; give the folder of an EAGLE, EAGLE-2 or HASS head", tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     fails("is a run that has not finished and has no head yet", tmp_path / "run")
     save(tmp_path / "run" / "head")

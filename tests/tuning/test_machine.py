@@ -13,12 +13,13 @@ from specjax.decoding.drafters.auto import Gated
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.loading import TUNED_HEAD, load_drafter
 from specjax.hub import LoadedTarget
-from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.heads.medusa_files import save_medusa
-from specjax.models.pass_costs import RowCosts, machine_of
+from specjax.loading import TUNED_HEAD, load_drafter
 from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.io.formats.medusa import MEDUSA
+from specjax.models.io.head_files import save_head
+from specjax.models.pass_costs import RowCosts, machine_of
 from specjax.tuned import Tuned, read_tuned, write_tuned
 from specjax.tuning import costs as costs_module
 from specjax.tuning import machine, observation
@@ -320,7 +321,7 @@ def test_a_choice_with_a_head_holds_what_was_tuned_for_that_head(serving, tmp_pa
     lm_head = jax.random.normal(jax.random.key(0), (40, 32))
     about = {"target": target.config, "target_params": target.params, "layout": "specjax"}
     params = heads.initialise(jax.random.key(0), lm_head=lm_head)
-    save_medusa(tmp_path / "head", heads, params, jnp.float32, **about)
+    save_head(tmp_path / "head", MEDUSA, heads, params, jnp.float32, **about)
     tuned = {"choices": ((0,), (1,), (0, 0)), TUNED_HEAD: params_fingerprint(params)}
     owner = fingerprint(target.config, target.params)
     write_tuned(tmp_path / "specjax.json", Tuned({"medusa": tuned}), owner)

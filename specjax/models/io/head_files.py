@@ -1,0 +1,442 @@
+"""Reads and writes drafter heads as files: one engine for every kind of head and every layout.
+
+A folder holds `config.json` and flat tensors. A `HeadFormat` says, as data, which of them belong to
+a kind of head and how layouts differ; the formats are in `specjax.models.io.formats`. The tensors
+decide what the head is, because published configs are often silent or wrong; what the config does
+say must agree. Tensors that the head does not have are an error: a head that is read in part drafts
+badly, and nobody sees why.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json, readable
+from specjax.models.config import CHECK, TransformerConfig
+from specjax.models.families import config_from, config_values, llama
+from specjax.models.io.checkpoint import CONFIG
+from specjax.models.io.huggingface import ROTARY_BUFFER, check_weights, read_params, write_weights
+from specjax.models.io.weights import StoredTensor, stored_tensors
+from specjax.models.shapes import expected_shapes, shape_mismatches
+from specjax.models.transformer import Transformer
+
+HEAD = "head"  # the folder of the head within that of its training run
+WEIGHTS = "model.safetensors"  # where other loaders look first
+ABOUT = "specjax"  # the key of config.json for what other loaders do not read
+SIZES = {  # keys of config.json: fields of the target's config
+    "hidden_size": "hidden_size",
+    "vocab_size": "vocab_size",
+    "truncated_vocab_size": "vocab_size",
+}
+NOTHING = r"(?!)"  # a pattern
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
+
+
+# ---- What a format says ------------------------------------------------------------------------
+
+
+def has(pattern: str) -> Callable[[Shapes], bool]:
+    """Returns whether a tensor has such a name."""
+    return lambda shapes: any(re.fullmatch(pattern, name) for name in shapes)
+
+
+def count(pattern: str) -> Callable[[Shapes], int]:
+    """Returns how many different numbers the group of the pattern takes in the names."""
+    return lambda shapes: len(
+        {each[each.lastindex or 0] for name in shapes if (each := re.fullmatch(pattern, name))}
+    )
+
+
+def rows(pattern: str) -> Callable[[Shapes], int | None]:
+    """Returns the number of rows of the first tensor with such a name; None without one."""
+    return lambda shapes: next(
+        (shape[0] for name, shape in shapes.items() if shape and re.fullmatch(pattern, name)), None
+    )
+
+
+class Names(NamedTuple):
+    """Maps params whose paths begin with `ours` to stored names that begin with `theirs`.
+
+    {} is a number in both. `theirs` may hold fields of the head's config, and {copy}, the number of
+    a copy, where a file holds these params several times.
+    """
+
+    ours: str
+    theirs: str
+    copies: Callable[[Any], Iterable[int]] = lambda config: (0,)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The patterns by which a kind of head is recognised."""
+
+    title: str  # with an article, for messages
+    tensors: str = NOTHING  # of a whole name
+    config: str = NOTHING  # of a part of a key, `model_type` or `architectures`, in small letters
+
+
+SPECULATORS = Signs(
+    "a head in the format of speculators, which is not supported", config="speculators_model_type"
+)
+WHOLE_MODEL = Signs("a whole model", tensors=r"norm\.weight|layers\.0\.input_layernorm\.weight")
+
+
+@dataclass(eq=False)
+class HeadFile:
+    """A head that is about to be written; its layout may change what is written."""
+
+    folder: Path
+    config: Any  # the head's
+    target: TransformerConfig
+    target_params: Any  # or None
+    values: dict[str, Any]  # of config.json
+    tensors: dict[str, Any]
+    name: str
+
+    def lm_head(self, reader: str) -> Float[Array, "V D"]:
+        """Returns the target's LM head, for a `reader` that needs one where the head has none."""
+        if self.target_params is None:
+            raise SpecjaxError(
+                f"cannot save {self.folder}: this head uses the target's LM head, and {reader} "
+                "reads one from the file; give the target's params as well"
+            )
+        return Transformer(self.target).lm_head(self.target_params)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What is special about a head that is written for one reader; None: as the format says."""
+
+    file: str = WEIGHTS
+    names: Callable[[Any], tuple[Names, ...]] | None = None  # by the head's config
+    keys: Mapping[str, str] | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)  # further values of config.json
+    edit: Callable[[HeadFile], None] = lambda file: None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFormat:
+    """The way in which one kind of head is stored; patterns match whole names without prefix."""
+
+    kind: str
+    signs: Signs
+    module: Callable[[Any], Any]
+    config: Callable[..., Any]  # (layers in config.json, or else the target's config, **fields)
+    fields: Mapping[str, Callable[[Shapes], Any]]  # of the config, derived from the tensors
+    keys: Mapping[str, str]  # of config.json, with their fields; must agree with the tensors
+    names: tuple[tuple[Names, ...], ...]  # alternatives: what fits a file best is taken
+    layouts: Mapping[str, Layout]  # by reader; training writes the first
+    spellings: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)  # of fields, by key
+    layer_keys: Mapping[str, str] | None = None  # renamed keys of layers; None: there are none
+    sizes: Mapping[str, str] = field(default_factory=dict)  # pattern: the target's size, its rows
+    limits: Mapping[str, tuple] = field(default_factory=dict)  # the values that a key may have
+    prefix: str = ""  # pattern
+    is_within_model: bool = False  # then tensors without the prefix are the target's
+    ignored: str = NOTHING  # pattern of tensors that are the target's
+    ignored_if: Mapping[str, str] = field(default_factory=dict)  # the same, by a key that is true
+    embedding: str = ""  # the name of a copy of the target's, which layouts hold where it is known
+    optional: str = NOTHING  # pattern of tensors that are zero if a file has none of them
+    required_if: str = ""  # a key: if it is true, they are not optional
+    repeated: str = ""  # what the copies are, for messages
+    unsupported: tuple[Signs, ...] = ()  # relatives that cannot be read
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of weight files that only heads have."""
+        return tuple(each.file for each in self.layouts.values() if each.file != WEIGHTS)
+
+
+# ---- Which kind of head it is ------------------------------------------------------------------
+
+
+def detect_format(
+    folder: Path, formats: Iterable[HeadFormat], wanted: HeadFormat | None = None
+) -> HeadFormat:
+    """Returns the format of a head by its config alone; its weights may not be there yet.
+
+    A config that gives nothing away is of the `wanted` format, or else of that without such signs.
+
+    Raises:
+        SpecjaxError: if the config is missing or damaged, or describes another kind of head than
+            `wanted`, or one that is not supported.
+    """
+    title, formats = wanted.signs.title if wanted else "a drafter head", list(formats)
+    values = _read_config(folder, title)
+    kinds = map(values.get, ("model_type", "speculators_model_type", "architectures"))
+    keys = (key for key, value in values.items() if value is not None)
+    said = " ".join(map(str, (*keys, *kinds))).lower()
+    found = next((each for each in _signs_of(formats) if re.search(each.config, said)), None)
+    if found is None:
+        return wanted or next(each for each in formats if each.signs.config == NOTHING)
+    chosen = next((each for each in formats if each.signs is found), None)
+    if chosen is None or wanted not in (None, chosen):
+        raise SpecjaxError(f"{expand_user(folder) / CONFIG} describes {found.title}; give {title}")
+    return chosen
+
+
+def _signs_of(formats: Iterable[HeadFormat]) -> list[Signs]:
+    """Returns all that a folder may hold; what comes first counts."""
+    unsupported = [signs for each in formats for signs in each.unsupported]
+    return [*unsupported, *(each.signs for each in formats), SPECULATORS, WHOLE_MODEL]
+
+
+def _check_tensors(folder: Path, shapes: Shapes, formats: Iterable[HeadFormat]) -> None:
+    """Raises SpecjaxError unless the tensors are those of the first format."""
+    bare = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    wanted, *_ = (each.signs for each in formats)
+    found = next((each for each in _signs_of(formats) if has(each.tensors)(bare)), None)
+    if found is not wanted:
+        what = found.title if found else f"tensors of no known kind ({', '.join(list(bare)[:3])})"
+        raise SpecjaxError(f"{folder} holds {what}; give {wanted.title}")
+
+
+# ---- What the config tells ---------------------------------------------------------------------
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Returns what the head was saved with as `about`; {} for a head of others.
+
+    Raises:
+        SpecjaxError: if the config is missing or damaged.
+    """
+    about = _read_config(folder).get(ABOUT, {})
+    if not isinstance(about, dict):
+        raise SpecjaxError(f"{folder / CONFIG}: {ABOUT} {about!r} is not an object; {CHECK}")
+    return about
+
+
+def check_owner(folder: Path, target: str) -> None:
+    """Raises SpecjaxError if the head was trained for a target of another fingerprint."""
+    owner = read_about(folder).get("target", target)
+    if owner != target:
+        raise SpecjaxError(
+            f"{folder}: this head was trained for target {owner}, but this one is {target}; "
+            "give a head of this target, or train one"
+        )
+
+
+def _read_config(folder: Path, title: str = "a drafter head") -> dict[str, Any]:
+    path = expand_user(folder) / CONFIG
+    with readable(path):
+        exists = path.is_file()
+    if not exists:
+        raise SpecjaxError(f"{folder} holds no {CONFIG}; give the folder of {title}")
+    return read_json(path)
+
+
+# ---- Reading -----------------------------------------------------------------------------------
+
+
+def load_head(
+    folder: Path,
+    format: HeadFormat,
+    target: TransformerConfig,
+    dtype: DTypeLike,
+    progress: bool = False,
+    *,
+    others: Iterable[HeadFormat] = (),
+) -> tuple[Any, dict[str, Any]]:
+    """Reads a head in any layout of its format; returns the module and its params.
+
+    A target of the same sizes passes; see `check_owner`.
+
+    Args:
+        folder: as published, or as `save_head` wrote it.
+        format: of the head.
+        target: whose tokens the head is to predict.
+        dtype: of the params, whatever the files store.
+        progress: show a bar on stderr, if that is a terminal.
+        others: formats that a message names if the folder holds one of them instead.
+
+    Raises:
+        SpecjaxError: if a file is missing or damaged, does not fit the others or the target, is
+            quantised, or holds something else than such a head.
+    """
+    folder, formats = expand_user(folder), (format, *others)
+    with readable(folder):
+        detect_format(folder, formats, format)
+        path, values = folder / CONFIG, _read_config(folder)
+        stored = _own_tensors(format, values, stored_tensors(folder, format.files))
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        _check_tensors(folder, shapes, formats)
+        for key, name in SIZES.items():
+            _check_size(f"{path}", key, values.get(key), getattr(target, name))
+        for pattern, name in format.sizes.items():
+            _check_size(f"{folder}", name, rows(pattern)(shapes), getattr(target, name))
+        fields = _read_fields(path, values, shapes, format)
+        try:
+            layers = target if format.layer_keys is None else _layers(values, format.layer_keys)
+            head = format.module(format.config(layers, **fields))
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{path}: {error}") from None
+        wanted = _tensors_of(folder, format, head, values, stored)
+        return head, read_params(wanted, dtype, f"Loading {folder.name}", progress)
+
+
+def _own_tensors(
+    format: HeadFormat, values: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors of the head alone, by their names without the prefix."""
+    ends = {name: each.end() for name in stored if (each := re.match(format.prefix, name))}
+    kept = ends if format.is_within_model and ends else stored
+    named = {name[ends.get(name, 0) :]: stored[name] for name in kept}
+    unused = [format.ignored, ROTARY_BUFFER.pattern]
+    unused += [names for key, names in format.ignored_if.items() if values.get(key) is True]
+    is_unused = re.compile("|".join(f"(?:{each})" for each in unused)).fullmatch
+    return {name: tensor for name, tensor in named.items() if not is_unused(name)}
+
+
+def _check_size(place: str, key: str, size: Any, expected: int) -> None:
+    if size not in (None, expected):
+        raise SpecjaxError(
+            f"{place}: the head is for a target of {key} {size}, but this one has {expected}; "
+            "give a head that was trained for this target"
+        )
+
+
+def _read_fields(
+    path: Path, values: Mapping[str, Any], shapes: Shapes, format: HeadFormat
+) -> dict[str, Any]:
+    """Returns the fields of the head's config, derived from its tensors."""
+    for key, known in format.limits.items():
+        if values.get(key) not in (None, *known):
+            wish = " or ".join(map(repr, known))
+            raise SpecjaxError(
+                f"{path}: {key} {values[key]!r} is not supported; give a head with {wish} there"
+            )
+    fields = {name: read(shapes) for name, read in format.fields.items()}
+    for key, name in format.keys.items():
+        expected = _spelled(format, key, fields[name])
+        if values.get(key) is not None and str(values[key]) != str(expected):
+            raise SpecjaxError(
+                f"{path}: {key} is {values[key]!r}, but {expected!r} according to the weights; "
+                "correct it there, or download the head again"
+            )
+    return fields
+
+
+def _spelled(format: HeadFormat, key: str, value: Any) -> Any:
+    return format.spellings.get(key, {}).get(value, value)
+
+
+def _layers(values: Mapping[str, Any], layer_keys: Mapping[str, str]) -> TransformerConfig:
+    """Returns the layers that a config describes; they see all of the text."""
+    renamed = {key: values[name] for key, name in layer_keys.items() if name in values}
+    layers = config_from({"model_type": llama.MODEL_TYPE, **values, **renamed})
+    return replace(layers, sliding_window=None)
+
+
+def _tensors_of(
+    folder: Path,
+    format: HeadFormat,
+    head: Any,
+    values: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+) -> dict[str, StoredTensor]:
+    """Returns the stored tensor of each param; copies must be equal."""
+    shapes = expected_shapes(head)
+    alternatives = [_paths(shapes, names, head.config) for names in format.names]
+    paths = max(alternatives, key=lambda each: len(each.keys() & stored.keys()))
+    expected = {name: shapes[path] for name, path in paths.items()}
+    optional = {name for name in paths if re.fullmatch(format.optional, name)}
+    if not stored.keys() & optional and values.get(format.required_if) is not True:
+        zeros = {name: partial(np.zeros, expected[name], np.float32) for name in optional}
+        absent = {each: StoredTensor(each, expected[each], "F32", zeros[each]) for each in optional}
+        stored = {**stored, **absent}
+    check_weights(folder, stored, expected)
+    wanted: dict[str, StoredTensor] = {}
+    for name, path in paths.items():
+        first = wanted.setdefault(path, stored[name])
+        if first is not stored[name] and not np.array_equal(first.read(), stored[name].read()):
+            raise SpecjaxError(
+                f"{folder}: {name} is not equal to {first.name}, but {format.repeated} are one "
+                "block, repeated; others are not supported"
+            )
+    return wanted
+
+
+def _paths(params: Iterable[str], names: Iterable[Names], config: Any) -> dict[str, str]:
+    """Returns the names in a file, each with the path of its param."""
+    found = {}
+    for path in params:
+        for ours, theirs, copies in names:
+            if match := re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), path):
+                for copy in copies(config):
+                    name = theirs.format(*match.groups(), copy=copy, **vars(config))
+                    found[name + path[match.end() :]] = path
+                break
+    return found
+
+
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+def save_head(
+    folder: Path,
+    format: HeadFormat,
+    head: Any,
+    params: Mapping[str, Any],
+    dtype: DTypeLike,
+    *,
+    target: TransformerConfig,
+    target_params: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a head into a new `folder`, wholly or not at all.
+
+    Args:
+        folder: does not exist yet, or is empty.
+        format: of the head.
+        head: the module.
+        params: of the head.
+        dtype: of the stored tensors.
+        target: whose tokens the head predicts.
+        target_params: of which some layouts hold the embedding or the LM head as well.
+        layout: one of the format's, by who is to read it; by default the first.
+        about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something or cannot be written, the params are not
+            those of the head, the head is not for this target, the layout cannot hold it or needs
+            `target_params`, or torch is needed and not installed.
+    """
+    config, layout = head.config, layout or next(iter(format.layouts))
+    if layout not in format.layouts:
+        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(format.layouts)}")
+    sizes = {name: getattr(config, name) for name in ("hidden_size", "vocab_size")}
+    for name, size in sizes.items():
+        _check_size(f"cannot save {folder}", name, size, getattr(target, name))
+    if wrong := shape_mismatches(params, head):
+        raise SpecjaxError(f"cannot save {folder}: {wrong}; give the head of these params")
+    if target_params is not None:
+        Transformer(target).check(target_params)
+    values, chosen = sizes, format.layouts[layout]
+    if format.layer_keys is not None:  # a Mistral layer without window is a Llama's
+        values = config_values(replace(config.layers, model_type=llama.MODEL_TYPE))
+        values |= {name: values[key] for key, name in format.layer_keys.items()}
+    elif format.config(target, **{name: getattr(config, name) for name in format.fields}) != config:
+        raise SpecjaxError(
+            f"cannot save {folder}: the head does not have the shape with which it would be read "
+            "for this target; give the target that it was made for"
+        )
+    keys = format.keys if chosen.keys is None else chosen.keys
+    values |= {key: _spelled(format, key, getattr(config, name)) for key, name in keys.items()}
+    leaves = flatten_dict(params, sep=".")
+    names = format.names[0] if chosen.names is None else chosen.names(config)
+    tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
+    if format.embedding and target_params is not None:
+        tensors[format.embedding] = target_params["embed_tokens"]["weight"]
+    values |= {**chosen.constants, **({ABOUT: dict(about)} if about else {})}
+    file = HeadFile(folder, config, target, target_params, values, tensors, chosen.file)
+    chosen.edit(file)
+    write_weights(folder, file.values, file.tensors, dtype, file.name)

@@ -1,0 +1,165 @@
+"""Random heads of every kind for one tiny target, and their files as others make them."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file, save_file
+
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import TransformerConfig
+from specjax.models.families import config_from
+from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.heads.parallel import ParallelConfig, ParallelHead
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.formats.hydra import HYDRA
+from specjax.models.io.formats.medusa import MEDUSA
+from specjax.models.io.formats.parallel import PARALLEL
+from specjax.models.io.head_files import HeadFormat, load_head, save_head
+from specjax.models.transformer import Transformer
+from tests.models import checkpoints
+
+TARGET = config_from({"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2})
+TARGET_PARAMS = Transformer(TARGET).initialise(jax.random.key(2))
+FORMATS = (EAGLE, MEDUSA, HYDRA, PARALLEL)
+HEADS: dict[str, Any] = {  # by kind and variant
+    "eagle": EagleHead(EagleConfig.for_target(TARGET)),
+    "eagle, fc bias": EagleHead(EagleConfig.for_target(TARGET, fc_bias=True)),
+    "medusa": MedusaHeads(MedusaConfig.for_target(TARGET, 4, 2)),
+    "medusa, no LM heads": MedusaHeads(MedusaConfig.for_target(TARGET, 4, 2, False)),
+    "hydra": HydraHeads(HydraConfig.for_target(TARGET, False, 4, 3)),
+    "hydra, no LM heads": HydraHeads(HydraConfig.for_target(TARGET, False, 4, 3, False)),
+    "hydra, prefix": HydraHeads(HydraConfig.for_target(TARGET, True, 4, 3)),
+    "hydra, prefix, no LM heads": HydraHeads(HydraConfig.for_target(TARGET, True, 4, 3, False)),
+    "parallel": ParallelHead(ParallelConfig.for_target(TARGET, 3, fc_bias=True)),
+    "parallel, tokens": ParallelHead(ParallelConfig.for_target(TARGET, 3, reads_features=False)),
+}
+Tensors = dict[str, Any]
+
+
+def format_of(name: str) -> HeadFormat:
+    (found,) = (each for each in FORMATS if each.kind == name.split(",")[0])
+    return found
+
+
+def drawn(head: Any) -> dict[str, Any]:
+    """Wide, biases and norms included, so that nothing is without effect."""
+    leaves, tree = jax.tree.flatten(head.initialise(jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    pairs = zip(leaves, keys, strict=True)
+    wide = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in pairs]
+    return jax.tree.unflatten(tree, wide)
+
+
+@cache
+def params_of(name: str) -> dict[str, Any]:
+    return drawn(HEADS[name])
+
+
+def save(folder: Path, name: str, layout: str | None = None, **given: Any) -> Path:
+    given = {"head": HEADS[name], "dtype": "float32", "target": TARGET} | given
+    given = {"params": params_of(name), "target_params": TARGET_PARAMS} | given
+    save_head(folder, format_of(name), layout=layout, **given)
+    return folder
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors, file: str) -> Path:
+    """A folder as others make it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".safetensors"):
+        save_file(tensors, folder / file)
+    else:
+        torch = pytest.importorskip("torch")
+        torch.save({name: torch.from_numpy(t.copy()) for name, t in tensors.items()}, folder / file)
+    return folder
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Sets tensors of the file; `...` removes one."""
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path) | changes
+    save_file({name: each for name, each in tensors.items() if each is not ...}, path)
+
+
+def stored(folder: Path) -> Tensors:
+    (path,) = folder.glob("*.safetensors")
+    return load_file(path)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def load(folder: Path, kind: str, target: TransformerConfig = TARGET) -> tuple[Any, Any]:
+    return load_head(folder, format_of(kind), target, "float32", others=FORMATS)
+
+
+def assert_loads(folder: Path, name: str, target: TransformerConfig = TARGET) -> None:
+    """That the folder holds this head."""
+    head, params = load(folder, name, target)
+    assert head.config == HEADS[name].config
+    assert_same(params, params_of(name))
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    actual, expected = flatten_dict(actual, sep="."), flatten_dict(expected, sep=".")
+    assert actual.keys() == expected.keys()
+    for path, leaf in expected.items():
+        assert actual[path].dtype == leaf.dtype
+        np.testing.assert_array_equal(actual[path], leaf, err_msg=path)
+
+
+def failure(folder: Path, kind: str, target: TransformerConfig = TARGET) -> str:
+    """The one-line message of a load that must fail."""
+    with pytest.raises(SpecjaxError) as caught:
+        load(folder, kind, target)
+    assert str(caught.value).startswith(str(folder)) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- As published ------------------------------------------------------------------------------
+
+
+def published(name: str) -> Tensors:
+    """The tensors of a head by the authors' names; ParallelSpec's are EAGLE's and the masks."""
+    own, named = params_of(name), {}
+    if name.startswith("medusa"):
+        for head in range(4):
+            for layer in range(2):  # copies
+                named[f"{head}.{layer}.linear"] = own[f"blocks_{head}"]
+            if f"lm_heads_{head}" in own:
+                named[f"{head}.2"] = own[f"lm_heads_{head}"]
+    elif name.startswith("hydra"):
+        first, *later = (1, 3, 5) if "layers_0" in own else (0, 1, 2)  # Hydra++ has dropout between
+        lm_head = "hydra_lm_head.{}.1" if "layers_0" in own else "hydra_lm_head.{}"
+        for head in range(4):
+            named[f"hydra_mlp.{head}.{first}"] = own[f"first_blocks_{head}"]
+            for slot in later:  # copies
+                named[f"hydra_mlp.{head}.{slot}.linear"] = own[f"later_blocks_{head}"]
+            if f"lm_heads_{head}" in own:
+                named[lm_head.format(head)] = own[f"lm_heads_{head}"]
+        if "layers_0" in own:
+            named["prefix_embeding_layer.layers.0"] = own["layers_0"]
+            named["prefix_embeding_layer.norm"] = own["norm"]
+    else:
+        named = {path.replace("layers_", "layers."): each for path, each in own.items()}
+    flat = flatten_dict(named, sep=".")
+    return {path: np.asarray(leaf) for path, leaf in flat.items()}
+
+
+def vllm_names(tensors: Tensors) -> Tensors:
+    """The tensors of Medusa heads by vLLM's names."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name)
+        renamed[re.sub(r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight", name)] = tensor
+    return renamed

@@ -1,0 +1,454 @@
+"""Heads of every kind from and to files: round trips, published forms, and what is refused."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import Rope
+from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.io.head_files import check_owner, detect_format, read_about
+from tests.models.checkpoints import edit_config
+from tests.models.heads import (
+    FORMATS,
+    HEADS,
+    TARGET,
+    TARGET_PARAMS,
+    assert_loads,
+    assert_same,
+    config_of,
+    drawn,
+    failure,
+    format_of,
+    load,
+    published,
+    rewrite,
+    save,
+    stored,
+    write,
+)
+
+ONE_OF_EACH = ("eagle", "medusa", "hydra", "parallel")
+EVERYWHERE = {(name, layout) for name in HEADS for layout in format_of(name).layouts}
+REFUSED = {("eagle, fc bias", "vllm")}  # see test_eagle_files.py
+NORM, SQUARE = np.ones(32, np.float32), np.ones((32, 32), np.float32)
+LAYER = {  # of the authors' configs
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "model_type": "llama",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "vocab_size": 61,
+}
+SIZES = {"hidden_size": 32, "vocab_size": 61}
+NUM_HYDRA = {"hydra_num_heads": 4, "hydra_num_layers": 3}
+PUBLISHED = {  # configs, and no more than they hold
+    "eagle": LAYER,
+    "eagle, fc bias": LAYER,  # of which it says nothing
+    "medusa": {"medusa_num_heads": 2, "medusa_num_layers": 1},  # wrong, as on the hub
+    "medusa, no LM heads": {"medusa_num_heads": 2, "medusa_num_layers": 1, "version": "2"},
+    "hydra": NUM_HYDRA | {"hydra_head_arch": "mlp", "grounded_heads": True},
+    "hydra, no LM heads": {"hydra_num_heads": None, "grounded_heads": None},
+    "hydra, prefix": NUM_HYDRA | {"hydra_head_arch": "prefix-mlp", "hidden_state_offset": 0},
+}
+UNUSED = {  # tensors that come along
+    "eagle": {
+        "embed_tokens.weight": np.ones((61, 32), np.float32),
+        "lm_head.weight": np.ones((61, 32), np.float32),
+        "layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+    },
+    "hydra, prefix": {
+        "prefix_embeding_layer.embed_tokens.weight": np.ones((61, 32), np.float32),
+        "prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+    },
+}
+GROUNDED = NUM_HYDRA | {"grounded_heads": True, "hidden_state_offset": 0} | SIZES
+MASKS = {"architectures": ["ParallelSpecHead"], "num_masks": 3}
+WRITTEN = {  # configs in the first layout
+    "eagle": LAYER | {"bias": False, "qkv_bias": False},
+    "eagle, fc bias": LAYER | {"bias": True},
+    "medusa": {"medusa_num_heads": 4, "medusa_num_layers": 2, "version": "1"} | SIZES,
+    "medusa, no LM heads": {"medusa_num_heads": 4, "medusa_num_layers": 2, "version": "2"} | SIZES,
+    "hydra": GROUNDED | {"hydra_head_arch": "mlp", "has_lm_heads": True},
+    "hydra, prefix, no LM heads": GROUNDED
+    | {"hydra_head_arch": "prefix-mlp", "has_lm_heads": False},
+    "parallel": LAYER | MASKS | {"reads_features": True, "bias": True},
+    "parallel, tokens": LAYER | MASKS | {"reads_features": False},
+}
+
+
+# ---- Round trips, and what is written ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, layout", sorted(EVERYWHERE - REFUSED))
+def test_what_is_saved_is_loaded(tmp_path, name, layout):
+    if format_of(name).layouts[layout].file.endswith(".pt"):
+        pytest.importorskip("torch")
+    about = {"target": "ours", "recipe": {"steps": [1, 2]}}
+    folder = save(tmp_path / "head", name, layout, about=about)
+    gains = {("eagle", "sglang"): "eagle, fc bias"}  # which is zero
+    gains |= {(each, "hydra"): each.replace(", no LM heads", "") for each in HEADS}
+    if (same := gains.get((name, layout), name)) == name:
+        assert_loads(folder, name)
+    else:
+        assert load(folder, name)[0].config == HEADS[same].config
+    assert detect_format(folder, FORMATS) is format_of(name)
+    assert read_about(folder) == about
+    check_owner(folder, "ours")
+    with pytest.raises(SpecjaxError, match="trained for target ours, but this one is theirs; give"):
+        check_owner(folder, "theirs")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_authors_find_their_own_names_and_keys(tmp_path, name):
+    folder = save(tmp_path / "head", name, dtype="bfloat16", target_params=None)
+    expected = {path: each.astype(jnp.bfloat16) for path, each in published(name).items()}
+    assert_same(stored(folder), expected)
+    config = config_of(folder)
+    assert config.pop("torch_dtype") == config.pop("dtype") == "bfloat16"
+    if name.startswith(("eagle", "parallel")):  # whose layers are described in full
+        config = {key: config[key] for key in WRITTEN[name]}
+    assert config == WRITTEN[name]
+    assert read_about(folder) == {}
+    check_owner(folder, "any")  # which it does not say
+    rounded = {path: each.astype(np.float32) for path, each in expected.items()}
+    wide = write(tmp_path / "wide", config_of(folder), rounded, "model.safetensors")
+    assert_same(load(folder, name)[1], load(wide, name)[1])  # params are float32 in both
+
+
+@pytest.mark.parametrize("layout", ["eagle", "vllm", "sglang", "specjax"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 2},
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope": Rope("dynamic", rope_theta=5e3, factor=2.0), "max_position_embeddings": 32},
+        {"rope": Rope("llama3", 5e5, 8.0, 1.0, 4.0, 32)},
+    ],
+    ids=["two layers", "biases", "dynamic", "llama3"],
+)
+def test_no_setting_of_layers_is_lost(tmp_path, changes, layout):
+    names = {"specjax": "parallel", "sglang": "eagle, fc bias"}
+    config = HEADS[name := names.get(layout, "eagle")].config
+    head = type(HEADS[name])(replace(config, layers=replace(config.layers, **changes)))
+    params = drawn(head)
+    folder = save(tmp_path / "head", name, layout, head=head, params=params)
+    again, loaded = load(folder, name)
+    assert again.config == head.config
+    assert_same(loaded, params)
+
+
+@pytest.mark.parametrize("name", ["eagle", "parallel"])
+def test_a_head_of_mistral_looks_at_all_of_the_text(tmp_path, name):
+    target = replace(TARGET, model_type="mistral", sliding_window=8)
+    config = HEADS[name].config
+    layers = type(config).for_target(target).layers
+    head = type(HEADS[name])(replace(config, layers=layers))
+    folder = save(tmp_path / "head", name, head=head, target=target, target_params=None)
+    assert load(folder, name, target)[0].config.layers == replace(layers, model_type="llama")
+    edit_config(folder, model_type="mistral", sliding_window=8)
+    assert load(folder, name, target)[0].config.layers == layers
+
+
+# ---- What others have published ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", [0, -1, "model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_heads_are_read_as_published(tmp_path, name, file):
+    files = format_of(name).files
+    file = (*files, "model.safetensors")[file] if isinstance(file, int) else file
+    tensors = published(name) | UNUSED.get(name, {})
+    assert_loads(write(tmp_path / "head", PUBLISHED[name], tensors, file), name)
+
+
+def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
+    tensors = {f"medusa_head.{name}": tensor for name, tensor in published("medusa").items()}
+    tensors |= {"model.norm.weight": NORM, "lm_head.weight": SQUARE, "0.0.linear.weight": SQUARE}
+    config = PUBLISHED["medusa"] | {"model_type": "mistral"} | SIZES
+    folder = write(tmp_path / "head", config, tensors, "model.safetensors")
+    assert_loads(folder, "medusa")
+    edit_config(folder, medusa_num_heads=..., medusa_num_layers=...)
+    assert "holds a Medusa head; give a Hydra head" in failure(folder, "hydra")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_where_the_config_is_silent_the_tensors_decide(tmp_path, prefix):
+    name = "hydra, prefix" if prefix else "hydra, no LM heads"
+    silent = {"hydra_num_heads": None, "hidden_state_offset": None, "has_lm_heads": None}
+    file = "hydra_lm_head.safetensors"
+    assert_loads(write(tmp_path / "head", silent, published(name), file), name)
+
+
+def test_about_must_be_an_object(tmp_path):
+    edit_config(save(tmp_path / "head", "eagle"), specjax="hass")
+    with pytest.raises(SpecjaxError, match="specjax 'hass' is not an object; check the config"):
+        read_about(tmp_path / "head")
+
+
+# ---- What is not loaded ------------------------------------------------------------------------
+
+OTHER_CONFIGS = [
+    ({"draft_vocab_size": 32}, "describes an EAGLE-3 head, which has another architecture and is"),
+    ({"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
+    ({"speculators_model_type": "eagle3"}, "describes an EAGLE-3 head"),
+    ({"hidden_size": 64}, "for a target of hidden_size 64, but this one has 32; give a head that"),
+    ({"vocab_size": 60}, "for a target of vocab_size 60, but this one has 61; give a head that"),
+]
+OWN_KEYS = (key for format in FORMATS for key in (*format.keys, *PUBLISHED["medusa"]))
+PLAIN = dict.fromkeys(("architectures", *OWN_KEYS), ...)  # without what gives a kind away
+REFUSED_CONFIGS = [
+    *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_CONFIGS),
+    ("eagle", {"architectures": ["Eagle3Speculator"]}, "describes an EAGLE-3 head"),
+    ("eagle", {"speculators_model_type": "eagle"}, "a head in the format of speculators, which is"),
+    ("eagle", {"medusa_num_heads": 5}, "describes a Medusa head; give an EAGLE, EAGLE-2 or HASS"),
+    ("eagle", {"model_type": "medusa"}, "describes a Medusa head"),
+    ("eagle", {"hydra_num_heads": 4}, "describes a Hydra head"),
+    ("eagle", {"num_masks": 4}, "describes a ParallelSpec head"),
+    ("eagle", {"model_type": "qwen2"}, ": model_type 'qwen2' is not supported"),
+    ("eagle", {"vocab_size": ...}, ": config.json has no 'vocab_size'"),
+    ("eagle", {"bias": "yes"}, ": bias is 'yes', but False according to the weights; correct it"),
+    ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),
+    ("eagle, fc bias", {"bias": False}, ": bias is False, but True according to the weights"),
+    ("eagle", {"qkv_bias": "yes"}, ": attention_bias 'yes' is not true or false; check the config"),
+    ("medusa", PLAIN | {"hydra_num_heads": 4}, "describes a Hydra head; give a Medusa head"),
+    ("medusa", PLAIN | {"num_masks": 4}, "describes a ParallelSpec head; give a Medusa head"),
+    ("medusa", {"version": "2"}, ": version is '2', but '1' according to the weights; correct it"),
+    ("medusa, no LM heads", {"version": 1}, ": version is 1, but '2' according to the weights"),
+    ("medusa", {"logit_scale": 0.5}, "logit_scale 0.5 is not supported; give a head with 1 there"),
+    ("medusa", {"truncated_vocab_size": 20}, "a target of truncated_vocab_size 20, but this one"),
+    ("hydra", PLAIN | {"medusa_num_heads": 4}, "describes a Medusa head; give a Hydra head"),
+    ("hydra", {"grounded_heads": False}, "grounded_heads False is not supported; give a head with"),
+    ("hydra", {"hidden_state_offset": 2}, "hidden_state_offset 2 is not supported; give a head"),
+    ("hydra", {"hydra_head_arch": "cross-attn"}, "is not supported; give a head with 'mlp' or 'pr"),
+    ("hydra", {"hydra_head_arch": ["mlp"]}, "hydra_head_arch ['mlp'] is not supported; give a hea"),
+    ("hydra", {"hydra_head_arch": "prefix-mlp"}, "is 'prefix-mlp', but 'mlp' according to the we"),
+    ("hydra", {"hydra_num_heads": 0}, "hydra_num_heads is 0, but 4 according to the weights; corr"),
+    ("hydra", {"hydra_num_layers": "4"}, "hydra_num_layers is '4', but 3 according to the weights"),
+    ("hydra", {"has_lm_heads": "no"}, "has_lm_heads is 'no', but True according to the weights"),
+    ("hydra", {"has_lm_heads": False}, "has_lm_heads is False, but True according to the weights"),
+    ("parallel", {"num_masks": 0}, ": num_masks is 0, but 3 according to the weights; correct it"),
+    ("parallel", {"num_masks": True}, ": num_masks is True, but 3 according to the weights"),
+    ("parallel", {"reads_features": False}, ": reads_features is False, but True according to the"),
+    ("parallel", {"bias": "no"}, ": bias is 'no', but True according to the weights"),
+    ("parallel", PLAIN | {"model_type": "medusa"}, "describes a Medusa head; give a ParallelSpec"),
+    ("parallel", {"vocab_size": ...}, ": config.json has no 'vocab_size'"),
+]
+
+
+@pytest.mark.parametrize("name, changes, complaint", REFUSED_CONFIGS)
+def test_configs_that_are_refused(tmp_path, name, changes, complaint):
+    folder = save(tmp_path / "head", name)
+    edit_config(folder, **changes)
+    message = failure(folder, name)
+    assert message.startswith(str(folder / "config.json"))
+    assert complaint in message
+
+
+OTHER_TENSORS = [
+    ({"midlayer.hidden_norm.weight": NORM}, "holds an EAGLE-3 head, which has another"),
+    ({"layers.0.hidden_norm.weight": NORM}, "holds an EAGLE-3 head"),
+    ({"d2t": np.zeros(9, np.int64)}, "holds an EAGLE-3 head"),
+    ({"t2d": np.zeros(61, bool)}, "holds an EAGLE-3 head"),
+]
+FC, WIDE = {"fc.weight": np.ones((32, 64), np.float32)}, np.ones((32, 64), np.float32)
+NO_FC = {"fc.weight": ...}
+NO_BLOCKS = {name: ... for name in published("medusa") if ".linear." in name}
+NOT_GROUNDED = {name: ... for name in published("hydra") if ".res_connection." in name}
+NO_HYDRA = dict.fromkeys(published("hydra"), ...)
+NO_LM_HEADS = {f"{number}.2.weight": ... for number in range(1, 4)}
+INT8 = "quantised weights are not supported: "
+REFUSED_TENSORS = [
+    *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_TENSORS),
+    ("eagle", NO_FC | {"model.norm.weight": NORM}, "holds a whole model; give an EAGLE, EAGLE-2"),
+    ("eagle", NO_FC | {"layers.0.input_layernorm.weight": NORM}, "holds a whole model"),
+    ("eagle, fc bias", NO_FC, "missing: fc.weight; check that both belong together"),
+    ("eagle", NO_FC, "holds tensors of no known kind (layers.0.mlp.down_proj.weight, layers"),
+    ("eagle", {"layers.0.input_layernorm.weight": NORM}, "unexpected: layers.0.input_layernorm.we"),
+    ("eagle", {"norm.weight": NORM}, "unexpected: norm.weight;"),
+    ("eagle", {"layers.0.self_attn.q_proj.bias": NORM}, "unexpected: layers.0.self_attn.q_proj.bi"),
+    (
+        "eagle",
+        {"fc.weight": np.ones((32, 96), np.float32)},
+        "fc.weight is (32, 96), expected (3",
+    ),
+    ("eagle", {"fc.weight": NORM}, "wrong shape: fc.weight is (32,), expected (32, 64);"),
+    ("eagle", {"fc.weight": WIDE.astype(np.int8)}, f"{INT8}fc.weight (I8); use a checkpoint stor"),
+    ("medusa", {"0.1.linear.weight": SQUARE}, "0.1.linear.weight is not equal to 0.0.linear.weigh"),
+    ("medusa", {"1.0.linear.weight": ...}, "missing: 1.0.linear.weight; check that both belong"),
+    ("medusa", {"2.1.linear.bias": ...}, "missing: 2.1.linear.bias;"),
+    ("medusa", NO_LM_HEADS, "missing: 1.2.weight, 2.2.weight, 3.2.weight;"),
+    ("medusa", {"4.1.weight": np.ones((61, 32), np.float32)}, "unexpected: 4.1.weight;"),
+    ("medusa", {"norm.weight": NORM}, "unexpected: norm.weight;"),
+    ("medusa", {"token_map": np.arange(20)}, "unexpected: token_map;"),
+    ("medusa", {"0.0.linear.bias": SQUARE}, "wrong shape: 0.0.linear.bias is (32, 32), expected"),
+    ("medusa", {"0.0.linear.weight": SQUARE.astype(np.int8)}, f"{INT8}0.0."),
+    ("medusa", NO_BLOCKS, "holds tensors of no known kind (0.2.weight, 1.2.weight, 2.2.weight); g"),
+    ("medusa", NO_BLOCKS | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Medusa head"),
+    ("medusa", NO_BLOCKS | {"model.norm.weight": NORM}, "holds a whole model; give a Medusa head"),
+    ("medusa", NO_BLOCKS | {"hydra_mlp.0.1.linear.weight": SQUARE}, "holds a Hydra head; give a M"),
+    ("hydra", {"hydra_mlp.1.2.linear.weight": SQUARE}, "hydra_mlp.1.2.linear.weight is not equal"),
+    ("hydra", {"hydra_mlp.0.1.linear.bias": ...}, "missing: hydra_mlp.0.1.linear.bias; check that"),
+    ("hydra", {"hydra_mlp.0.0.res_connection.bias": ...}, "missing: hydra_mlp.0.0.res_connection."),
+    ("hydra", NOT_GROUNDED, "missing: hydra_mlp.0.0.res_connection.bias, "),
+    ("hydra", {"hydra_lm_head.2.bias": ...}, "missing: hydra_lm_head.2.bias;"),
+    ("hydra", {"norm.weight": NORM}, "unexpected: norm.weight;"),
+    ("hydra", {"hydra_mlp.1.0.linear.weight": WIDE}, "wrong shape: hydra_mlp.1.0.linear.weight is"),
+    ("hydra", {"hydra_mlp.0.0.linear.weight": WIDE.astype(np.int8)}, INT8),
+    ("hydra", NO_HYDRA | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Hydra head"),
+    ("hydra", NO_HYDRA | {"0.0.linear.weight": SQUARE}, "holds a Medusa head; give a Hydra head"),
+    ("hydra", NO_HYDRA | {"x": SQUARE}, "holds tensors of no known kind (x); give a Hydra head"),
+    ("parallel", {"mask_hidden": ...}, "missing: mask_hidden; check that both belong together"),
+    ("parallel", {"mask_embeddings.weight": ...}, "holds an EAGLE, EAGLE-2 or HASS head; give a P"),
+    ("parallel, tokens", {"mask_embeddings.weight": ...}, "holds a whole model; give a ParallelSp"),
+    ("parallel", {"norm.weight": NORM}, "unexpected: norm.weight;"),
+    ("parallel", {"mask_hidden": NORM.astype(np.int8)}, f"{INT8}mask_hidden"),
+]
+
+
+@pytest.mark.parametrize("name, changes, complaint", REFUSED_TENSORS)
+def test_weights_that_are_refused(tmp_path, name, changes, complaint):
+    folder = save(tmp_path / "head", name, target_params=None)
+    rewrite(folder, **changes)
+    assert complaint in failure(folder, name)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("size, theirs", [("hidden_size", 32), ("vocab_size", 61)])
+def test_a_head_of_another_target_is_recognised_by_its_tensors(tmp_path, kind, size, theirs):
+    folder = save(tmp_path / "head", kind)
+    edit_config(folder, hidden_size=..., vocab_size=...)
+    message = failure(folder, kind, replace(TARGET, **{size: 2 * theirs}))
+    assert f"for a target of {size} {theirs}, but this one has {2 * theirs}; give a" in message
+
+
+@pytest.mark.parametrize("offered", ONE_OF_EACH)
+@pytest.mark.parametrize("wanted", ONE_OF_EACH)
+def test_no_kind_is_taken_for_another(tmp_path, offered, wanted):
+    """By the config, and where that says nothing, by the names of the tensors."""
+    folder = save(tmp_path / "head", offered)
+    if offered == wanted:
+        return assert_loads(folder, wanted)
+    title, wish = (format_of(each).signs.title for each in (offered, wanted))
+    message = failure(folder, wanted)
+    assert f"{title}; give {wish}" in message
+    if offered != "eagle":  # whose configs say nothing
+        with pytest.raises(SpecjaxError, match=re.escape(message)):
+            detect_format(folder, FORMATS, format_of(wanted))
+
+
+def test_all_that_does_not_fit_is_named_at_once(tmp_path):
+    folder = save(tmp_path / "head", "eagle")
+    edit_config(folder, num_hidden_layers=2, intermediate_size=40)
+    message = failure(folder, "eagle")
+    assert "missing: layers.1.input_layernorm.weight, layers.1.mlp.down_proj.weight" in message
+    assert "wrong shape: layers.0.mlp.down_proj.weight is (32, 48), expected (32, 40)" in message
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("config.json", None, "holds no config.json; give the folder of a"),
+        ("config.json", b"{", "config.json is not valid JSON"),
+        ("config.json", b"[]", "config.json does not hold a JSON object"),
+        ("*.safetensors", None, "holds no weights ({} or"),
+        ("*.safetensors", b"cut", "is damaged or cut short"),
+    ],
+)
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_missing_and_damaged_files_are_named(tmp_path, kind, name, content, complaint):
+    folder = save(tmp_path / "head", kind)
+    (path,) = folder.glob(name)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    files = " or ".join((*format_of(kind).files, "model.safetensors"))
+    assert complaint.format(files) in failure(folder, kind)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_a_damaged_file_of_torch_is_named(tmp_path, kind):
+    pytest.importorskip("torch")
+    (path,) = (folder := save(tmp_path / "head", kind)).glob("*.safetensors")
+    path.rename(path.with_suffix(".pt"))
+    message = f"{kind}_lm_head.pt is damaged or holds no weights; download it"
+    assert message in failure(folder, kind)
+
+
+def test_a_folder_that_must_not_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder = save(tmp_path / "head", "eagle")
+    monkeypatch.setattr(Path, "is_file", refuse)
+    message = failure(folder, "eagle")
+    assert "config.json cannot be read (Permission denied); check the path" in message
+
+
+# ---- What is not saved -------------------------------------------------------------------------
+
+OTHER, OTHER_NORM = replace(TARGET, vocab_size=60), replace(TARGET, rms_norm_eps=1e-3)
+ONE_MEDUSA = MedusaHeads(MedusaConfig(32, 61, num_heads=1))
+ONE_HYDRA = HydraHeads(HydraConfig.for_target(TARGET, num_heads=1, num_layers=3))
+LM_HEAD_OF_OTHERS = TARGET_PARAMS | {"lm_head": {"weight": jnp.ones((32, 32))}}
+NOT_SAVED = [
+    ("eagle", {"layout": "trt"}, "layout 'trt' is unknown; choose eagle, vllm, sglang"),
+    ("medusa", {"layout": "trt"}, "layout 'trt' is unknown; choose specjax, medusa, vllm"),
+    ("hydra", {"layout": "vllm"}, "layout 'vllm' is unknown; choose specjax, hydra"),
+    ("parallel", {"layout": "vllm"}, "layout 'vllm' is unknown; choose specjax"),
+    *((kind, {"target": OTHER}, "a target of vocab_size 61, but this") for kind in ONE_OF_EACH),
+    ("eagle", {"head": HEADS["eagle, fc bias"]}, "missing: fc.bias; give the head of these params"),
+    ("medusa", {"head": ONE_MEDUSA}, "unexpected: blocks_1.bias, "),
+    ("hydra", {"head": ONE_HYDRA}, "unexpected: first_blocks_1.linear.bias, "),
+    ("parallel", {"head": HEADS["parallel, tokens"]}, "; give the head of these params"),
+    (
+        "hydra, prefix",
+        {"target": OTHER_NORM},
+        "does not have the shape with which it would be",
+    ),
+    ("eagle", {"target_params": LM_HEAD_OF_OTHERS}, "lm_head.weight is (32, 32), expected"),
+    ("medusa, no LM heads", {"layout": "vllm", "target_params": None}, "and vLLM reads one from"),
+    ("hydra, no LM heads", {"layout": "hydra", "target_params": None}, "the authors' code reads"),
+]
+
+
+@pytest.mark.parametrize("name, given, complaint", NOT_SAVED)
+def test_what_does_not_belong_together_is_not_saved(tmp_path, name, given, complaint):
+    with pytest.raises(SpecjaxError, match=re.escape(complaint)):
+        save(tmp_path / "head", name, **given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_without_torch_its_file_is_not_written(tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SpecjaxError, match=rf"{kind}_lm_head\.pt needs torch to be written; run"):
+        save(tmp_path / "head", kind, kind)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    folder = save(tmp_path / "head", "eagle")
+    monkeypatch.setattr("specjax.models.io.huggingface.save_file", fail)
+    with pytest.raises(SpecjaxError, match="No space left on device"):
+        save(tmp_path / "out", "eagle")
+    with pytest.raises(SpecjaxError, match="already exists and is not an empty folder"):
+        save(folder, "eagle")
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
