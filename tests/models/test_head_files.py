@@ -62,7 +62,8 @@ PUBLISHED = {  # configs, and no more than they hold
     "medusa": {"medusa_num_heads": 2, "medusa_num_layers": 1},  # wrong, as on the hub
     "medusa, no LM heads": {"medusa_num_heads": 2, "medusa_num_layers": 1, "version": "2"},
     "hydra": NUM_HYDRA | {"hydra_head_arch": "mlp", "grounded_heads": True},
-    "hydra, no LM heads": {"hydra_num_heads": None, "grounded_heads": None},
+    "hydra, no LM heads": {"hydra_num_heads": None, "grounded_heads": None},  # says nothing
+    "hydra, prefix, no LM heads": {"hydra_num_layers": None, "has_lm_heads": None},
     "hydra, prefix": NUM_HYDRA | {"hydra_head_arch": "prefix-mlp", "hidden_state_offset": 0},
 }
 UNUSED = {  # tensors that come along
@@ -84,8 +85,8 @@ WRITTEN = {  # configs in the first layout
     "medusa": {"medusa_num_heads": 4, "medusa_num_layers": 2, "version": "1"} | SIZES,
     "medusa, no LM heads": {"medusa_num_heads": 4, "medusa_num_layers": 2, "version": "2"} | SIZES,
     "hydra": GROUNDED | {"hydra_head_arch": "mlp", "has_lm_heads": True},
-    "hydra, prefix, no LM heads": GROUNDED
-    | {"hydra_head_arch": "prefix-mlp", "has_lm_heads": False},
+    "hydra, no LM heads": GROUNDED | {"hydra_head_arch": "mlp", "has_lm_heads": False},
+    "hydra, prefix": GROUNDED | {"hydra_head_arch": "prefix-mlp", "has_lm_heads": True},
     "parallel": LAYER | MASKS | {"reads_features": True, "bias": True},
     "parallel, tokens": LAYER | MASKS | {"reads_features": False},
 }
@@ -184,14 +185,6 @@ def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
     assert_loads(folder, "medusa")
     edit_config(folder, medusa_num_heads=..., medusa_num_layers=...)
     assert "holds a Medusa head; give a Hydra head" in failure(folder, "hydra")
-
-
-@pytest.mark.parametrize("prefix", [True, False])
-def test_where_the_config_is_silent_the_tensors_decide(tmp_path, prefix):
-    name = "hydra, prefix" if prefix else "hydra, no LM heads"
-    silent = {"hydra_num_heads": None, "hidden_state_offset": None, "has_lm_heads": None}
-    file = "hydra_lm_head.safetensors"
-    assert_loads(write(tmp_path / "head", silent, published(name), file), name)
 
 
 def test_about_must_be_an_object(tmp_path):
