@@ -13,9 +13,7 @@ from specjax.core.errors import SpecjaxError
 class Convert:
     """Convert a target to a folder in Hugging Face format, which transformers reads too.
 
-    With --head-of TARGET, convert a head of that target instead. The layouts eagle, medusa and
-    hydra are those of the authors' code; vllm reads heads of EAGLE and Medusa, sglang those of
-    EAGLE.
+    With --head-of TARGET, convert a head of that target instead.
     """
 
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
@@ -26,11 +24,9 @@ class Convert:
     """The dtype of the written weights; float32 loses nothing."""
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder or a hub id."""
-    layout: Annotated[
-        Literal["specjax", "eagle", "medusa", "hydra", "vllm", "sglang"] | None,
-        arg(metavar="specjax|eagle|medusa|hydra|vllm|sglang"),
-    ] = None
-    """The layout of the head; by default that of the authors' code, or specjax if there is none."""
+    layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
+    """The program that reads the head: by default its authors' code, or specjax if there is none;
+    vllm or sglang where they support such heads. An unknown layout lists those available."""
 
     def run(self) -> None:
         """Writes the folder, completely or not at all."""
