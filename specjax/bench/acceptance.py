@@ -1,4 +1,4 @@
-"""How much of its drafts a target accepts: accepted length, and the rate at every depth."""
+"""Accepted length, and the acceptance rate at every depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,27 +14,28 @@ from specjax.hub import LoadedTarget
 from specjax.methods import METHODS
 
 BATCH = 8  # prompts at a time
-# An untrained head gets a token right now and then: random ones of pocket reach 1.00 to 1.03.
+# Even an untrained head gets a token right sometimes: random heads of pocket reach 1.00 to 1.03.
 USELESS = 1.1
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What came of all rounds together. Entry n of `counts`: rounds that committed n tokens."""
+    """The outcome of all rounds together. Entry n of `counts`: rounds that committed n tokens."""
 
     counts: tuple[int, ...]
 
     @property
     def accepted_length(self) -> float:
-        """Tokens per pass of the target, the bonus included."""
+        """Tokens per pass of the target, bonus token included."""
         return float(np.dot(self.counts, np.arange(len(self.counts))) / max(1, sum(self.counts)))
 
     @property
     def rates(self) -> list[float]:
-        """At each depth, of the rounds that had all drafts above accepted, how many had one more.
+        """At each depth, the share of rounds that accepted one more token (HASS, figure 5).
 
-        HASS, figure 5. A round that drafted no more, or was the last of a text and cut, counts like
-        one whose draft was rejected; the list ends at the deepest depth that was tried.
+        Only rounds that had accepted everything above count. A round that drafted no more, or was
+        the last of a text and cut, counts like one whose draft was rejected. The list ends at the
+        deepest depth that was tried.
         """
         at_least = np.cumsum(self.counts[::-1])[::-1]  # rounds that committed n tokens or more
         return [
@@ -45,17 +46,16 @@ class Acceptance:
 
 
 def advice(accepted_length: float, rounds: int) -> str:
-    """What to say of a drafter that is of no use."""
+    """Returns what to check when almost nothing of a drafter was accepted."""
     return (
-        f"accepted length {accepted_length:.2f}: next to nothing that it drafted was accepted in "
-        f"{rounds} rounds; check that "
-        "the drafter was trained for this very target, with its tokenizer and chat template, and "
-        "that its weights and those of the target were read in full"
+        f"accepted length {accepted_length:.2f}: almost nothing that it drafted was accepted in "
+        f"{rounds} rounds; check that the drafter was trained for this very target, with its "
+        "tokenizer and chat template, and that all weights of drafter and target were read"
     )
 
 
 def is_useless(method: str, accepted_length: float) -> bool:
-    """Whether a drafter with weights or data of its own had hardly a token accepted."""
+    """Whether a drafter with weights or data of its own had almost no token accepted."""
     return method in METHODS and METHODS[method].has_params and accepted_length < USELESS
 
 
@@ -75,7 +75,7 @@ def acceptance(
     for first in range(0, len(order), BATCH):
         rows = list(order[first : first + BATCH])
         num_rows = len(rows)
-        rows += rows[-1:] * (BATCH - num_rows)  # one shape
+        rows += rows[-1:] * (BATCH - num_rows)  # every batch has the same shape
         out = speculative_generate(
             Params(target.params, drafter_params),
             from_ids(rows, width),

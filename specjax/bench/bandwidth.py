@@ -1,19 +1,22 @@
-"""What memory bandwidth allows: at batch 1 a round can be no faster than its bytes are read."""
+"""Memory bandwidth: at batch 1 a round can be no faster than its bytes are read."""
 
 import time
+from dataclasses import replace
 from statistics import median
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bench.summary import Measurement
 from specjax.hub import LoadedTarget
+from specjax.methods import METHODS
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that the default device reads: the median of summing up a large array."""
+    """Returns the bytes per second that the default device reads, by summing a large array."""
     numbers = jnp.ones(NUM_BYTES // 4, jnp.float32)
     total = jax.jit(jnp.sum)
     jax.block_until_ready(total(numbers))
@@ -26,12 +29,23 @@ def read_bandwidth() -> float:
 
 
 def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> float:
-    """What a pass must read: the target's weights, and keys and values of `length` tokens per row.
+    """Returns the bytes that a pass reads: the weights, and the cache of `length` tokens per row.
 
-    Of an embedding table that is not the LM head as well, it needs single rows only.
+    Of an embedding table that is not the LM head too, it reads single rows only.
     """
     config, itemsize = target.config, target.dtype.itemsize
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
     unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * itemsize
     numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return weights - unread + num_rows * length * numbers_per_token * itemsize
+
+
+def with_bandwidth_share(
+    row: Measurement, target: LoadedTarget, bandwidth: float | None
+) -> Measurement:
+    """Adds the share of `bandwidth`, in bytes per second, that the rounds of a row must read."""
+    # A peer has weights of its own and may run elsewhere.
+    if bandwidth is None or row.method not in METHODS or row.decode_seconds is None:
+        return row
+    num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes
+    return replace(row, bandwidth_share=num_bytes / row.decode_seconds / bandwidth)

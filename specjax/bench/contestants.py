@@ -3,17 +3,27 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 
-from specjax.bench.measure import PLAIN, Contestant, Program, Request, Text, compilations
+from specjax.bench.measure import (
+    COMPILED,
+    FROM_CACHE,
+    PLAIN,
+    Contestant,
+    GeneratedText,
+    Program,
+    Request,
+    compilations,
+)
 from specjax.bench.options import BenchOptions, methods_in, names_in, sampling_of, sources_in
 from specjax.bench.peers import peers
 from specjax.bench.results import Stage
 from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.generate import finish_loop, start_loop
+from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
@@ -21,109 +31,100 @@ from specjax.hub import POCKET, LoadedTarget
 from specjax.loading import load_draft, load_drafter
 from specjax.models.fingerprint import params_fingerprint
 
-Prepared = tuple[Prompt, jax.Array]
-
 
 @dataclass(frozen=True, eq=False)
-class OwnMethod:
-    """A drafting method of ours as a contestant."""
+class OwnMethod(Contestant):
+    """A drafting method of ours."""
 
     name: str
-    target: LoadedTarget
-    drafter: Drafter
+    engine: Engine
     params: Params
-    sampling: Sampling
-    max_new_tokens: int
-    padded_length: int  # the one length of all prompts, so that one program serves them all
+    padded_length: int  # one length for all prompts, so that one program serves them all
     seed: int = 0
 
-    most_rows = None
-    has_prefill = True
-
-    @property
-    def settings(self) -> str:
-        """What is measured: the drafter's fields, and a checksum of its weights."""
-        return f"{self.drafter!r} {params_fingerprint(self.params.drafter)}"
+    @classmethod
+    def for_prompts(
+        cls,
+        name: str,
+        target: LoadedTarget,
+        drafter: Drafter,
+        drafter_params: Any,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
+        seed: int = 0,
+    ) -> "OwnMethod":
+        """Makes the contestant that continues these prompts of token ids."""
+        engine = Engine(target.model, drafter, sampling, max_new_tokens, target.eos)
+        params = Params(target.params, drafter_params)
+        return cls(name, engine, params, padded_length(prompts), seed)
 
     @property
     def dtype(self) -> str:
         """Of the target's weights."""
-        return str(self.target.dtype)
+        return str(self.engine.target.dtype(self.params.target))
 
-    def prepare(self, rows: Sequence[Sequence[int]]) -> Prepared:
-        """The padded prompts and the key, on the device."""
+    @property
+    def settings(self) -> str:
+        """The drafter's fields and a checksum of its weights: what decides its figures."""
+        return f"{self.engine.drafter!r} {params_fingerprint(self.params.drafter)}"
+
+    def prepare(self, rows: Sequence[Sequence[int]]) -> tuple[Prompt, jax.Array]:
         prompt = from_ids(rows, bucket=self.padded_length), jax.random.key(self.seed)
         return jax.block_until_ready(prompt)
 
-    def compile(self, prepared: Prepared) -> Program:
-        """Compiles prefill and rounds; the calls that follow use the same programs."""
+    def compile(self, prepared: tuple[Prompt, jax.Array]) -> Program:
         started = time.perf_counter()
-        prefill = _compiled(start_loop.lower(self.params, *prepared, **self._settings()))
-        state = jax.eval_shape(lambda: start_loop(self.params, *prepared, **self._settings()))
-        rounds = _compiled(
-            finish_loop.lower(
-                self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
-            )
-        )
+        programs = [_compiled(each) for each in self.engine.lower(self.params, *prepared)]
         seconds = time.perf_counter() - started
-        peak_bytes = max(prefill.peak_bytes, rounds.peak_bytes)
-        return Program(seconds, prefill.is_cached or rounds.is_cached, peak_bytes)
+        self.engine.warm_up(self.params, *prepared)
+        return Program(
+            seconds,
+            any(each.is_cached for each in programs),
+            max(each.peak_bytes or 0 for each in programs),
+        )
 
-    def start(self, prepared: Prepared) -> LoopState:
-        """The state before the first round."""
-        return jax.block_until_ready(start_loop(self.params, *prepared, **self._settings()))
+    def start(self, prepared: tuple[Prompt, jax.Array]) -> LoopState:
+        return jax.block_until_ready(self.engine.prefill(self.params, *prepared))
 
     def finish(self, state: LoopState) -> Generation:
-        """The new texts, finished."""
-        _, generation = finish_loop(
-            self.params, state, self.max_new_tokens, **self._settings(), **self._drawing()
-        )
-        return jax.block_until_ready(generation)
+        state = self.engine.run(self.params, state, self.engine.max_new_tokens)
+        return jax.block_until_ready(self.engine.generation(state))
 
-    def read(self, result: Generation) -> tuple[Text, ...]:
-        """The texts, their rounds, and how their tokens came."""
+    def read(self, result: Generation) -> tuple[GeneratedText, ...]:
+        result.check()
         found = jax.device_get(result)
         return tuple(_text(found, row) for row in range(len(found.length)))
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "target": self.target.model,
-            "drafter": self.drafter,
-            "max_new_tokens": self.max_new_tokens,
-        }
-
-    def _drawing(self) -> dict[str, Any]:
-        return {"sampling": self.sampling, "eos": self.target.eos}
 
 
 def make_contestants(
     target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
 ) -> list[Contestant]:
-    """Plain decoding, the other methods in the order they are named, then peers.
+    """Makes plain decoding, the other methods in the order they are named, then peers.
 
     Raises:
-        SpecjaxError: for an unknown method, or one that cannot be had for this target.
+        SpecjaxError: for an unknown method, or one that this target cannot have.
     """
     sampling = sampling_of(options, stage.temperature)
     sources = sources_in(options.drafter)
-    longest = padded_length([request.ids for request in requests])
-    named = methods_in(options.methods, target.config, target.name == POCKET)
+    prompts = [request.ids for request in requests]
+    named = methods_in(options.methods, target.model, target.name == POCKET)
     made: list[Contestant] = []
     for name in dict.fromkeys([PLAIN, *named, *sources]):
-        drafter, params = load_drafter(name, target, sources.get(name))
-        settings = sampling, options.max_new_tokens, longest, options.seed
-        made.append(OwnMethod(name, target, drafter, Params(target.params, params), *settings))
+        loaded = load_drafter(name, target, sources.get(name))
+        settings = prompts, options.max_new_tokens, sampling, options.seed
+        made.append(OwnMethod.for_prompts(name, target, *loaded, *settings))
     if names_in(options.peers) and stage.temperature == 0:
         has_draft = target.name == POCKET or "draft-model" in sources
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None
         others = peers(target, options.max_new_tokens, draft)
-        made += [each for each in others if stage.num_rows <= (each.most_rows or stage.num_rows)]
+        made += [each for each in others if stage.num_rows <= (each.max_rows or stage.num_rows)]
     return made
 
 
-def _text(found: Generation, row: int) -> Text:
+def _text(found: Generation, row: int) -> GeneratedText:
     length = int(found.length[row])
-    return Text(
+    return GeneratedText(
         tokens=tuple(np.asarray(found.tokens)[row, :length].tolist()),
         rounds=int(found.stats.rounds[row]),
         accepted_lengths=tuple(np.asarray(found.stats.accepted_lengths)[row].tolist()),
@@ -131,19 +132,13 @@ def _text(found: Generation, row: int) -> Text:
     )
 
 
-class _Compiled(NamedTuple):
-    is_cached: bool  # this process had compiled it before, or an earlier one
-    peak_bytes: int  # it holds at once: what it is given, returns and needs between
-
-
-def _compiled(lowered: Any) -> _Compiled:
-    num_compiled, num_cached = compilations().num_compiled, compilations().num_cached
+def _compiled(lowered: Lowered) -> Program:
+    """Compiles a program; one that this process has compiled before counts as cached."""
+    before = compilations().copy()
     held = lowered.compile().memory_analysis()
-    is_known = compilations().num_compiled == num_compiled
-    return _Compiled(
-        is_known or compilations().num_cached > num_cached,
-        held.argument_size_in_bytes
-        + held.output_size_in_bytes
-        - held.alias_size_in_bytes
-        + held.temp_size_in_bytes,
-    )
+    now = compilations()
+    is_cached = now[COMPILED] == before[COMPILED] or now[FROM_CACHE] > before[FROM_CACHE]
+    if held is None:
+        return Program(is_cached=is_cached)
+    num_bytes = held.argument_size_in_bytes + held.output_size_in_bytes + held.temp_size_in_bytes
+    return Program(is_cached=is_cached, peak_bytes=num_bytes - held.alias_size_in_bytes)

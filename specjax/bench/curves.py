@@ -1,23 +1,21 @@
-"""Curves of settings that were swept, kept as lines of JSON beside what else a report shows."""
+"""Curves of settings that were swept, kept as lines of JSON in a benchmark's folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.bench.results import replace_lines
+from specjax.bench.results import read_lines, replace_lines
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import readable
 
 CURVES = "curves.jsonl"
 
 
 class Point(NamedTuple):
-    """What one value of a setting gave over all prompts."""
+    """The outcome of one value of a setting over all prompts."""
 
     value: Any
-    accepted_length: float  # new tokens per round, bonus included
+    accepted_length: float
     tokens_per_second: float  # prefill counts, compiling does not
 
 
@@ -41,20 +39,14 @@ def keep_curve(folder: Path, curve: Curve) -> None:
 
 
 def read_curves(folder: Path) -> list[Curve]:
-    """The curves in the folder; none if there is no such file.
+    """Returns the curves in the folder; none if there is no such file.
 
     Raises:
         SpecjaxError: if the file cannot be read, or a line of it is damaged.
     """
-    path = folder / CURVES
-    if not path.is_file():
-        return []
-    with readable(path):
-        content = path.read_bytes()
     curves = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, values in enumerate(read_lines(folder / CURVES), 1):
         try:
-            values = json.loads(line)
             series = {
                 name: [Point(*point) for point in points]
                 for name, points in values["series"].items()
@@ -62,6 +54,6 @@ def read_curves(folder: Path) -> list[Curve]:
             curves.append(Curve(values["title"], values["setting"], series))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SpecjaxError(
-                f"{path}:{number} is damaged ({error}); delete this line and tune again"
+                f"{folder / CURVES}:{number} is damaged ({error}); delete this line and tune again"
             ) from None
     return curves

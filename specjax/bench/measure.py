@@ -1,38 +1,34 @@
-"""Paired measurement: each method runs on the same prompts in turn, and is compared in pairs.
+"""Paired measurement: every contestant runs the same prompts in turn and is compared in pairs.
 
-What is timed, in two parts: the prefill, from padded prompts on the device until the state before
-the first round is ready, and the decoding of all rounds. What is not: tokenizing, padding,
-compiling (every program runs before the first measured call) and turning tokens into text.
+Two parts are timed: the prefill, from padded prompts on the device until the state before the first
+round is ready, and the decoding of all rounds. Tokenizing, padding, compiling and turning tokens
+into text are not. Before anything is timed, `warm_up` compiles every program and loads its code.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from random import Random
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-PLAIN = "plain"  # what all others are compared with
-COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-CACHE_EVENT = "/jax/compilation_cache/cache_hits"
-NUM_WARM_RUNS = 2
+from specjax.tasks import Request
 
-
-class Request(NamedTuple):
-    """One prompt, in tokens."""
-
-    kind: str
-    ids: tuple[int, ...]
+PLAIN = "plain"  # the method that all others are compared with
+COMPILED = "/jax/core/compile/backend_compile_duration"
+FROM_CACHE = "/jax/compilation_cache/cache_hits"
+Step = TypeVar("Step")
 
 
 Batch = tuple[Request, ...]  # prompts of one kind that are served at once
 
 
-class Text(NamedTuple):
-    """What was said to one prompt."""
+class GeneratedText(NamedTuple):
+    """The continuation of one prompt."""
 
     tokens: tuple[int, ...]
     rounds: int  # passes of the target, prefill not counted
@@ -41,56 +37,40 @@ class Text(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What it took to compile a contestant, and what it needs to run."""
+    """What a contestant's programs took to compile, and what they need to run."""
 
     compile_seconds: float = 0.0
     is_cached: bool = False  # at least a part came from a cache of compiled programs
     peak_bytes: int | None = None  # arguments, results and temporaries together
 
 
-@runtime_checkable
-class Contestant(Protocol):
-    """A method as it is measured."""
+class Contestant(ABC):
+    """A method that can be measured."""
 
-    @property
-    def name(self) -> str:
-        """What its rows are called."""
-        ...
+    name: str
+    dtype: str  # of weights and arithmetic
+    max_rows: int | None = None  # the largest batch that it serves; None: any
+    has_prefill: bool = True  # `start` is the prefill; if not, `finish` does everything
 
-    @property
-    def dtype(self) -> str:
-        """Of its weights and its arithmetic."""
-        ...
-
-    @property
-    def most_rows(self) -> int | None:
-        """The largest batch that it serves; None: any."""
-        ...
-
-    @property
-    def has_prefill(self) -> bool:
-        """Whether `start` is the prefill; if not, `finish` does everything."""
-        ...
-
+    @abstractmethod
     def prepare(self, rows: Sequence[Sequence[int]]) -> Any:
-        """The prompts in the form that `start` takes; not timed."""
-        ...
+        """Returns the prompts in the form that `start` takes; not timed."""
 
+    @abstractmethod
     def compile(self, prepared: Any) -> Program:
-        """Compiles what serves prompts of this shape."""
-        ...
+        """Compiles what serves prompts of this shape, and loads all of its code."""
 
+    @abstractmethod
     def start(self, prepared: Any) -> Any:
         """Prefills, and returns when that is done; timed."""
-        ...
 
+    @abstractmethod
     def finish(self, state: Any) -> Any:
         """Decodes to the end, and returns when the result is there; timed."""
-        ...
 
-    def read(self, result: Any) -> tuple[Text, ...]:
-        """The result in Python's own numbers; not timed."""
-        ...
+    @abstractmethod
+    def read(self, result: Any) -> tuple[GeneratedText, ...]:
+        """Returns the result in Python's own numbers; not timed."""
 
 
 class Sample(NamedTuple):
@@ -101,19 +81,19 @@ class Sample(NamedTuple):
     batch: Batch
     number: int  # of the batch
     repeat: int
-    texts: tuple[Text, ...]
-    prefill_seconds: float | None  # None: not told apart
+    texts: tuple[GeneratedText, ...]
+    prefill_seconds: float | None  # None: not measured separately
     decode_seconds: float
-    num_compiled: int  # programs compiled meanwhile; 0 if all is well
+    num_compiled: int  # programs compiled during the run; 0 if all is well
 
     @property
     def seconds(self) -> float:
-        """Of prefill and decoding."""
+        """Seconds of prefill and decoding."""
         return (self.prefill_seconds or 0.0) + self.decode_seconds
 
     @property
     def turn(self) -> tuple[int, int]:
-        """The turn it belongs to: all methods run one batch, and are compared in pairs."""
+        """The turn it belongs to: all contestants run one batch and are compared in pairs."""
         return self.number, self.repeat
 
     @property
@@ -126,14 +106,16 @@ class Sample(NamedTuple):
         """Passes of the target: the rounds of the row that took most."""
         return max(text.rounds for text in self.texts)
 
-
-Seen = Callable[[str, int, int], bool]  # method, number of the batch, repeat
+    @property
+    def speed(self) -> float:
+        """New tokens per second; prefill counts."""
+        return self.num_tokens / self.seconds
 
 
 def batches_of(requests: Iterable[Request], num_rows: int = 1) -> list[Batch]:
-    """Batches of `num_rows` prompts of one kind; the last is filled up with the kind's first ones.
+    """Groups requests into batches of `num_rows` prompts of one kind.
 
-    Requests of one kind stand together.
+    Requests of one kind stand together. The last batch of a kind is filled with its first prompts.
     """
     batches: list[Batch] = []
     for _, group in groupby(requests, key=lambda request: request.kind):
@@ -147,52 +129,60 @@ def batches_of(requests: Iterable[Request], num_rows: int = 1) -> list[Batch]:
 
 
 def warm_up(contestants: Sequence[Contestant], batch: Batch) -> dict[str, Program]:
-    """Compiles every contestant and runs it; returns what that took, by name."""
+    """Compiles every contestant and runs it once; returns its programs by name."""
     programs = {}
     for contestant in contestants:
         prepared = contestant.prepare([request.ids for request in batch])
         programs[contestant.name] = contestant.compile(prepared)
-        for _ in range(NUM_WARM_RUNS):
-            contestant.read(contestant.finish(contestant.start(prepared)))
+        contestant.read(contestant.finish(contestant.start(prepared)))
     return programs
 
 
-def measure(
+def measure_turns(
     contestants: Sequence[Contestant],
     batches: Sequence[Batch],
     num_runs: int,
-    seen: Seen = lambda method, number, repeat: False,
+    known: Container[tuple[int, int]] = (),
     before_repeat: Callable[[], None] = lambda: None,
-) -> Iterator[Sample]:
-    """Runs all contestants on all batches, `num_runs` times over.
+) -> Iterator[list[Sample]]:
+    """Runs all contestants on all batches, `num_runs` times over, and yields turn by turn.
 
-    In a turn all contestants run one batch, in an order that is shuffled each time, so no method
-    always follows the same one. The repeats of a batch lie as far apart as they can, so their
-    spread tells of a machine that changes meanwhile. Runs that were `seen` are left out;
-    `before_repeat` is called before the first of a repeat that was not.
+    In a turn all contestants run one batch, in an order that is shuffled each time, so that no
+    method always follows the same one. The repeats of a batch lie as far apart as possible, so
+    their spread shows a machine that changes meanwhile.
+
+    Args:
+        contestants: compiled and warmed up.
+        batches: the prompts.
+        num_runs: how often each contestant runs each batch.
+        known: turns, by batch number and repeat, that are left out.
+        before_repeat: called before the first turn of a repeat.
     """
     for repeat in range(num_runs):
-        is_new = True
-        for number, batch in enumerate(batches):
+        missing = [number for number in range(len(batches)) if (number, repeat) not in known]
+        if missing:
+            before_repeat()
+        for number in missing:
             order = Random(f"{number}, {repeat}").sample(contestants, len(contestants))
-            for contestant in order:
-                if seen(contestant.name, number, repeat):
-                    continue
-                if is_new:
-                    before_repeat()
-                is_new = False
-                yield _timed(contestant, batch, number, repeat)
+            yield [_timed(each, batches[number], number, repeat) for each in order]
+
+
+def measure(
+    contestants: Sequence[Contestant], batches: Sequence[Batch], num_runs: int
+) -> list[Sample]:
+    """Runs all contestants on all batches in turn; see `measure_turns`."""
+    return [run for turn in measure_turns(contestants, batches, num_runs) for run in turn]
 
 
 def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:
     prepared = contestant.prepare([request.ids for request in batch])
-    num_before = compilations().num_compiled
+    num_before = compilations()[COMPILED]
     started = time.perf_counter()
     state = contestant.start(prepared)
     prefilled = time.perf_counter()
     result = contestant.finish(state)
     done = time.perf_counter()
-    num_compiled = compilations().num_compiled - num_before
+    num_compiled = compilations()[COMPILED] - num_before
     if contestant.has_prefill:
         seconds = prefilled - started, done - prefilled
     else:
@@ -203,32 +193,25 @@ def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sa
     )
 
 
-@dataclass
-class Compilations:
-    """Counts what JAX compiles in this process, or takes from a cache of compiled programs."""
-
-    counts: dict[str, int] = field(default_factory=lambda: {COMPILE_EVENT: 0, CACHE_EVENT: 0})
-
-    def listen(self, event: str, *_: Any, **__: Any) -> None:
-        """Called by JAX."""
-        if event in self.counts:
-            self.counts[event] += 1
-
-    @property
-    def num_compiled(self) -> int:
-        """Programs compiled, or taken from a cache: both take time."""
-        return self.counts[COMPILE_EVENT]
-
-    @property
-    def num_cached(self) -> int:
-        """Programs taken from a cache."""
-        return self.counts[CACHE_EVENT]
-
-
 @cache
-def compilations() -> Compilations:
-    """The counter of this process."""
-    counter = Compilations()
-    jax.monitoring.register_event_duration_secs_listener(counter.listen)
-    jax.monitoring.register_event_listener(counter.listen)
-    return counter
+def compilations() -> Counter:
+    """Returns the events of this process: `COMPILED` and `FROM_CACHE`, which counts as both."""
+    counts = Counter()
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        counts[event] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_listener(listen)
+    return counts
+
+
+def watched(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
+    """Yields the same steps, with a progress bar on stderr if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(
+        steps, doing, count, console=console, transient=True, disable=not console.is_terminal
+    )

@@ -1,4 +1,4 @@
-"""Other libraries on the same weights and prompts, as more contestants."""
+"""Other libraries on the same weights and prompts, as contestants."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.bench.measure import Contestant, Program, Text
+from specjax.bench.measure import Contestant, GeneratedText, Program
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
 from specjax.hub import LoadedTarget
@@ -31,11 +31,11 @@ def check_peer(name: str) -> None:
 def peers(
     target: LoadedTarget, max_new_tokens: int, draft: LoadedTarget | None
 ) -> list[Contestant]:
-    """What transformers makes of the target: plain, prompt lookup, and assisted by the draft.
+    """Makes the contestants of transformers: plain, prompt lookup, and assisted by the draft.
 
     Args:
-        target: whose weights they share, in float32.
-        max_new_tokens: stop after so many new tokens.
+        target: the model whose weights they share, in float32.
+        max_new_tokens: new tokens per prompt at most.
         draft: the assistant; if None, assisted generation is left out.
     """
     import torch
@@ -46,42 +46,41 @@ def peers(
     settings.eos_token_id = list(target.eos) or None
     settings.pad_token_id = target.eos[0] if target.eos else 0  # what stands there does not matter
     lookup = {"prompt_lookup_num_tokens": PLD_TOKENS}
+    shared = model, target.eos, max_new_tokens
     found: list[Contestant] = [
-        Transformers("transformers", model, target.eos, max_new_tokens),
-        Drafting("transformers pld", model, target.eos, max_new_tokens, lookup),
+        Transformers("transformers", *shared),
+        DraftingTransformers("transformers pld", *shared, lookup),
     ]
     if draft is not None:
         assistant = {"assistant_model": _load(draft)}
-        own = Drafting("transformers assisted", model, target.eos, max_new_tokens, assistant)
-        found.append(own)
+        found.append(DraftingTransformers("transformers assisted", *shared, assistant))
     return found
 
 
-class Rows(NamedTuple):
+class LeftPadded(NamedTuple):
     """Prompts as tensors [B, P], padded on the left."""
 
     tokens: Any
-    mask: Any  # 1 where a prompt stands
+    mask: Any  # 1 for tokens of a prompt
 
 
-class Answer(NamedTuple):
-    """What one call returned."""
+class Generated(NamedTuple):
+    """The result of one call."""
 
     tokens: Any  # [B, M], without the prompts
-    passes: Sequence[Any] = ()  # a tensor of what was drafted for each pass of the target
+    passes: Sequence[Any] = ()  # the drafted tokens of each target pass, as a tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Transformers:
+class Transformers(Contestant):
     """The greedy `generate` of transformers: torch in float32, all cores, its own KV cache.
 
     It runs on CPU, whatever the target runs on, and compiles nothing. Its prefill is part of
-    `generate`, and not timed apart.
+    `generate` and is not timed separately.
 
-    A round is a pass of the target that adds to the text. Ours caches the prompt but for its last
-    token, which the first round feeds; theirs feeds the whole prompt in the pass that gives the
-    first token. So all of their passes are rounds, the first one too, and tokens per round mean
-    the same: 1 for plain decoding, in both.
+    A round is a target pass that adds to the text. Our prefill leaves the last token of the prompt
+    to the first round; theirs feeds the whole prompt in the pass that gives the first token. So all
+    of their passes are rounds, and tokens per round mean the same: 1 for plain decoding in both.
     """
 
     name: str
@@ -93,13 +92,7 @@ class Transformers:
     dtype = "float32"
     has_prefill = False
 
-    @property
-    def most_rows(self) -> int | None:
-        """Any batch."""
-        return None
-
-    def prepare(self, rows: Sequence[Sequence[int]]) -> Rows:
-        """The prompts as tensors, padded to the longest only."""
+    def prepare(self, rows: Sequence[Sequence[int]]) -> LeftPadded:
         import torch
 
         longest = max(map(len, rows))
@@ -108,19 +101,16 @@ class Transformers:
         for row, ids in enumerate(rows):
             tokens[row, longest - len(ids) :] = torch.tensor(list(ids))
             mask[row, longest - len(ids) :] = 1
-        return Rows(tokens, mask)
+        return LeftPadded(tokens, mask)
 
-    def compile(self, prepared: Rows) -> Program:
-        """Nothing is compiled."""
+    def compile(self, prepared: LeftPadded) -> Program:
         del prepared
         return Program()
 
-    def start(self, prepared: Rows) -> Rows:
-        """Nothing happens: the prefill is part of `finish`."""
+    def start(self, prepared: LeftPadded) -> LeftPadded:
         return prepared
 
-    def finish(self, state: Rows) -> Answer:
-        """The new texts."""
+    def finish(self, state: LeftPadded) -> Generated:
         import torch
 
         with torch.inference_mode(), _quiet():
@@ -133,28 +123,23 @@ class Transformers:
                 max_new_tokens=self.max_new_tokens,
                 **self.settings,
             )
-        return Answer(texts[:, state.tokens.shape[1] :])
+        return Generated(texts[:, state.tokens.shape[1] :])
 
-    def read(self, result: Answer) -> tuple[Text, ...]:
-        """The new tokens of each row, EOS included; each took one round."""
+    def read(self, result: Generated) -> tuple[GeneratedText, ...]:
         texts = [until_eos(row, self.eos) for row in result.tokens.tolist()]
         return tuple(replayed(text, [()] * len(text)) for text in texts)
 
 
 @dataclass(frozen=True, eq=False)
-class Drafting(Transformers):
+class DraftingTransformers(Transformers):
     """The same with drafts, as `settings` say, which transformers makes for one row at a time.
 
     Assisted generation drafts as it does by default: 20 tokens, fewer where the draft is unsure.
     """
 
-    @property
-    def most_rows(self) -> int | None:
-        """One row."""
-        return 1
+    max_rows = 1
 
-    def finish(self, state: Rows) -> Answer:
-        """The new text, and what was fed to each pass of the target."""
+    def finish(self, state: LeftPadded) -> Generated:
         fed = []
 
         def note(model: Any, args: Any, inputs: Mapping[str, Any]) -> None:
@@ -163,31 +148,30 @@ class Drafting(Transformers):
 
         watch = self.model.register_forward_pre_hook(note, with_kwargs=True)
         try:
-            answer = super().finish(state)
+            generated = super().finish(state)
         finally:
             watch.remove()
         # The first pass feeds the prompt before its draft, every other the last token of the text.
         starts = [state.tokens.shape[1]] + [1] * (len(fed) - 1)
         passes = [each[0, start:] for each, start in zip(fed, starts, strict=True)]
-        return answer._replace(passes=passes)
+        return generated._replace(passes=passes)
 
-    def read(self, result: Answer) -> tuple[Text, ...]:
-        """The new tokens, EOS included, and their rounds."""
+    def read(self, result: Generated) -> tuple[GeneratedText, ...]:
         [tokens] = result.tokens.tolist()
         drafts = [draft.tolist() for draft in result.passes]
         return (replayed(until_eos(tokens, self.eos), drafts),)
 
 
 def until_eos(tokens: Sequence[int], eos: Sequence[int]) -> list[int]:
-    """The tokens up to the first EOS, which is kept."""
+    """Cuts the tokens after the first EOS."""
     end = next((place for place, token in enumerate(tokens, 1) if token in eos), len(tokens))
     return list(tokens[:end])
 
 
-def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Text:
-    """How greedy tokens came, from what was drafted in each round.
+def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> GeneratedText:
+    """Reconstructs the rounds of a greedy text from what was drafted in each.
 
-    A round keeps its draft as far as that agrees with the text, and adds one token.
+    A round keeps its draft as far as it agrees with the text, and adds one token.
     """
     committed, from_draft = [], []
     for draft in drafts:
@@ -200,10 +184,10 @@ def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Text:
     if len(from_draft) != len(tokens):
         raise SpecjaxError(
             f"{len(drafts)} rounds account for {len(from_draft)} of {len(tokens)} tokens: this "
-            "transformers drafts otherwise; leave --peers out"
+            "version of transformers drafts differently; leave --peers out"
         )
     lengths = [committed.count(length) for length in range(max(committed, default=0) + 1)]
-    return Text(tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft))
+    return GeneratedText(tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft))
 
 
 def _load(target: LoadedTarget) -> Any:
@@ -221,7 +205,7 @@ def _load(target: LoadedTarget) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no advice that is meant for who calls transformers."""
+    """Silences progress bars, and advice meant for callers of transformers."""
     from transformers.utils import logging
 
     has_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

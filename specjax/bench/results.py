@@ -1,12 +1,12 @@
-"""The folder of a benchmark: runs as they come, so that a killed one resumes, and what they show.
+"""The folder of a benchmark: runs as they come, so that it resumes, and what they sum up to.
 
 run.json         what was measured, on what, and the command
-programs.jsonl   what it took to compile each method, at each temperature and size of batch
-samples.jsonl    one line per timed run
-bandwidth.jsonl  what the device read per second meanwhile
+programs.jsonl   what each method took to compile, at each temperature and batch size
+samples.jsonl    one line per turn, with a timed run of every method
+bandwidth.jsonl  bytes per second that the device read meanwhile
 rows.jsonl       one line per method and kind of task: `Measurement`
-texts.jsonl      of the first prompt of each kind, how each token of each method came
-traces.json      the parts of the rounds, where they were asked for
+texts.jsonl      the first prompt of each kind: which tokens of each method were drafted
+traces.json      the parts of the rounds, if they were asked for
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from specjax.bench.measure import Batch, Program, Sample, Text
+from specjax.bench.measure import Batch, GeneratedText, Program, Request, Sample
 from specjax.bench.summary import Measurement
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable, writable, writable_folder
@@ -24,68 +24,58 @@ from specjax.core.files import expand_user, read_json, readable, writable, writa
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS, TEXTS = "bandwidth.jsonl", "rows.jsonl", "texts.jsonl"
 TRACES = "traces.json"
-COMMAND = "command"  # of run.json: the first start decides
-WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "oracle.json")  # what a report shows beside these
-
-
+COMMAND = "command"  # of run.json: that of the first start is kept
+WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "oracle.json")  # the report shows these too
+RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 TEXT_FIELDS = ("temperature", "num_rows", "method", "kind", "prompt", "pieces", "from_draft")
 Made = TypeVar("Made")
+Convert = Callable[[dict[str, Any]], Made]
 
 
 class Stage(NamedTuple):
-    """What is measured together: its methods share prompts, noise and size of batch."""
+    """Runs that are measured together: they share prompts, noise and batch size."""
 
     temperature: float
     num_rows: int
 
+    def __str__(self) -> str:
+        return f"T={self.temperature:g}, batch {self.num_rows}"
+
 
 @dataclass(frozen=True)
 class Results:
-    """The folder, open for more runs of one benchmark."""
+    """The folder, open for more turns of one benchmark."""
 
     folder: Path
 
     def programs(self, stage: Stage) -> dict[str, Program]:
-        """What is known of the methods' programs."""
-        found = _converted(self.folder / PROGRAMS, _program)
-        return {method: program for of_stage, method, program in found if of_stage == stage}
+        """Returns what is known of the methods' programs."""
+        return dict(self._of_stage(PROGRAMS, stage, _program))
 
     def add_programs(self, stage: Stage, programs: Mapping[str, Program]) -> None:
-        """Keeps what it took to compile each method."""
+        """Keeps what each method took to compile."""
         for method, program in programs.items():
-            self._append(PROGRAMS, {**stage._asdict(), "method": method, **program._asdict()})
+            self._append(PROGRAMS, stage, {"method": method, **program._asdict()})
 
     def samples(self, stage: Stage, batches: Sequence[Batch]) -> list[Sample]:
-        """The runs that were finished; `batches` are those of the run."""
+        """Returns the finished runs; `batches` are those of the benchmark."""
+        turns = self._of_stage(SAMPLES, stage, lambda line: _turn(line, batches[line["number"]]))
+        return [sample for turn in turns for sample in turn]
 
-        def convert(line: Mapping[str, Any]) -> Sample | None:
-            return _sample(line, batches) if _stage(line) == stage else None
-
-        return [each for each in _converted(self.folder / SAMPLES, convert) if each is not None]
-
-    def drop_partial_turns(self, stage: Stage, methods: Iterable[str]) -> None:
-        """Takes away the runs of turns that not all methods had: pairs come from one start."""
-        found: dict[tuple[Stage, int, int], set[str]] = {}
-        lines = list(_converted(self.folder / SAMPLES, lambda line: (_turn(line), line)))
-        for turn, line in lines:
-            found.setdefault(turn, set()).add(line["method"])
-        partial = {turn for turn in found if turn[0] == stage and found[turn] < set(methods)}
-        if partial:
-            kept = [line for turn, line in lines if turn not in partial]
-            replace_lines(self.folder / SAMPLES, kept)
-
-    def add_sample(self, stage: Stage, sample: Sample) -> None:
-        """Keeps one run, at once."""
-        self._append(SAMPLES, {**stage._asdict(), **_values(sample)})
+    def add_turn(self, stage: Stage, turn: Sequence[Sample]) -> None:
+        """Keeps the runs of one turn at once; the prompts are known by the batch's number."""
+        first = turn[0]
+        values = {"number": first.number, "repeat": first.repeat, "kind": first.batch[0].kind}
+        self._append(SAMPLES, stage, values | {"runs": [_run_values(each) for each in turn]})
 
     def bandwidth(self, stage: Stage) -> float | None:
-        """Bytes per second that the device read while the stage was measured: the median."""
-        found = [value for of_stage, value in _bandwidths(self.folder) if of_stage == stage]
+        """Returns the median of the bytes per second that the device read during the stage."""
+        found = self._of_stage(BANDWIDTH, stage, _bandwidth)
         return median(found) if found else None
 
     def add_bandwidth(self, stage: Stage, bytes_per_second: float) -> None:
         """Keeps what the device has just read."""
-        self._append(BANDWIDTH, {**stage._asdict(), "bytes_per_second": bytes_per_second})
+        self._append(BANDWIDTH, stage, {"bytes_per_second": bytes_per_second})
 
     def write_rows(self, rows: Iterable[Measurement]) -> None:
         """Replaces the rows."""
@@ -105,14 +95,20 @@ class Results:
         """Keeps the parts of the rounds."""
         _write(self.folder / TRACES, json.dumps(values, indent=1) + "\n")
 
-    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+    def _append(self, name: str, stage: Stage, values: Mapping[str, Any]) -> None:
         path = self.folder / name
         with writable(path), path.open("a", encoding="utf-8") as file:
-            print(json.dumps(values), file=file, flush=True)
+            print(json.dumps({**stage._asdict(), **values}), file=file, flush=True)
+
+    def _of_stage(self, name: str, stage: Stage, convert: Convert[Made]) -> list[Made]:
+        found = _converted(
+            self.folder / name, lambda line: [convert(line)] if _stage(line) == stage else []
+        )
+        return [value for values in found for value in values]
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, which can be written to and holds nothing but a benchmark's results.
+    """Makes the folder of a benchmark, or opens an existing one.
 
     Raises:
         SpecjaxError: if it cannot be written, or holds something else.
@@ -127,12 +123,12 @@ def make_folder(folder: Path) -> Path:
 
 
 def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
-    """The results in `folder`: new ones, or those of a run of the same that was stopped.
+    """Opens new results, or those of an interrupted run of the same benchmark.
 
-    A last line that was cut off in the middle is taken away.
+    A last line that was cut off in the middle is removed.
 
     Args:
-        folder: that of `make_folder`.
+        folder: from `make_folder`.
         about: what decides the figures; it is kept in run.json.
 
     Raises:
@@ -142,17 +138,12 @@ def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
     now = json.loads(json.dumps(about))
     if (folder / SAMPLES).is_file():
         before = read_json(path)
-        others = [
-            name
-            for name in {**before, **now}
-            if name != COMMAND and before.get(name) != now.get(name)
-        ]
-        if others:
-            name = others[0]
-            raise SpecjaxError(
-                f"{folder} holds another benchmark ({name} was {before.get(name)!r}, now "
-                f"{now.get(name)!r}); name another folder, or delete this one"
-            )
+        for name in {**before, **now}:
+            if name != COMMAND and before.get(name) != now.get(name):
+                raise SpecjaxError(
+                    f"{folder} holds another benchmark ({name} was {before.get(name)!r}, now "
+                    f"{now.get(name)!r}); name another folder, or delete this one"
+                )
         for name in (PROGRAMS, SAMPLES, BANDWIDTH):
             _drop_cut_line(folder / name)
         return Results(folder)
@@ -163,8 +154,8 @@ def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a folder holds for those who only read."""
+class FinishedResults:
+    """The content of a folder, for those who only read it."""
 
     about: Mapping[str, Any]  # run.json, and the bandwidth: the median over all stages
     rows: Sequence[Measurement]
@@ -172,8 +163,8 @@ class Found:
     traces: Mapping[str, Any]
 
 
-def read_results(folder: Path) -> Found:
-    """What a finished or interrupted benchmark has left.
+def read_results(folder: Path) -> FinishedResults:
+    """Reads what a finished or interrupted benchmark has left.
 
     Raises:
         SpecjaxError: if there is no such benchmark, it has no rows yet, or a file is damaged.
@@ -189,9 +180,25 @@ def read_results(folder: Path) -> Found:
     if traces and not {"temperature", "methods"} <= set(traces):
         raise SpecjaxError(f"{folder / TRACES} is damaged; delete it and repeat the command")
     texts = _converted(folder / TEXTS, lambda line: {name: line[name] for name in TEXT_FIELDS})
-    if bandwidths := [value for _, value in _bandwidths(folder)]:
+    if bandwidths := list(_converted(folder / BANDWIDTH, _bandwidth)):
         about["bandwidth"] = median(bandwidths)
-    return Found(about, rows, list(texts), traces)
+    return FinishedResults(about, rows, list(texts), traces)
+
+
+def read_samples(folder: Path) -> dict[Stage, list[Sample]]:
+    """Reads all timed runs; their batches hold the kind of task in place of the prompts.
+
+    Raises:
+        SpecjaxError: if the file is damaged.
+    """
+
+    def convert(line: dict[str, Any]) -> tuple[Stage, list[Sample]]:
+        return _stage(line), _turn(line, (Request(line["kind"], ()),))
+
+    found: dict[Stage, list[Sample]] = {}
+    for stage, turn in _converted(expand_user(folder) / SAMPLES, convert):
+        found.setdefault(stage, []).extend(turn)
+    return found
 
 
 def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -199,16 +206,8 @@ def replace_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     _write(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a process may be killed while it writes."""
-    partial = path.with_name(f".{path.name}")
-    with writable(path):
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-
-
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; none if there is no file.
+    """Yields the objects of a file of JSON lines; none if there is no file.
 
     Raises:
         SpecjaxError: with file and line, for a line that is no JSON object.
@@ -221,28 +220,35 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            values = json.loads(line)
+            values, reason = json.loads(line), "it is no JSON object"
         except ValueError as error:
             values, reason = None, str(error)
-        else:
-            reason = "it is no JSON object"
         if not isinstance(values, dict):
-            raise SpecjaxError(
-                f"{path}:{number} is damaged ({reason}); delete this line and measure again"
-            )
+            raise _damaged(path, number, reason)
         yield values
 
 
-def _converted(path: Path, convert: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
-    """Every line as `convert` makes it; one that it cannot is told."""
+def _converted(path: Path, convert: Convert[Made]) -> Iterator[Made]:
+    """Yields `convert` of every line; an error names the line."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield convert(line)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise SpecjaxError(
-                f"{path}:{number} is damaged ({type(error).__name__}: {error}); delete this line "
-                "and measure again"
-            ) from None
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise _damaged(path, number, f"{type(error).__name__}: {error}") from None
+
+
+def _damaged(path: Path, number: int, reason: str) -> SpecjaxError:
+    return SpecjaxError(
+        f"{path}:{number} is damaged ({reason}); delete this line and measure again"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes all or nothing: the process may be killed meanwhile."""
+    partial = path.with_name(f".{path.name}")
+    with writable(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
 
 
 def _drop_cut_line(path: Path) -> None:
@@ -256,22 +262,12 @@ def _stage(line: Mapping[str, Any]) -> Stage:
     return Stage(line["temperature"], line["num_rows"])
 
 
-def _turn(line: Mapping[str, Any]) -> tuple[Stage, int, int]:
-    return _stage(line), line["number"], line["repeat"]
+def _bandwidth(line: Mapping[str, Any]) -> float:
+    return float(line["bytes_per_second"])
 
 
-def _bandwidths(folder: Path) -> Iterator[tuple[Stage, float]]:
-    return _converted(
-        folder / BANDWIDTH, lambda line: (_stage(line), float(line["bytes_per_second"]))
-    )
-
-
-def _program(line: Mapping[str, Any]) -> tuple[Stage, str, Program]:
-    return (
-        _stage(line),
-        line["method"],
-        Program(**{name: line[name] for name in Program._fields}),
-    )
+def _program(line: Mapping[str, Any]) -> tuple[str, Program]:
+    return line["method"], Program(**{name: line[name] for name in Program._fields})
 
 
 def _row(line: Mapping[str, Any]) -> Measurement:
@@ -279,28 +275,35 @@ def _row(line: Mapping[str, Any]) -> Measurement:
     for name, value in values.items():
         values[name] = tuple(value) if isinstance(value, list) else value
     for name in ("ratio", "tokens_per_second", "mean_accepted_length", "temperature", "batch"):
-        float(values[name])  # a TypeError tells of the line
+        float(values[name])  # a TypeError is reported with its line
     return Measurement(**values)
 
 
-def _values(sample: Sample) -> dict[str, Any]:
-    """A run in JSON's terms; the prompts are known by the number of the batch."""
+def _run_values(sample: Sample) -> dict[str, Any]:
+    """Returns what a line tells of one run, besides its turn."""
     texts = [
         text._asdict() | {"from_draft": "".join(map(str, map(int, text.from_draft)))}
         for text in sample.texts
     ]
-    return sample._asdict() | {"batch": sample.batch[0].kind, "texts": texts}
+    return {name: getattr(sample, name) for name in RUN_FIELDS} | {"texts": texts}
 
 
-def _sample(line: Mapping[str, Any], batches: Sequence[Batch]) -> Sample:
-    texts = [
-        Text(
-            tuple(text["tokens"]),
-            text["rounds"],
-            tuple(text["accepted_lengths"]),
-            tuple(flag == "1" for flag in text["from_draft"]),
+def _turn(line: Mapping[str, Any], batch: Batch) -> list[Sample]:
+    turn = {"batch": batch, "number": line["number"], "repeat": line["repeat"]}
+    return [
+        Sample(
+            **turn,
+            **{name: values[name] for name in RUN_FIELDS},
+            texts=tuple(_text(text) for text in values["texts"]),
         )
-        for text in line["texts"]
+        for values in line["runs"]
     ]
-    values = {name: line[name] for name in Sample._fields}
-    return Sample(**values | {"batch": batches[line["number"]], "texts": tuple(texts)})
+
+
+def _text(values: Mapping[str, Any]) -> GeneratedText:
+    return GeneratedText(
+        tuple(values["tokens"]),
+        values["rounds"],
+        tuple(values["accepted_lengths"]),
+        tuple(flag == "1" for flag in values["from_draft"]),
+    )

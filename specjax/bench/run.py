@@ -1,17 +1,30 @@
-"""`specjax bench`: measures methods on tasks and tells what they gain over plain decoding."""
+"""Runs a benchmark: measures methods on tasks and sums up what they gain over plain decoding."""
 
-from collections.abc import Callable, Sequence
+import json
+import shlex
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 
-from specjax.bench.about import about
-from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
+from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
 from specjax.bench.contestants import OwnMethod, make_contestants
-from specjax.bench.measure import Contestant, Request, batches_of, measure, warm_up
+from specjax.bench.measure import (
+    Contestant,
+    Request,
+    Sample,
+    batches_of,
+    measure,
+    measure_turns,
+    warm_up,
+    watched,
+)
 from specjax.bench.options import (
     ALL_METHODS,
     BenchOptions,
@@ -22,28 +35,28 @@ from specjax.bench.options import (
     temperatures_in,
 )
 from specjax.bench.peers import check_peer
-from specjax.bench.progress import watched
-from specjax.bench.report import show
-from specjax.bench.requests import requests_of
+from specjax.bench.report.terminal import show
 from specjax.bench.results import Results, Stage, make_folder, open_results
-from specjax.bench.rounds import told, trace
-from specjax.bench.summary import Judge, Measurement, exactly, summarise, whole
-from specjax.bench.tasks import read_tasks
-from specjax.bench.texts import texts_of
+from specjax.bench.rounds import trace, trace_values
+from specjax.bench.summary import Compare, Measurement, exactly, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError
+from specjax.core.provenance import machine, revision, versions
+from specjax.core.text import token_texts
 from specjax.hub import LoadedTarget
-from specjax.methods import METHODS, check_settings
+from specjax.methods import check_settings
+from specjax.models.fingerprint import fingerprint
+from specjax.tasks import read_tasks, requests_of
 from specjax.training.distillation import answers_of
 
 NUM_DRAWN = 5  # rounds of a method that a report draws over time
+LONGEST_PROMPT = 600  # characters of a prompt's end that are kept
 
 
 def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) -> list[Measurement]:
-    """Measures, prints a table per temperature and size of batch, and returns all their rows.
+    """Measures, prints a table per temperature and batch size, and returns all rows.
 
-    When it is interrupted, what is complete is shown and kept; the same options and folder go on
-    from there.
+    When it is interrupted, complete turns are shown and kept; the same options and folder resume.
 
     Args:
         load_target: calls `specjax.load`, once all that needs no target has been checked.
@@ -64,21 +77,21 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
         answer = answers_of(target, options.max_new_tokens)
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
         results = open_results(folder, about(target, options, requests))
-        bench = Bench(target, options, requests, results)
+        benchmark = Benchmark(target, options, requests, results)
         rows = []
         try:
-            for stage in bench.stages:
-                bench.measure(stage)
+            for stage in benchmark.stages:
+                benchmark.measure(stage)
                 jax.clear_caches()  # a process may hold only so many compiled programs
         finally:
-            rows = bench.conclude()
+            rows = benchmark.conclude()
         if options.trace:
-            bench.trace()
+            benchmark.trace()
     return rows
 
 
 def check(options: BenchOptions) -> None:
-    """Raises SpecjaxError for what cannot be served whatever the target is."""
+    """Raises SpecjaxError for options that cannot be served, whatever the target is."""
     for name in ("runs", "limit", "max_new_tokens"):
         if getattr(options, name) < 1:
             raise SpecjaxError(
@@ -102,8 +115,45 @@ def check(options: BenchOptions) -> None:
     sources_in(options.drafter)
 
 
+def about(
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request]
+) -> dict[str, Any]:
+    """Describes a benchmark: target, device, prompts, methods, settings, versions, command.
+
+    It is resumed only if all of this but the command is the same.
+
+    Raises:
+        SpecjaxError: for a method that this target cannot have.
+    """
+    stage = Stage(temperatures_in(options.temperature)[0], 1)
+    own = _own_methods(target, options, requests, stage)
+    prompts = json.dumps([(request.kind, request.ids) for request in requests])
+    return {
+        "target": target.name,
+        "fingerprint": fingerprint(target.config, target.params),
+        "dtype": str(target.dtype),
+        "device": jax.devices()[0].device_kind,
+        "machine": machine(),
+        "tasks": options.tasks,
+        "num_prompts": len(requests),
+        "prompts": f"{zlib.crc32(prompts.encode()):08x}",
+        "padded_length": own[0].padded_length,
+        "methods": {each.name: each.settings for each in own},
+        "peers": options.peers,
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "batch": options.batch,
+        "verification": options.verification,
+        "runs": options.runs,
+        "seed": options.seed,
+        "versions": versions(),
+        "revision": revision(),
+        "command": shlex.join(["specjax", *sys.argv[1:]]),
+    }
+
+
 @dataclass(frozen=True)
-class Bench:
+class Benchmark:
     """One benchmark; its stages share target, prompts and options."""
 
     target: LoadedTarget
@@ -113,7 +163,7 @@ class Bench:
 
     @property
     def stages(self) -> list[Stage]:
-        """Every temperature with every size of batch."""
+        """Every temperature with every batch size."""
         return [
             Stage(temperature, num_rows)
             for temperature in temperatures_in(self.options.temperature)
@@ -124,97 +174,106 @@ class Bench:
         """Runs what is not among the results yet, and adds it to them."""
         batches = batches_of(self.requests, stage.num_rows)
         contestants = make_contestants(self.target, self.options, self.requests, stage)
-        self.results.drop_partial_turns(stage, [each.name for each in contestants])
-        samples = self.results.samples(stage, batches)
-        seen = {(each.method, each.number, each.repeat) for each in samples}
-        total = len(contestants) * len(batches) * self.options.runs
-        if len(seen) == total:
+        known = {sample.turn for sample in self.results.samples(stage, batches)}
+        num_missing = len(batches) * self.options.runs - len(known)
+        if not num_missing:
             return
-        title = f"T={stage.temperature:g}, batch {stage.num_rows}"
-        known = self.results.programs(stage)
-        for contestant in watched(contestants, f"{title}: compiling", len(contestants)):
+        known_programs = self.results.programs(stage)
+        for contestant in watched(contestants, f"{stage}: compiling", len(contestants)):
             fresh = warm_up([contestant], batches[0])
-            if contestant.name not in known:
+            if contestant.name not in known_programs:
                 self.results.add_programs(stage, fresh)
-        fresh = measure(
+        turns = measure_turns(
             contestants,
             batches,
             self.options.runs,
-            lambda *run: run in seen,
+            known,
             lambda: self.results.add_bandwidth(stage, read_bandwidth()),
         )
-        for sample in watched(fresh, f"{title}: measuring", total - len(seen)):
-            self.results.add_sample(stage, sample)
+        for turn in watched(turns, f"{stage}: measuring", num_missing):
+            self.results.add_turn(stage, turn)
 
     def conclude(self) -> list[Measurement]:
-        """Shows and keeps the rows and texts of all turns that are complete."""
-        rows, texts = [], []
-        tokenizer = self.target.require_tokenizer()
+        """Shows and keeps the rows and texts of all turns so far."""
         found, num_missing = {}, 0
         for stage in self.stages:
             batches = batches_of(self.requests, stage.num_rows)
-            samples = self.results.samples(stage, batches)
-            found[stage] = whole(samples, self.results.programs(stage))
+            found[stage] = self.results.samples(stage, batches)
             num_turns = len({sample.turn for sample in found[stage]})
             num_missing += len(batches) * self.options.runs - num_turns
+        rows, texts = [], []
+        tokenizer = self.target.require_tokenizer()
         for stage, samples in found.items():
-            if not samples:
-                continue
-            programs = self.results.programs(stage)
-            bandwidth = self.results.bandwidth(stage)
-            sampling = sampling_of(self.options, stage.temperature)
-            options = self.options
-            judge = NearTies(self.target, sampling, options.seed, options.max_new_tokens)
-            of_stage = [
-                replace(
-                    with_bandwidth_share(row, self.target, bandwidth),
-                    num_missing=num_missing,
-                )
-                for row in summarise(samples, programs, judge, stage.temperature)
-            ]
-            show(of_stage, options.runs, bandwidth, sampling)
-            rows += of_stage
-            texts += texts_of(stage, samples, tokenizer)
+            if samples:
+                of_stage = [
+                    replace(row, num_missing=num_missing) for row in self._rows(stage, samples)
+                ]
+                sampling = sampling_of(self.options, stage.temperature)
+                show(of_stage, self.options.runs, self.results.bandwidth(stage), sampling)
+                rows += of_stage
+                texts += texts_of(stage, samples, tokenizer)
         if rows:
             self.results.write_rows(rows)
             self.results.write_texts(texts)
         return rows
+
+    def _rows(self, stage: Stage, samples: Sequence[Sample]) -> list[Measurement]:
+        sampling = sampling_of(self.options, stage.temperature)
+        compare = NearTies(self.target, sampling, self.options.seed, self.options.max_new_tokens)
+        programs, bandwidth = self.results.programs(stage), self.results.bandwidth(stage)
+        return [
+            with_bandwidth_share(row, self.target, bandwidth)
+            for row in summarise(samples, programs, compare, stage.temperature)
+        ]
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
         if self.results.has_traces:
             return
         stage = Stage(self.stages[0].temperature, 1)
-        without_peers = replace(self.options, peers="")
-        made = make_contestants(self.target, without_peers, self.requests, stage)
-        own = [each for each in made if isinstance(each, OwnMethod)]
-        prompts = [self.requests[0].ids, self.requests[-1].ids]
-        traces = trace(own, prompts, watched)
-        self.results.write_traces({"temperature": stage.temperature, **told(traces, NUM_DRAWN)})
+        own = _own_methods(self.target, self.options, self.requests, stage)
+        traces = trace(own, [self.requests[0].ids, self.requests[-1].ids])
+        values = {"temperature": stage.temperature, **trace_values(traces, NUM_DRAWN)}
+        self.results.write_traces(values)
 
 
-def compare(
+def compare_in_turn(
     contestants: Sequence[Contestant],
     requests: Sequence[Request],
     num_runs: int,
-    judge: Judge = exactly,
+    compare: Compare = exactly,
     num_rows: int = 1,
 ) -> list[Measurement]:
-    """The rows of a benchmark at one temperature, kept nowhere.
+    """Measures at one temperature and returns the rows, kept nowhere.
 
     Requests of one kind stand together, and plain decoding is among the contestants.
     """
     batches = batches_of(requests, num_rows)
     programs = warm_up(contestants, batches[0])
-    return summarise(list(measure(contestants, batches, num_runs)), programs, judge)
+    return summarise(measure(contestants, batches, num_runs), programs, compare)
 
 
-def with_bandwidth_share(
-    row: Measurement, target: LoadedTarget, bandwidth: float | None
-) -> Measurement:
-    """The row with the share of `bandwidth`, bytes per second, that its rounds must read."""
-    # A peer has weights of its own, and may run elsewhere.
-    if bandwidth is None or row.method not in METHODS or row.decode_seconds is None:
-        return row
-    num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes
-    return replace(row, bandwidth_share=num_bytes / row.decode_seconds / bandwidth)
+def texts_of(stage: Stage, samples: Sequence[Sample], tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Yields the text of every method for the first prompt of each kind, token by token."""
+    seen = set()
+    for sample in sorted(samples, key=lambda each: each.number):
+        kind, text = sample.batch[0].kind, sample.texts[0]
+        is_known = len(text.from_draft) == len(text.tokens)
+        if (sample.method, kind) in seen or not is_known:
+            continue
+        seen.add((sample.method, kind))
+        yield {
+            **stage._asdict(),
+            "method": sample.method,
+            "kind": kind,
+            "prompt": tokenizer.decode(sample.batch[0].ids)[-LONGEST_PROMPT:],
+            "pieces": token_texts(tokenizer, text.tokens),
+            "from_draft": list(text.from_draft),
+        }
+
+
+def _own_methods(
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
+) -> list[OwnMethod]:
+    made = make_contestants(target, replace(options, peers=""), requests, stage)
+    return [each for each in made if isinstance(each, OwnMethod)]

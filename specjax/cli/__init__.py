@@ -13,13 +13,13 @@ import tyro
 
 from specjax import __version__
 from specjax.cli.attribute import Attribute
-from specjax.cli.bench import Bench
+from specjax.cli.bench import BenchCommand
 from specjax.cli.convert import Convert
 from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
 from specjax.cli.methods import Methods
-from specjax.cli.report import Report
+from specjax.cli.report import ReportCommand
 from specjax.cli.train import Train
 from specjax.cli.tune import Tune
 from specjax.core.errors import exit_code
@@ -30,8 +30,8 @@ Start with `specjax generate --compare`. `specjax --version` prints the version.
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
+    | Annotated[ReportCommand, tyro.conf.subcommand("report")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[DatastoreCommand, tyro.conf.subcommand("datastore")]

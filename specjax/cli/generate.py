@@ -1,4 +1,4 @@
-"""`specjax generate`: text from a prompt, and how fast it came."""
+"""`specjax generate`: text from a prompt, and its speed."""
 
 import sys
 from dataclasses import dataclass
@@ -19,83 +19,82 @@ NUM_PAIRS = 3  # interleaved runs per method with --compare
 
 @dataclass(frozen=True)
 class Generate:
-    """Generate text with a drafting method; it says what plain decoding would say, in less time.
+    """Generate text with a drafting method: plain decoding's text, in less time.
 
-    Without a prompt it runs an embedded example. The speed is that of one run, in which prefill
-    counts and compiling does not; on a terminal, where the text appears as it comes, that of a
-    second run. With --compare, both methods run three times in turn.
+    Without a prompt it runs an embedded example. The reported speed is that of one run, prefill
+    included, compilation excluded; on a terminal, which streams the text, that of a second run.
+    With --compare, both methods run three times in turn.
     """
 
     prompt: Annotated[Positional[str | None], arg(metavar="PROMPT")] = None
-    """Text to continue, taken as it stands."""
+    """Text to continue, used exactly as given."""
     prompt_file: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A UTF-8 file with the text to continue, taken as it stands, last newline included."""
+    """A UTF-8 file with the text to continue, used exactly, last newline included."""
     prompt_ids: Annotated[str | None, arg(metavar="1,2,3")] = None
     """Token ids to continue, with commas between."""
     chat: bool = False
     """The prompt is a message: use the tokenizer's chat template, or Vicuna's if it has none."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, or a hub id."""
     method: str = "pld"
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
     """A setting of the method, such as num_tokens=20."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """What the method reads, if anything: for rest a datastore; for draft-model a draft, for the
-    methods with a head that head or the run of `specjax train` (also hub ids); by default pocket's
-    own."""
+    """What the method reads: a datastore (rest), a draft model (draft-model), or a head or the run
+    of `specjax train` (methods with a head); hub ids work too. By default pocket's own."""
     tuned: Annotated[Path | None, arg(metavar="FILE")] = None
     """Settings that `specjax tune` found; by default those beside the target, if any."""
     max_new_tokens: int = 256
-    """Stop after so many new tokens, if the text has not ended before."""
+    """The maximum number of new tokens."""
     temperature: float = 0.0
-    """0 takes the most likely token; above, tokens are drawn."""
+    """0 is greedy; above 0, tokens are sampled."""
     top_k: Annotated[int | None, arg(metavar="K")] = None
-    """Draw from the K most likely tokens only."""
+    """Sample from the K most likely tokens only."""
     top_p: float = 1.0
-    """Draw from the smallest set of tokens that is together this likely."""
+    """Sample from the smallest set of tokens with this total probability."""
     seed: int = 0
-    """Decides what is drawn."""
+    """The seed for sampling."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
-    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
-    typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever
-    is likely enough."""
+    """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
+    typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
+    that is likely enough."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
     compare: bool = False
     """Also run plain decoding, in turn with the method, and compare."""
     attribute: bool = False
-    """Also tell which part of the prompt each part of the output was copied from."""
+    """Also print which part of the prompt each part of the output was copied from."""
     attribute_html: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write a page with prompt and output side by side; pointing at a copy shows its source."""
+    """Write a page with prompt and output side by side; hovering over a copy shows its source."""
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print only one JSON object."""
 
     def run(self) -> None:
-        """Generates, measures and prints."""
+        """Generates, measures and prints the results."""
         source = read_source(self.prompt, self.prompt_file, self.prompt_ids, self.chat)
-        from specjax.cli.generate_report import Report
-        from specjax.cli.measure import measure
+        from specjax.cli.generate_report import GenerateOutput
+        from specjax.cli.measure import time_in_turn
 
-        report = Report(self.json)
+        output = GenerateOutput(self.json)
         job = self._job(source)
-        report.source(source)
-        stream_seconds = report.stream(job) if report.is_live else 0.0
-        with report.busy("measuring"):
+        output.source(source)
+        stream_seconds = output.stream(job) if output.is_live else 0.0
+        with output.busy("measuring"):
             jobs = [job, job.with_plain()] if self.compare else [job]
-            tell = partial(report.text, job) if report.is_plain else None
-            results = measure(jobs, NUM_PAIRS if self.compare else 1, tell)
-        report.warn(job, results)
+            show = partial(output.text, job) if output.is_plain else None
+            results = time_in_turn(jobs, NUM_PAIRS if self.compare else 1, show)
+        output.warn(job, results)
         if self.json:
-            report.json(job, results, self.attribute)
+            output.json(job, results, self.attribute)
         else:
             if self.attribute:
-                report.sources(job, results[0])
-            report.figures(job, results, stream_seconds)
+                output.sources(job, results[0])
+            output.figures(job, results, stream_seconds)
         if self.attribute_html is not None:
-            report.page(job, results[0], self.attribute_html)
+            output.page(job, results[0], self.attribute_html)
 
     def _check_attribution(self) -> None:
         from specjax.core.files import expand_user
@@ -111,12 +110,13 @@ class Generate:
             raise SpecjaxError(f"--attribute-html {page}: its folder does not exist; make it first")
 
     def _job(self, source: Source) -> "Job":
-        """The request, checked as far as possible before the target loads."""
+        """Returns the request; options are checked before the target loads."""
         from specjax.cli.environment import use_compilation_cache
         from specjax.cli.measure import Job
         from specjax.cli.prompts import tokenize
         from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
+        from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
         from specjax.hub import load
         from specjax.loading import auto_choice, load_drafter
@@ -134,11 +134,9 @@ class Generate:
             print(auto_choice(target, self.tuned), file=sys.stderr)
         return Job(
             method=self.method,
-            drafter=drafter,
+            engine=Engine(target.model, drafter, sampling, self.max_new_tokens, target.eos),
             params=Params(target.params, drafter_params),
             target=target,
             prompt=tokenize(source, target),
             seed=self.seed,
-            sampling=sampling,
-            max_new_tokens=self.max_new_tokens,
         )

@@ -1,4 +1,4 @@
-"""What `specjax generate` prints: results on stdout, everything else on stderr."""
+"""Prints the output of `specjax generate`: results on stdout, everything else on stderr."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rich.text import Text
 from specjax.bench.acceptance import advice, is_useless
 from specjax.bench.measure import PLAIN
 from specjax.cli.example import INSTRUCTION
-from specjax.cli.measure import Job, Measured
+from specjax.cli.measure import Job, TimedText
 from specjax.cli.prompts import Source
 from specjax.cli.sources import show_sources, spans_in_prompt, write_page
 from specjax.cli.text import DRAFTED, show_live
@@ -28,7 +28,7 @@ def _console(stderr: bool = False) -> Console:
 
 
 @dataclass(frozen=True)
-class Report:
+class GenerateOutput:
     """The output of one command."""
 
     is_json: bool
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def is_live(self) -> bool:
-        """Whether the text is shown as it comes."""
+        """Whether the text is streamed."""
         return self.output.is_terminal and not self.is_json
 
     @property
@@ -46,20 +46,20 @@ class Report:
         return not self.is_live and not self.is_json
 
     def busy(self, doing: str) -> AbstractContextManager[Any]:
-        """A sign of life on a terminal; few redraws, so that what is timed is left in peace."""
+        """Shows a status on a terminal; redrawn rarely, it does not disturb timing."""
         if not self.notes.is_terminal:
             return nullcontext()
         return self.notes.status(f"{doing} ...", refresh_per_second=2)
 
     def source(self, source: Source) -> None:
-        """Says so if the prompt is the example, which the user has not seen."""
+        """Prints the instruction of the example, if that is the prompt."""
         if source.is_example and not self.is_json:
             self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
 
     def stream(self, job: Job) -> float:
-        """Shows the text as it comes, and returns the seconds that compiling took."""
+        """Streams the text, and returns the seconds that compiling took."""
         with self.busy("compiling"):
-            seconds = job.compile_stream()
+            seconds = job.compile()
         if self.output.color_system is not None and not self.output.no_color:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
@@ -67,15 +67,15 @@ class Report:
         return seconds
 
     def text(self, job: Job, tokens: Sequence[int]) -> None:
-        """Prints the finished text at once, and nothing but the text."""
+        """Prints the finished text and nothing else."""
         self.output.file.write(decode(job.target.tokenizer, tokens) + "\n")
         self.output.file.flush()
 
-    def figures(self, job: Job, results: Sequence[Measured], stream_seconds: float) -> None:
+    def figures(self, job: Job, results: Sequence[TimedText], stream_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
         compiling = stream_seconds + sum(result.compile_seconds for result in results)
         not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
-        timed = "timed in a run of its own; " if self.is_live else ""
+        timed = "timed in a separate run; " if self.is_live else ""
         if len(results) == 2:
             self.output.print(_table(results))
             self.output.print(_comparison(job, *results))
@@ -89,43 +89,47 @@ class Report:
         )
         self.notes.print(f"{timed}{not_counted}")
 
-    def warn(self, job: Job, results: Sequence[Measured]) -> None:
-        """Says so if a drafter was of no use, or the text is not the target's own."""
-        if job.sampling.is_lossy and any(result.method != PLAIN for result in results):
+    def warn(self, job: Job, results: Sequence[TimedText]) -> None:
+        """Warns if almost nothing was accepted, or if the text is not lossless."""
+        if job.engine.sampling.is_lossy and any(result.method != PLAIN for result in results):
             self.notes.print(LOSSY, style="bold red")
         for result in results:
             if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
-                told = advice(result.mean_accepted_length, result.rounds)
-                self.notes.print(f"{result.method}: {told}", style="bold red")
+                text = advice(result.mean_accepted_length, result.rounds)
+                self.notes.print(f"{result.method}: {text}", style="bold red")
 
-    def sources(self, job: Job, result: Measured) -> None:
+    def sources(self, job: Job, result: TimedText) -> None:
         """Prints which part of the prompt each part of the output repeats."""
         spans = spans_in_prompt(result.source, len(job.prompt_ids))
         show_sources(job.target.tokenizer, result.tokens, spans, self.output)
 
-    def page(self, job: Job, result: Measured, path: Path) -> None:
-        """Writes the same as an HTML page."""
+    def page(self, job: Job, result: TimedText, path: Path) -> None:
+        """Writes the sources as an HTML page."""
         spans = spans_in_prompt(result.source, len(job.prompt_ids))
         write_page(path, job.target.tokenizer, job.prompt_ids, result.tokens, spans)
         self.notes.print(f"sources written to {path}")
 
-    def json(self, job: Job, results: Sequence[Measured], with_spans: bool) -> None:
+    def json(self, job: Job, results: Sequence[TimedText], with_spans: bool) -> None:
         """Prints one JSON object; a span is its start and end in the output, and its source."""
         values, *plain = [_fields(job, result) for result in results]
         if with_spans:
             values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
         if plain:
-            same = results[0].tokens == results[1].tokens if job.sampling.is_reproducible else None
+            same = (
+                results[0].tokens == results[1].tokens
+                if job.engine.sampling.is_reproducible
+                else None
+            )
             values |= {"plain": plain[0], "identical": same}
         self.output.file.write(json.dumps(values) + "\n")
 
 
-def _fields(job: Job, result: Measured) -> dict[str, Any]:
+def _fields(job: Job, result: TimedText) -> dict[str, Any]:
     tokenizer = job.target.tokenizer
     return {
         "method": result.method,
-        "verification": job.sampling.verification,
-        "is_lossy": job.sampling.is_lossy and result.method != PLAIN,
+        "verification": job.engine.sampling.verification,
+        "is_lossy": job.engine.sampling.is_lossy and result.method != PLAIN,
         "text": None if tokenizer is None else decode(tokenizer, result.tokens),
         "tokens": result.tokens,
         "num_new_tokens": len(result.tokens),
@@ -137,7 +141,7 @@ def _fields(job: Job, result: Measured) -> dict[str, Any]:
     }
 
 
-def _table(results: Sequence[Measured]) -> Table:
+def _table(results: Sequence[TimedText]) -> Table:
     table = Table("method", box=None, pad_edge=False)
     for title in ("tokens/s", "seconds", "accepted length"):
         table.add_column(title, justify="right")
@@ -151,18 +155,17 @@ def _table(results: Sequence[Measured]) -> Table:
     return table
 
 
-def _comparison(job: Job, result: Measured, plain: Measured) -> str:
+def _comparison(job: Job, result: TimedText, plain: TimedText) -> str:
     ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
-    if job.sampling.is_lossy:
+    if job.engine.sampling.is_lossy:
         return f"{ratio}; {LOSSY}"
-    if not job.sampling.is_reproducible:
-        return f"{ratio}; the tokens are equal in distribution only: rejection draws differently"
+    if not job.engine.sampling.is_reproducible:
+        return f"{ratio}; the tokens are equal in distribution only: rejection samples differently"
     if result.tokens == plain.tokens:
         return f"{ratio}; all {len(result.tokens)} tokens are equal"
     pairs = zip(result.tokens, plain.tokens, strict=False)
     num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    dtype = job.target.dtype(job.params.target)
     return (
         f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
-        f"close for {dtype} to tell apart"
+        f"close for {job.target.dtype} to rank"
     )

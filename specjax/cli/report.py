@@ -10,12 +10,11 @@ from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Write the results of `specjax bench --out DIR` as pages, in HTML and Markdown.
 
-    DIR/report.html is self-contained; DIR/report.md has its plots in files. They include whatever
-    `python -m specjax.bench.draft_lengths --out DIR` and `specjax tune pld-plus --plots DIR` have
-    written.
+    DIR/report.html is self-contained; DIR/report.md has its plots in files. They include the curves
+    that `specjax tune pld-plus --plots DIR` has written.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="DIR")]
@@ -30,9 +29,9 @@ class Report:
                 "a report needs matplotlib for its plots; run `pip install matplotlib`"
             )
 
-        from specjax.bench.pages.contents import read_contents
-        from specjax.bench.pages.html import write_page
-        from specjax.bench.pages.markdown import write_markdown
+        from specjax.bench.report.contents import read_contents
+        from specjax.bench.report.html import write_page
+        from specjax.bench.report.markdown import write_markdown
         from specjax.core.files import expand_user
 
         folder = expand_user(self.folder)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from specjax.attribution import Page, Span, sources_in_prompt, spans_of
 from specjax.core.files import expand_user, writable
-from specjax.core.text import GrowingText
+from specjax.core.text import token_texts
 
 
 def spans_in_prompt(source: Sequence[int], prompt_length: int) -> list[Span]:
@@ -41,13 +41,6 @@ def write_page(
     path = expand_user(path)
     with writable(path):
         path.write_text(page.html(), encoding="utf-8")
-
-
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds; a character belongs to the token that completes it."""
-    growing = GrowingText(tokenizer)
-    texts = [growing.add(token) for token in tokens]
-    return [*texts[:-1], texts[-1] + growing.finish()] if texts else []
 
 
 def _parts(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int, int | None]]:

@@ -16,6 +16,13 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     )
 
 
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """Returns the text that each token adds; a character belongs to the token that completes it."""
+    growing = GrowingText(tokenizer)
+    texts = [growing.add(token) for token in tokens]
+    return [*texts[:-1], texts[-1] + growing.finish()] if texts else []
+
+
 class GrowingText:
     """Decodes a text one token at a time; a character appears once all its bytes are there.
 

@@ -4,7 +4,7 @@ Nothing here asserts how long anything took.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -13,16 +13,22 @@ from rich.console import Console
 
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
-from specjax.bench.contestants import make_contestants
-from specjax.bench.measure import Program, Request, Text, batches_of, measure, warm_up
-from specjax.bench.memory import held, main
+from specjax.bench.checks import complaints
+from specjax.bench.contestants import OwnMethod, make_contestants
+from specjax.bench.measure import (
+    Contestant,
+    GeneratedText,
+    Program,
+    batches_of,
+    measure,
+    measure_turns,
+    warm_up,
+)
 from specjax.bench.options import BenchOptions, methods_in
-from specjax.bench.report import complaints, table
-from specjax.bench.requests import check_prompts, requests_of
-from specjax.bench.results import Stage, read_results
-from specjax.bench.run import compare, run_bench
-from specjax.bench.summary import ALL, Said, Verdict, summarise
-from specjax.bench.tasks import Task
+from specjax.bench.report.terminal import table
+from specjax.bench.results import Stage, read_results, read_samples
+from specjax.bench.run import compare_in_turn, run_bench
+from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.sampling import Sampling
@@ -30,6 +36,7 @@ from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.pocket.tokenizer import train_tokenizer
+from specjax.tasks import Request, Task, check_prompts, requests_of
 
 CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
 OPTIONS = BenchOptions(methods="pld,pld-plus", max_new_tokens=24, runs=2)
@@ -65,23 +72,18 @@ def requests():
     ]
 
 
-@dataclass
-class Liar:
+@dataclass(frozen=True, eq=False)
+class Liar(OwnMethod):
     """A contestant that changes the last token of all but the first answer."""
 
-    own: object
-    num_answers: int = 0
-    name = "liar"
-
-    def __getattr__(self, name):
-        return getattr(self.own, name)
+    answers: list = field(default_factory=list)
 
     def read(self, result):
-        self.num_answers += 1
-        texts = self.own.read(result)
-        is_lie = self.num_answers > 3  # two runs to warm up, and one
+        self.answers.append(result)
+        is_lie = len(self.answers) > 2  # one run to warm up, and one
         return tuple(
-            text._replace(tokens=(*text.tokens[:-1], text.tokens[-1] + is_lie)) for text in texts
+            text._replace(tokens=(*text.tokens[:-1], text.tokens[-1] + is_lie))
+            for text in super().read(result)
         )
 
 
@@ -101,7 +103,7 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
     target, requests, temperature, methods, num_rows
 ):
     contestants = contestants_of(target, requests, temperature, num_rows, methods=methods)
-    rows = compare(contestants, requests, OPTIONS.runs, num_rows=num_rows)
+    rows = compare_in_turn(contestants, requests, OPTIONS.runs, num_rows=num_rows)
     names = ["plain", *methods.split(",")]
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
@@ -126,8 +128,8 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
 def test_a_batch_says_what_its_prompts_say_alone(target, requests):
     """At temperature 0; and prefill and decoding together are all that generating takes."""
     _, alone = contestants_of(target, requests, methods="pld")
-    together = list(measure([alone], batches_of(requests, 2), num_runs=1))
-    singly = list(measure([alone], batches_of(requests), num_runs=1))
+    together = measure([alone], batches_of(requests, 2), num_runs=1)
+    singly = measure([alone], batches_of(requests), num_runs=1)
     texts = {sample.batch[0]: sample.texts[0].tokens for sample in singly}
     for sample in together:
         assert [text.tokens for text in sample.texts] == [texts[each] for each in sample.batch]
@@ -142,10 +144,10 @@ def test_batches_hold_one_kind_and_are_filled_up(requests):
     assert long == (*requests[2:], requests[2])
 
 
-class Counter:
+class Echo(Contestant):
     """A contestant that says what it is asked, in no time."""
 
-    dtype, most_rows, has_prefill = "float32", None, True
+    dtype = "float32"
 
     def __init__(self, name):
         self.name = name
@@ -163,28 +165,29 @@ class Counter:
         return state
 
     def read(self, result):
-        return tuple(Text(tuple(row), 1) for row in result)
+        return tuple(GeneratedText(tuple(row), 1) for row in result)
 
 
-def test_methods_take_shuffled_turns_and_runs_that_were_seen_are_left_out():
-    contestants = [Counter(name) for name in "abc"]
+def test_methods_take_shuffled_turns_and_known_ones_are_left_out():
+    contestants = [Echo(name) for name in "abc"]
     batches = batches_of([Request("", (1,)), Request("", (2,))])
-    samples = list(measure(contestants, batches, num_runs=3))
-    order = "".join(sample.method for sample in samples)
-    turns = [order[first : first + 3] for first in range(0, 18, 3)]
-    assert {"".join(sorted(turn)) for turn in turns} == {"abc"}
-    assert len(set(turns)) > 2
-    again = list(measure(contestants, batches, num_runs=3))
-    assert [sample.method for sample in again] == list(order)
-    seen = {(sample.method, sample.number, sample.repeat) for sample in samples[:10]}
-    rest = list(measure(contestants, batches, 3, lambda *run: run in seen))
-    told = [(sample.method, sample.number, sample.repeat) for sample in rest]
-    assert told == [(each.method, each.number, each.repeat) for each in samples[10:]]
+    turns = list(measure_turns(contestants, batches, num_runs=3))
+    order = ["".join(sample.method for sample in turn) for turn in turns]
+    assert {"".join(sorted(turn)) for turn in order} == {"abc"}
+    assert len(set(order)) > 2
+    places = [{sample.turn for sample in turn} for turn in turns]
+    assert places == [{(number, repeat)} for repeat in range(3) for number in range(2)]
+    started = []
+    known = {(0, 0), (1, 0), (0, 1)}
+    rest = list(measure_turns(contestants, batches, 3, known, lambda: started.append(1)))
+    assert ["".join(sample.method for sample in turn) for turn in rest] == order[3:]
+    assert len(started) == 2  # nothing of the first repeat is left
 
 
 def test_different_tokens_are_reported(target, requests):
     plain, *_ = contestants_of(target, requests)
-    rows = compare([plain, Liar(plain)], requests[:2], 1)
+    liar = Liar("liar", plain.engine, plain.params, plain.padded_length)
+    rows = compare_in_turn([plain, liar], requests[:2], 1)
     assert [row.num_different for row in rows] == [0, 1]
     assert not rows[1].identical
     [line] = complaints(rows)
@@ -200,7 +203,7 @@ def test_compiling_in_a_measured_run_is_reported(target, requests):
     plain = replace(contestants_of(target, requests)[0], padded_length=8)
     batches = batches_of(requests[:2])
     programs = warm_up([plain], batches[0])
-    samples = list(measure([plain], batches, num_runs=2))  # 16 slots, then 24: a new program
+    samples = measure([plain], batches, num_runs=2)  # 16 slots, then 24: a new program
     assert [sample.num_compiled > 0 for sample in samples] == [False, True, False, False]
     [line] = complaints(summarise(samples, programs))
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
@@ -211,7 +214,7 @@ def test_transformers_says_the_same(target, requests):
     contestants = contestants_of(
         target, requests, methods="plain", peers="transformers", max_new_tokens=12
     )
-    rows = compare(contestants, requests[:2], 1)
+    rows = compare_in_turn(contestants, requests[:2], 1)
     assert [row.method for row in rows] == ["plain", "transformers", "transformers pld"]
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1
@@ -222,7 +225,7 @@ def test_transformers_says_the_same(target, requests):
 
 
 @pytest.mark.parametrize(
-    "temperature, excused", [(0.0, Verdict.NEAR_TIE), (0.8, Verdict.DIFFERENT)]
+    "temperature, excused", [(0.0, TextMatch.NEAR_TIE), (0.8, TextMatch.DIFFERENT)]
 )
 def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperature, excused):
     """Token 9 gets the logits of what plain decoding says first; noise tells the two apart."""
@@ -233,18 +236,20 @@ def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperatur
     table = half["lm_head"]["weight"]
     twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
     sampling = Sampling(temperature)
-    judge = NearTies(replace(target, params=twins), sampling, OPTIONS.seed, OPTIONS.max_new_tokens)
+    compare = NearTies(
+        replace(target, params=twins), sampling, OPTIONS.seed, OPTIONS.max_new_tokens
+    )
 
-    def verdict(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
-        return judge(Said("pld", dtypes, requests[0].ids, 0, (token, *rest), said))
+    def match(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
+        return compare(TextPair("pld", dtypes, requests[0].ids, 0, (token, *rest), said))
 
     assert said[0] != 9
-    assert verdict(said[0]) == Verdict.SAME
-    assert verdict(9) == excused
-    assert verdict(9, ("float32", "float32")) == Verdict.DIFFERENT
-    assert Verdict.NEAR_TIE not in [verdict(token) for token in range(20, 60)]
-    assert verdict(said[0], rest=said[1:-1]) == Verdict.DIFFERENT
-    assert verdict(said[0], ("float32", "bfloat16")) == Verdict.NOT_COMPARED
+    assert match(said[0]) == TextMatch.SAME
+    assert match(9) == excused
+    assert match(9, ("float32", "float32")) == TextMatch.DIFFERENT
+    assert TextMatch.NEAR_TIE not in [match(token) for token in range(20, 60)]
+    assert match(said[0], rest=said[1:-1]) == TextMatch.DIFFERENT
+    assert match(said[0], ("float32", "bfloat16")) == TextMatch.NOT_COMPARED
 
 
 def test_programs_of_before_are_told(target, requests):
@@ -312,13 +317,13 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
     )
 
     def interrupted(*arguments):
-        for count, sample in enumerate(measure(*arguments)):
-            if count == 5:
+        for count, turn in enumerate(measure_turns(*arguments)):
+            if count == 2:
                 raise KeyboardInterrupt
-            yield sample
+            yield turn
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run_module, "measure", interrupted)
+        patched.setattr(run_module, "measure_turns", interrupted)
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     shown = [row.task for row in read_results(out).rows]
     assert shown == ["copies", "copies", "chat", "chat", ALL, ALL]
@@ -327,9 +332,11 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
     before = samples.read_text()
     samples.write_text(before + '{"temperature": 0.0, "num_r')  # as a killed process leaves it
     rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
-    turns = before.splitlines(keepends=True)
-    assert samples.read_text().startswith("".join(turns[:4]))  # the fifth had no other to pair with
-    assert samples.read_text().count("\n") == 12
+    assert samples.read_text().startswith(before)
+    assert samples.read_text().count("\n") == 6  # turns
+    [(stage, found)] = read_samples(out).items()
+    assert (stage, len(found)) == (Stage(0.0, 1), 12)
+    assert {each.batch[0].kind for each in found} == {"copies", "chat"}
     assert (out / "programs.jsonl").read_text().count("\n") == 2
     bandwidth = read_results(out).about["bandwidth"]
     assert (out / "bandwidth.jsonl").read_text().count("\n") == 3  # once per repeat of each start
@@ -372,10 +379,12 @@ def test_what_a_pass_reads(target):
 
 
 def test_by_default_all_methods_without_params_are_measured():
-    assert {"plain", "pld", "pld-plus"} <= set(methods_in("", CONFIG))
-    assert methods_in(" pld,, plain ", CONFIG) == ["pld", "plain"]
-    assert methods_in("all", CONFIG) == methods_in("", CONFIG)
-    assert {"eagle", "rest", "draft-model"} <= set(methods_in("all", CONFIG, has_parts=True))
+    assert {"plain", "pld", "pld-plus"} <= set(methods_in("", Transformer(CONFIG)))
+    assert methods_in(" pld,, plain ", Transformer(CONFIG)) == ["pld", "plain"]
+    assert methods_in("all", Transformer(CONFIG)) == methods_in("", Transformer(CONFIG))
+    assert {"eagle", "rest", "draft-model"} <= set(
+        methods_in("all", Transformer(CONFIG), has_parts=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,9 +395,9 @@ def test_by_default_all_methods_without_params_are_measured():
         ({"limit": 0}, "limit 0 must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
         ({"temperature": "-1"}, "temperature -1.0 is not a finite number"),
-        ({"temperature": "0,hot"}, "'0,hot' is not a list of numbers"),
+        ({"temperature": "0,hot"}, "'0,hot' must name different numbers"),
         ({"temperature": "0,0"}, "must name different numbers"),
-        ({"batch": "0"}, "must name different whole numbers"),
+        ({"batch": "0"}, "must name whole numbers above 0"),
         ({"batch": "1,two"}, "must name different whole numbers"),
         ({"trace": True}, "name one with --out"),
         ({"tasks": "no/such/file"}, "cannot be read"),
@@ -424,30 +433,3 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
 def test_a_prompt_that_cannot_be_served_is_named(wrong, message):
     with pytest.raises(SpecjaxError, match=message):
         check_prompts("writing", [(5, 6, 7), wrong], CONFIG, max_new_tokens=24)
-
-
-# ---- Memory -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["plain", "pld"])
-def test_a_request_holds_one_cache(method):
-    config = replace(CONFIG, num_hidden_layers=2, head_dim=64, max_position_embeddings=4096)
-    found, _ = held(method, config, prompt_length=64, max_new_tokens=2000)
-    assert found.cache_copies == 0
-    scores = (
-        2 * found.scores
-    )  # as they are, and as weights: more than the cache of so small a model
-    assert found.temporary - scores < 1.1 * found.cache
-
-
-@pytest.mark.parametrize(
-    "option, value, message",
-    [("--methods", "foo", "method 'foo' is unknown"), ("--width", "9", "width 9 must be at least")],
-)
-def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys, option, value, message):
-    monkeypatch.setattr("sys.argv", ["memory", option, value])
-    assert main() == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"specjax: {message}")
-    assert captured.err.count("\n") == 1

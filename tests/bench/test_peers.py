@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.bench import peers as peers_module
-from specjax.bench.measure import Contestant, Program, Text
+from specjax.bench.measure import Contestant, GeneratedText, Program
 from specjax.bench.peers import peers, replayed, until_eos
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
@@ -103,7 +103,7 @@ def test_all_say_what_we_say_and_their_rounds_are_passes_of_the_target(contestan
 
 
 def test_plain_serves_ragged_batches_and_the_others_one_row(contestants, ours):
-    assert [contestant.most_rows for contestant in contestants] == [None, 1, 1]
+    assert [contestant.max_rows for contestant in contestants] == [None, 1, 1]
     texts = said(contestants[0], *ROWS)
     assert [(text.tokens, text.rounds) for text in texts] == ours
 
@@ -138,9 +138,9 @@ def test_without_a_draft_nothing_is_assisted(target):
 
 def test_rounds_are_replayed_from_their_drafts():
     drafts = [(3, 4, 9), (), (7, 8, 9)]
-    assert replayed((3, 4, 5, 6, 7, 8), drafts) == Text(
+    assert replayed((3, 4, 5, 6, 7, 8), drafts) == GeneratedText(
         (3, 4, 5, 6, 7, 8), 3, (0, 1, 1, 1), (True, True, False, False, True, True)
     )
-    assert replayed((), []) == Text((), 0, (0,), ())
+    assert replayed((), []) == GeneratedText((), 0, (0,), ())
     with pytest.raises(SpecjaxError, match="2 rounds account for 4 of 6 tokens"):
         replayed((3, 4, 5, 6, 7, 8), drafts[:2])

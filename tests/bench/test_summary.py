@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specjax.bench.measure import Program, Request, Sample, Text
-from specjax.bench.report import complaints, near_ties, show, table
-from specjax.bench.summary import ALL, Verdict, exactly, summarise, whole
+from specjax.bench.checks import complaints, near_ties
+from specjax.bench.measure import GeneratedText, Program, Sample
+from specjax.bench.report.terminal import show, table
+from specjax.bench.summary import ALL, TextMatch, exactly, summarise
 from specjax.bench.ties import NearTies
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
+from specjax.tasks import Request
 
 CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
 
@@ -24,11 +26,11 @@ def sample(method, number, repeat, text, seconds, kind="edits", dtype="float32")
 
 
 def plain(num_tokens):
-    return Text((7,) * num_tokens, num_tokens, (0, num_tokens))
+    return GeneratedText((7,) * num_tokens, num_tokens, (0, num_tokens))
 
 
 PROGRAMS = {"plain": Program(3.0, False, 100), "fast": Program(4.0, True, 120)}
-FAST = Text((7,) * 10, 4, (0, 1, 0, 3)), Text((7,) * 30, 6, (0, 0, 0, 0, 0, 6))
+FAST = GeneratedText((7,) * 10, 4, (0, 1, 0, 3)), GeneratedText((7,) * 30, 6, (0, 0, 0, 0, 0, 6))
 SAMPLES = [
     sample("plain", 0, 0, plain(10), (0.0, 1.0)),
     sample("plain", 0, 1, plain(10), (1.0, 1.0)),
@@ -83,17 +85,14 @@ def test_a_batch_takes_as_many_passes_as_its_slowest_row():
     assert summarise([samples[0], of("fast", (fast[0], lie))], PROGRAMS)[1].num_different == 1
 
 
-def test_only_whole_turns_of_an_interrupted_run_count():
-    assert whole(SAMPLES, PROGRAMS) == SAMPLES
-    left = whole(SAMPLES[:-1], PROGRAMS)
-    assert {each.turn for each in left} == {(0, 0), (0, 1), (1, 0)}
-    assert [row.spread for row in summarise(left, PROGRAMS)] == [None, None]  # one repeat of both
-    assert whole(SAMPLES, [*PROGRAMS, "other"]) == []
+def test_a_spread_needs_two_whole_repeats():
+    left = SAMPLES[:3] + SAMPLES[4:7]
+    assert [row.spread for row in summarise(left, PROGRAMS)] == [None, None]
 
 
 def test_a_drafter_that_never_helps_is_told(capsys):
     """As a random head is, or one of another target; a token is right now and then."""
-    useless = Text((7,) * 40, 39, (0, 38, 1))
+    useless = GeneratedText((7,) * 40, 39, (0, 38, 1))
     samples = [
         sample(name, 0, 0, text, (0.0, 1.0))
         for name, text in (("plain", plain(40)), ("eagle", useless))
@@ -107,10 +106,10 @@ def test_a_drafter_that_never_helps_is_told(capsys):
 
 def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
     def forgiving(said):
-        verdict = exactly(said)
-        return Verdict.NEAR_TIE if verdict == Verdict.DIFFERENT else verdict
+        match = exactly(said)
+        return TextMatch.NEAR_TIE if match == TextMatch.DIFFERENT else match
 
-    said, other = plain(2), Text((7, 8), 2, (0, 2))
+    said, other = plain(2), GeneratedText((7, 8), 2, (0, 2))
     samples = [
         sample("plain", 0, 0, said, (0.0, 1.0)),
         sample("liar", 0, 0, other, (0.0, 1.0)),
@@ -134,21 +133,23 @@ def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
 
 
 @pytest.mark.parametrize(
-    "verification, told, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
+    "verification, shown, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
 )
-def test_other_draws_are_not_compared_and_lossy_ones_are_told(capsys, verification, told, is_lossy):
+def test_other_draws_are_not_compared_and_lossy_ones_are_told(
+    capsys, verification, shown, is_lossy
+):
     samples = [
-        sample("plain", 0, 0, Text((3, 4, 5), 2), (0.0, 1.0)),
-        sample("pld", 0, 0, Text((3, 4, 6), 2), (0.0, 1.0)),
+        sample("plain", 0, 0, GeneratedText((3, 4, 5), 2), (0.0, 1.0)),
+        sample("pld", 0, 0, GeneratedText((3, 4, 6), 2), (0.0, 1.0)),
     ]
     sampling = Sampling(0.8, verification=verification)
-    judge = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
-    rows = summarise(samples, {"plain": Program(), "pld": Program()}, judge)
+    compare = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
+    rows = summarise(samples, {"plain": Program(), "pld": Program()}, compare)
     assert [row.identical for row in rows] == [True, None]
     show(rows, 1, 1e9, sampling)
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if line.startswith("  pld")]
-    assert line.rstrip().endswith(told)
+    assert line.rstrip().endswith(shown)
     assert ("LOSSY: " in printed) == is_lossy
     assert "DIFFERENT" not in printed
 

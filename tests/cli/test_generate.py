@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from specjax.cli import main, measure
+from specjax.cli import main
 from specjax.cli.example import INSTRUCTION, SOURCE
+from specjax.cli.measure import Job
 from specjax.core.text import decode
-from specjax.decoding.generate import speculative_generate
+from specjax.decoding.engine import Engine
 from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
@@ -115,28 +116,33 @@ def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsy
     assert main(["generate", *SHORT, "--target", str(tiny), "return best"]) == 0
     captured = capsys.readouterr()
     assert captured.out == text + "\n"
-    assert "run of its own" not in captured.err
+    assert "separate run" not in captured.err
     assert re.search(r"tokens/s, accepted length \d", captured.err)
     assert "compiling took" in captured.err
 
 
-@pytest.mark.parametrize("options, num_runs", [((), 1), (("--compare",), 6)])
-def test_warming_up_is_short_and_the_first_whole_run_gives_the_text(
-    tiny, capsys, monkeypatch, options, num_runs
+@pytest.mark.parametrize("options, num_methods, num_runs", [((), 1, 1), (("--compare",), 2, 6)])
+def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
+    tiny, capsys, monkeypatch, options, num_methods, num_runs
 ):
-    calls = []
+    calls, warm_up, run = [], Engine.warm_up, Job.run
 
-    def noted(*arguments, max_rounds, **settings):
-        calls.append((max_rounds, capsys.readouterr().out))
-        return speculative_generate(*arguments, max_rounds=max_rounds, **settings)
+    def noted_warm_up(*arguments):
+        calls.append("warm up")
+        warm_up(*arguments)
 
-    monkeypatch.setattr(measure, "speculative_generate", noted)
+    def noted_run(job):
+        calls.append(capsys.readouterr().out)
+        return run(job)
+
+    monkeypatch.setattr(Engine, "warm_up", noted_warm_up)
+    monkeypatch.setattr(Job, "run", noted_run)
     assert main(["generate", *SHORT, "--target", str(tiny), "return best", *options]) == 0
-    assert [rounds for rounds, _ in calls].count(None) == num_runs
-    short = calls[: len(calls) - num_runs]
-    assert {rounds for rounds, _ in short} == {measure.WARM_UP_ROUNDS}
-    if num_runs > 1:  # it is there before the second one starts
-        assert calls[len(short) + 1][1]
+    assert calls[:num_methods] == ["warm up"] * num_methods
+    runs = calls[num_methods:]
+    assert len(runs) == num_runs and "warm up" not in runs
+    if num_runs > 1:  # the text is there before the second run starts
+        assert runs[1]
 
 
 def test_compare_prints_both_speeds_their_ratio_and_equality(tiny, capsys):

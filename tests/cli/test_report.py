@@ -4,16 +4,17 @@ import importlib.util
 
 import pytest
 
-from specjax.bench.measure import Program, Request, Sample, Text
+from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.results import ROWS, open_results
 from specjax.bench.summary import summarise
 from specjax.cli import main
+from specjax.tasks import Request
 
 
 @pytest.fixture
 def results(tmp_path):
     """One run of plain decoding."""
-    text = Text((1, 2), 2, (0, 2), (False, False))
+    text = GeneratedText((1, 2), 2, (0, 2), (False, False))
     sample = Sample("plain", "float32", (Request("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
     results = open_results(tmp_path, {"target": "tiny"})
     results.write_rows(summarise([sample], {"plain": Program()}))

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.bench import draft_lengths, oracle
 from specjax.cli import main
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
@@ -174,55 +173,3 @@ def test_the_best_length_is_kept_beside_the_target(
         other = [*command, "--drafter", str(tiny)]  # another draft: what was tuned is not its own
         assert main(other) == 0
         capsys.readouterr()
-
-
-def test_rules_and_oracle_are_measured_side_by_side(
-    tiny, draft, classifier, tasks, tmp_path, capsys
-):
-    options = draft_lengths.Options(
-        target=str(tiny),
-        drafter=str(draft),
-        classifier=classifier,
-        tasks=str(tasks),
-        limit=2,
-        max_new_tokens=24,
-        max_length=6,
-        runs=1,
-        out=tmp_path / "results",
-    )
-    draft_lengths._run(options)
-    printed = capsys.readouterr().out
-    for rule in ("plain", "heuristic", "static-5", "static-opt", "confidence", "disco", "oracle"):
-        assert f"tasks, {rule}" in printed
-    assert " NO" not in printed
-    assert "oracle lengths" in printed
-    assert "equation 1, static-opt of 3" in printed
-
-    kept = oracle.read_oracle(tmp_path / "results")
-    assert kept is not None
-    accepted = {row.rule: row.accepted_length for row in kept.rules}
-    assert list(accepted) == [
-        *"plain heuristic static-5 static-opt confidence disco oracle".split()
-    ]
-    [lengths] = kept.lengths  # the bonus is not drafted
-    assert lengths.mean == pytest.approx(accepted["oracle"] - 1, abs=0.2)  # a cut round has none
-    assert "static-5" in kept.equation_1[0]
-
-
-def test_what_the_oracle_drafted_is_read_off_the_texts():
-    assert oracle.drafted_lengths([]) == []
-    yes, no = True, False
-    assert oracle.drafted_lengths([no, yes, yes, no, yes, no]) == [0, 2, 1]
-    assert oracle.drafted_lengths([no, yes, yes]) == [0, 2]
-    found = oracle.oracle_lengths("code", [[4, 2], [0, 40]])
-    assert (found.mean, found.histogram) == (11.5, (1, 0, 1, 0, 1, *[0] * 15, 1))
-    assert found.course == (2.0, *[None] * 4, 21.0, *[None] * 4)
-
-
-@pytest.mark.parametrize("rate, length, cost", [(0.8, 5, 0.05), (0.5, 3, 0.0), (1.0, 4, 0.1)])
-def test_equation_1_is_the_mean_of_truncated_runs(rate, length, cost):
-    """Tokens per round are 1 + rate + rate^2 + ... + rate^length, in 1 + length * cost passes."""
-    expected = sum(rate**power for power in range(length + 1)) / (1 + length * cost)
-    assert oracle.improvement_factor(rate, length, cost) == pytest.approx(expected)
-    tokens = oracle.improvement_factor(rate, length, cost=0.0)
-    assert oracle.acceptance_rate(tokens, length) == pytest.approx(rate, abs=1e-6)

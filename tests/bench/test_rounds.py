@@ -3,24 +3,15 @@
 Nothing here asserts how long anything took.
 """
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 
-from specjax.bench.rounds import (
-    PARTS,
-    Round,
-    Trace,
-    figures,
-    rounds_at_once,
-    rounds_in_parts,
-    trace,
-)
-from specjax.bench.timeline import draw
-from specjax.bench.trace import Options, _run, contestants_of, methods_in
-from specjax.core.errors import SpecjaxError
+from specjax.bench.contestants import OwnMethod
+from specjax.bench.report.plots import rounds_over_time
+from specjax.bench.rounds import PARTS, RoundTimes, RoundTrace, rounds_in_parts, trace
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
@@ -29,21 +20,23 @@ CONFIG = TransformerConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
 PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
 
 
-def by_hand(name: str, draft: float, lengths: list[int]) -> Trace:
+def by_hand(name: str, draft: float, lengths: list[int]) -> RoundTrace:
     """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
-    rounds = [Round(draft, 4e-3, 1e-3, length) for length in lengths]
-    return Trace(name, [Round(9.0, 9.0, 9.0, 1), *rounds], 2e-3)
+    rounds = [RoundTimes(draft, 4e-3, 1e-3, length) for length in lengths]
+    return RoundTrace(name, [RoundTimes(9.0, 9.0, 9.0, 1), *rounds], 2e-3)
 
 
 PLAIN = by_hand("plain", 0.0, [1, 1, 1, 1])
 FAST = by_hand("fast", 3e-3, [1, 1, 4, 3, 4, 4])
 
 
-def test_every_part_of_every_round_is_measured(tmp_path):
+def test_every_part_of_every_round_is_measured():
     model = Transformer(CONFIG)
     target = LoadedTarget(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
-    options = Options(tmp_path / "trace.png", max_new_tokens=20)
-    contestants = contestants_of(target, methods_in(["pld"]), options, [PROMPT])
+    contestants = [
+        OwnMethod.for_prompts(name, target, drafter, None, [PROMPT], max_new_tokens=20)
+        for name, drafter in (("plain", Autoregressive()), ("pld", PromptLookup()))
+    ]
     plain, pld = trace(contestants, [PROMPT])
     assert [each.num_tokens for each in plain.rounds] == [1] * 20
     own = contestants[1]
@@ -51,15 +44,18 @@ def test_every_part_of_every_round_is_measured(tmp_path):
     assert [len(pld.rounds), sum(each.num_tokens for each in pld.rounds)] == [text.rounds, 20]
     assert text.rounds < 20, "nothing was ever accepted"
     assert all(min(each[:3]) > 0 for each in pld.rounds)
-    assert len(rounds_at_once(contestants[1], PROMPT)) == len(pld.rounds)
-    again = rounds_in_parts(contestants[1], PROMPT)
+    again = rounds_in_parts(own, PROMPT)
     assert [each.num_tokens for each in again] == [each.num_tokens for each in pld.rounds]
 
 
 def test_figures_are_medians_over_the_rounds():
-    assert figures(FAST, PLAIN) == pytest.approx(
+    figures = FAST.figures(PLAIN, 3)
+    assert figures.pop("method") == "fast"
+    assert figures.pop("excerpt") == [1, 4, 3]
+    assert figures.pop("draft_quartiles") == pytest.approx([3e-3, 3e-3])
+    assert figures.pop("draft_share_quartiles") == pytest.approx([0.354, 0.375, 0.375], abs=0.022)
+    assert figures == pytest.approx(
         {
-            "method": "fast",
             "num_rounds": 7,
             "accepted_length": 18 / 7,
             "draft_seconds": 3e-3,
@@ -79,8 +75,9 @@ def test_an_excerpt_commits_about_what_rounds_do_on_average():
     assert FAST.excerpt(100) == [1, 1, 1, 4, 3, 4, 4]
 
 
-def test_a_timeline_has_plain_steps_below_each_method():
-    axes = draw([FAST, FAST], PLAIN, 3).axes[0]
+def test_rounds_are_drawn_to_scale_above_plain_steps():
+    fast = FAST.figures(PLAIN, 3)
+    axes = rounds_over_time([PLAIN.figures(PLAIN, 3), fast, fast]).axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["fast", "plain, 8 tokens"] * 2
     assert [text.get_text() for text in axes.texts] == ["+1", "+4", "+3"] * 2
@@ -97,26 +94,3 @@ def test_a_timeline_has_plain_steps_below_each_method():
         np.testing.assert_allclose(drawn[row, "verify"], np.add(rounds, (3, 7)))
         np.testing.assert_allclose(drawn[row, "rest"], np.add(rounds, (7, 8)))
         np.testing.assert_allclose(drawn[row + 1, "plain"], np.add(steps, (0, 5)))
-
-
-def test_methods_are_named_on_the_command_line():
-    found = methods_in(["hass", "eagle=runs/eagle"])
-    assert list(found.items()) == [("plain", None), ("hass", None), ("eagle", "runs/eagle")]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "no methods are given; add --method NAME"),
-        ({"method": ("eagel",)}, "method 'eagel' is unknown"),
-        ({"method": ("eagle=",)}, "names no folder; write eagle or eagle=FOLDER"),
-        ({"method": ("pld", "pld")}, "--method pld is named twice"),
-        ({"method": ("plain",)}, "--method plain is always measured"),
-        ({"rounds": 0}, "rounds 0 must be at least 1"),
-        ({"out": Path("trace.pdf")}, "is not a PNG file; name it FILE.png"),
-        ({"out": Path("no/such/trace.png")}, "its folder does not exist"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(tmp_path, options, message):
-    with pytest.raises(SpecjaxError, match=message):
-        _run(Options(**{"out": tmp_path / "trace.png"} | options))

@@ -1,4 +1,4 @@
-"""The pictures of a report: in shades of grey, told apart by hatching, markers and lines.
+"""The pictures of a report, in shades of grey that hatching, markers and line styles distinguish.
 
 Every function returns a matplotlib figure, which becomes a PNG file, or SVG inside a page whose
 colours follow the reader's scheme.
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specjax.bench.curves import Curve
-from specjax.bench.oracle import MOST_SHOWN, OracleLengths
+from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
-from specjax.bench.timeline import Kept, draw
 from specjax.core.files import writable
 
 if TYPE_CHECKING:
@@ -34,7 +33,15 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": "black", "marker": "x", "linestyle": "-"},
     {"color": "black", "marker": "v", "linestyle": "--"},
 )
-# What a page's style sheet names the greys that matplotlib writes.
+PART_STYLES: dict[str, dict[str, Any]] = {
+    "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
+    "verify": {"facecolor": "0.55", "edgecolor": "black"},
+    "rest": {"facecolor": "white", "edgecolor": "black"},
+    "plain": {"facecolor": "0.85", "hatch": "..", "edgecolor": "0.4"},
+}
+PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
+BAR_HEIGHT = 0.7
+# The names in a page's style sheet of the greys that matplotlib writes.
 SCHEME = {
     "#000000": "var(--ink)",
     "#ffffff": "var(--page)",
@@ -44,14 +51,27 @@ SCHEME = {
 }
 
 
-def histograms(
-    rows: Sequence[Measurement], beside: Sequence[Measurement] | None = None
-) -> "Figure":
-    """A panel per method: the share of rounds that committed so many tokens.
+def speeds(rows: Sequence[Measurement]) -> "Figure":
+    """Draws a bar per method: its speed over plain's, with quartiles; hatched if slower."""
+    from matplotlib.figure import Figure
 
-    All shares have one scale, which also fits those of `beside`.
-    """
-    top = max(shares.max(initial=0) for shares in map(_shares, beside or rows))
+    figure = Figure(figsize=(7, 0.6 + 0.28 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(rows):
+        hatch = "" if row.ratio >= 1 else "////"
+        axes.barh(place, row.ratio, height=BAR_HEIGHT, hatch=hatch, **BAR)
+        axes.plot(row.ratio_quartiles, (place, place), color="black", marker="|", linewidth=1.2)
+    axes.axvline(1, color="black", linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row.method for row in rows], fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed over plain decoding, with quartiles", fontsize=8)
+    return figure
+
+
+def histograms(rows: Sequence[Measurement]) -> "Figure":
+    """Draws a panel per method: the share of rounds that committed so many tokens."""
+    top = max(shares.max(initial=0) for shares in map(_shares, rows))
     figure, panels = _panels(len(rows))
     for axes, row in zip(panels, rows, strict=True):
         shares = _shares(row)
@@ -69,7 +89,7 @@ def _shares(row: Measurement) -> np.ndarray:
 
 
 def rates(rows: Sequence[Measurement]) -> "Figure":
-    """A panel per method: the acceptance rate at every depth."""
+    """Draws a panel per method: the acceptance rate at every depth."""
     figure, panels = _panels(len(rows))
     for axes, row in zip(panels, rows, strict=True):
         depths, size = range(1, len(row.rates) + 1), 4 if len(row.rates) <= 20 else 2
@@ -80,48 +100,68 @@ def rates(rows: Sequence[Measurement]) -> "Figure":
 
 
 def rounds_over_time(methods: Sequence[Mapping[str, Any]]) -> "Figure":
-    """The rounds of `traces.json`, whose first method is plain decoding."""
-    plain, *others = map(Kept, methods)
-    return draw(others, plain, max(len(each["excerpt"]) for each in methods))
+    """Draws rounds of each method, and below them plain decoding's steps for the same tokens.
 
+    `methods` are those of traces.json, plain decoding first. Bars are as long as the medians; the
+    number on a round is how many tokens it committed (ParallelSpec, figures 1 and 5).
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-def oracle_lengths(lengths: Sequence[OracleLengths]) -> "Figure":
-    """A panel per kind of task: how often the oracle drafts so many tokens (DISCO, figure 3)."""
-    figure, panels = _panels(len(lengths))
-    for axes, each in zip(panels, lengths, strict=True):
-        shares = np.asarray(each.histogram) / sum(each.histogram)
-        axes.bar(range(len(shares)), shares, width=0.9, **BAR)
-        axes.axvline(each.mean, color="black", linestyle="--", linewidth=1)
-        more = f" ({MOST_SHOWN}: and more)" if len(shares) > MOST_SHOWN else ""
-        title = f"{each.task}, mean {each.mean:.2f}"
-        _finish(axes, title, f"drafted tokens{more}", "share of rounds", len(shares) - 1, 0)
+    plain, *others = methods
+    figure = Figure(figsize=(10, 1.2 + 1.2 * len(others)), layout="constrained")
+    axes = figure.add_subplot()
+    labels = []
+    for method in others:
+        _draw_rounds(axes, len(labels), method)
+        labels.append(method["method"])
+        num_tokens = sum(method["excerpt"])
+        _draw_steps(axes, len(labels), 1e3 * plain["round_seconds"], num_tokens)
+        labels.append(f"plain, {num_tokens} tokens")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    handles = [
+        Patch(label=PART_NAMES.get(name, name), **style) for name, style in PART_STYLES.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return figure
 
 
-def oracle_course(lengths: Sequence[OracleLengths]) -> "Figure":
-    """A panel per kind of task: the oracle's lengths in the course of a run (DISCO, figure 5)."""
-    figure, panels = _panels(len(lengths))
-    for axes, each in zip(panels, lengths, strict=True):
-        means = [np.nan if mean is None else mean for mean in each.course]
-        axes.plot(range(1, len(means) + 1), means, markersize=4, linewidth=1, **LINES[0])
-        _finish(axes, each.task, "tenth of the run", "drafted tokens", len(means))
-        axes.set_ylim(0, 1.1 * max(np.nanmax(means), 1))
-    return figure
+def _draw_rounds(axes: "Axes", row: int, method: Mapping[str, Any]) -> None:
+    length = 1e3 * method["round_seconds"]
+    place, offset = (row - BAR_HEIGHT / 2, BAR_HEIGHT), 0.0
+    for part in PARTS:
+        width = 1e3 * method[f"{part}_seconds"]
+        bars = [(number * length + offset, width) for number in range(len(method["excerpt"]))]
+        axes.broken_barh(bars, place, linewidth=0.8, label=part, **PART_STYLES[part])
+        offset += width
+    middle = 1e3 * (method["draft_seconds"] + method["verify_seconds"] / 2)
+    for number, num_tokens in enumerate(method["excerpt"]):
+        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        text = {"ha": "center", "va": "center", "fontsize": 8, "bbox": box}
+        axes.text(number * length + middle, row, f"+{num_tokens}", **text)
+
+
+def _draw_steps(axes: "Axes", row: int, length: float, num_steps: int) -> None:
+    bars = [(number * length, length) for number in range(num_steps)]
+    place = row - BAR_HEIGHT / 2, BAR_HEIGHT
+    axes.broken_barh(bars, place, linewidth=0.8, label="plain", **PART_STYLES["plain"])
 
 
 def curve(found: Curve) -> "Figure":
-    """Accepted length and tokens per second over a setting, one line per series."""
+    """Draws accepted length and tokens per second over a setting, one line per series."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 3), layout="constrained")
-    lengths, speeds = figure.subplots(1, 2)
+    lengths, tokens = figure.subplots(1, 2)
     for number, (name, points) in enumerate(found.series.items()):
         values = [str(point.value) for point in points]
         style: dict[str, Any] = {"label": name, "markersize": 5, "linewidth": 1}
         style |= LINES[number % len(LINES)]
         lengths.plot(values, [point.accepted_length for point in points], **style)
-        speeds.plot(values, [point.tokens_per_second for point in points], **style)
-    for axes, label in ((lengths, "accepted length"), (speeds, "tokens/s")):
+        tokens.plot(values, [point.tokens_per_second for point in points], **style)
+    for axes, label in ((lengths, "accepted length"), (tokens, "tokens/s")):
         axes.set(xlabel=found.setting, ylabel=label)
         axes.grid(axis="y", color="0.85", linewidth=0.6)
         axes.legend(fontsize=8, facecolor="white", edgecolor="0.4", framealpha=1)
@@ -140,7 +180,7 @@ def _panels(count: int) -> "tuple[Figure, list[Axes]]":
     return figure, list(axes[:count])
 
 
-def _finish(axes: "Axes", title: str, xlabel: str, ylabel: str, last: int, first: int = 1) -> None:
+def _finish(axes: "Axes", title: str, xlabel: str, ylabel: str, last: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, fontsize=9)
@@ -148,13 +188,16 @@ def _finish(axes: "Axes", title: str, xlabel: str, ylabel: str, last: int, first
     axes.set_ylabel(ylabel, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    axes.set_xlim(first - 0.7, max(last, first + 1) + 0.7)
+    axes.set_xlim(0.3, max(last, 2) + 0.7)
     axes.set_axisbelow(True)
     axes.grid(axis="y", color="0.85", linewidth=0.6)
 
 
+# ---- Files and pages ---------------------------------------------------------------------------
+
+
 def save_png(figure: "Figure", folder: Path, name: str) -> Path:
-    """Writes the picture to a file that is called after it, and returns its path.
+    """Writes the picture to a file named after it, and returns its path.
 
     Raises:
         SpecjaxError: if it cannot be written.
@@ -166,7 +209,7 @@ def save_png(figure: "Figure", folder: Path, name: str) -> Path:
 
 
 def save_curve(found: Curve, folder: Path) -> Path:
-    """As `save_png`; a sweep and a report write the same file.
+    """Writes a curve as `save_png` does; a sweep and a report write the same file.
 
     Raises:
         SpecjaxError: if it cannot be written.
@@ -177,12 +220,12 @@ def save_curve(found: Curve, folder: Path) -> Path:
 
 
 def inline_svg(figure: "Figure", label: str, name: str) -> str:
-    """The picture as an element of an HTML page.
+    """Returns the picture as an element of an HTML page.
 
     Args:
         figure: in the greys of `SCHEME`.
-        label: what those are told who cannot see it.
-        name: of letters and digits, and of no other picture in the page.
+        label: describes it to readers who cannot see it.
+        name: letters and digits, different for each picture of the page.
     """
     from matplotlib import rc_context
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from specjax.bench.tasks import Task, later_turn_ids, read_tasks, token_ids
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import VICUNA
 from specjax.pocket import corpus, edits
 from specjax.pocket.tokenizer import train_tokenizer
+from specjax.tasks import Task, later_turn_ids, read_tasks, token_ids
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,0 @@
-"""The report of a benchmark, as one HTML page and as Markdown."""

@@ -1,0 +1,218 @@
+"""The tables of a report, as text: terminal, HTML page and Markdown file share them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specjax.bench.checks import same
+from specjax.bench.curves import Curve
+from specjax.bench.rounds import PARTS
+from specjax.bench.summary import Measurement
+from specjax.decoding.sampling import Sampling
+
+MAX_DEPTHS = 10  # columns of the table of acceptance rates; the pictures show all
+UNKNOWN = "-"
+
+
+class Grid(NamedTuple):
+    """A table of text. The first cell of a row is its heading; numbers stand to the right."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Column(NamedTuple):
+    """One column of the main table."""
+
+    title: str
+    meaning: str
+    text: Callable[[Measurement, Sampling], str]
+    in_terminal: bool = True
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Formats a number; None is unknown."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def quartiles(values: tuple[float, float] | None) -> str:
+    """Formats a range; None is unknown."""
+    return UNKNOWN if values is None else "-".join(map(number, values))
+
+
+def _seconds(value: float | None) -> str:
+    return number(value, 3 if value is not None and value < 10 else 1)
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+COLUMNS = (
+    Column(
+        "tokens/s",
+        "new tokens per second, medians of the runs; prefill counts, compiling does not",
+        lambda row, _: number(row.tokens_per_second, 1),
+    ),
+    Column(
+        "x plain",
+        "speed over plain decoding's, the median over pairs of runs (same prompts, same turn)",
+        lambda row, _: number(row.ratio),
+    ),
+    Column(
+        "quartiles", "of x plain: half of the pairs", lambda row, _: quartiles(row.ratio_quartiles)
+    ),
+    Column(
+        "accepted length",
+        "new tokens per round, bonus token included",
+        lambda row, _: number(row.mean_accepted_length),
+    ),
+    Column(
+        "round",
+        "round overhead: seconds of a round of decoding over those of a plain step, the median",
+        lambda row, _: number(row.round_overhead),
+    ),
+    Column(
+        "round's quartiles",
+        "of the round overhead: half of the pairs",
+        lambda row, _: quartiles(row.round_overhead_quartiles),
+        in_terminal=False,
+    ),
+    Column(
+        "bandwidth",
+        "bytes per second that the target's passes must read, over those that this device can "
+        "read; beyond 100% caches hold them",
+        lambda row, _: _share(row.bandwidth_share),
+    ),
+    Column(
+        "prefill s",
+        "seconds until the first round, of one run of all prompts",
+        lambda row, _: _seconds(row.prefill_seconds),
+    ),
+    Column(
+        "decode s",
+        "seconds of all rounds, of one run of all prompts",
+        lambda row, _: _seconds(row.decode_seconds),
+        in_terminal=False,
+    ),
+    Column(
+        "compile s",
+        "seconds to compile; cached: a part came from a cache of compiled programs",
+        lambda row, _: number(row.compile_seconds, 1) + (" (cached)" if row.is_cached else ""),
+        in_terminal=False,
+    ),
+    Column(
+        "memory MB",
+        "peak: everything that a program holds at once, weights included",
+        lambda row, _: number(row.peak_bytes and row.peak_bytes / 1e6, 0),
+    ),
+    Column("prompts", "prompts measured", lambda row, _: str(row.num_prompts), in_terminal=False),
+    Column(
+        "tokens", "new tokens of one run of all prompts", lambda row, _: str(row.num_new_tokens)
+    ),
+    Column(
+        "spread",
+        "(slowest - fastest) / median run of all prompts",
+        lambda row, _: _share(row.spread),
+    ),
+    Column(
+        "same",
+        "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
+        "distribution; in law: in distribution only; near ties: prompts where 16-bit arithmetic "
+        "could not rank two tokens; a dtype: differs from plain decoding's, so not compared",
+        same,
+    ),
+)
+
+
+def main_table(rows: Sequence[Measurement], sampling: Sampling, caption: str) -> Grid:
+    """Makes one row per method; `rows` are of one kind of task."""
+    cells = [[row.method, *(column.text(row, sampling) for column in COLUMNS)] for row in rows]
+    return Grid(caption, ["method", *(column.title for column in COLUMNS)], cells)
+
+
+def task_tables(rows: Sequence[Measurement]) -> list[Grid]:
+    """Makes the tables of accepted length and speed: methods as rows, tasks as columns."""
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    lengths = {(row.method, row.task): row.mean_accepted_length for row in rows}
+    speeds = {(row.method, row.task): row.ratio for row in rows}
+    return [
+        _crossed("Accepted length per task", tasks, lengths),
+        _crossed("Speed over plain decoding (x plain) per task", tasks, speeds),
+    ]
+
+
+def overview(stages: Mapping[str, Sequence[Measurement]]) -> Grid:
+    """Makes the table of speeds over all tasks, with a column per stage."""
+    values = {(row.method, name): row.ratio for name, rows in stages.items() for row in rows}
+    return _crossed("Speed over plain decoding (x plain), all tasks", list(stages), values)
+
+
+def _crossed(caption: str, columns: Sequence[str], values: Mapping[tuple[str, str], float]) -> Grid:
+    methods = dict.fromkeys(method for method, _ in values)
+    cells = [
+        [method, *(number(values.get((method, column))) for column in columns)]
+        for method in methods
+    ]
+    return Grid(caption, ["method", *columns], cells)
+
+
+def depth_table(rows: Sequence[Measurement]) -> Grid:
+    """Makes the table of acceptance rates at the first depths, of methods that drafted."""
+    deepest = min(MAX_DEPTHS, max((len(row.rates) for row in rows), default=0))
+    cells = []
+    for row in rows:
+        rates = [*row.rates[:deepest], *[None] * (deepest - len(row.rates))]
+        if row.rates:
+            cells.append([row.method, *map(number, rates)])
+    header = ["method", *map(str, range(1, deepest + 1))]
+    return Grid("Acceptance rate by depth", header, cells)
+
+
+def histogram_table(rows: Sequence[Measurement]) -> Grid:
+    """Counts the rounds that committed 1, 2, ... tokens; the last column has those beyond."""
+    known = [row for row in rows if row.accepted_lengths]
+    longest = max((_longest(row.accepted_lengths) for row in known), default=0)
+    shown = min(longest, MAX_DEPTHS + 1)
+    header = ["method", *map(str, range(1, shown + 1))]
+    header += [f"over {shown}"] if longest > shown else []
+    cells = []
+    for row in known:
+        counts = [*row.accepted_lengths[1:], *[0] * longest][:longest]
+        beyond = [sum(counts[shown:])] if longest > shown else []
+        cells.append([row.method, *map(str, [*counts[:shown], *beyond])])
+    return Grid("Rounds by the number of tokens they committed", header, cells)
+
+
+def _longest(counts: Sequence[int]) -> int:
+    return max((length for length, count in enumerate(counts) if count), default=0)
+
+
+def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
+    """Makes the table of a round's parts, in milliseconds."""
+    parts = [f"{part}_seconds" for part in (*PARTS, "round", "one_program")]
+    cells = [
+        [
+            each["method"],
+            *(number(1e3 * each[part], 3) for part in parts),
+            number(each["accepted_length"]),
+        ]
+        for each in methods
+    ]
+    header = ["method", *PARTS, "sum", "in one program", "accepted length"]
+    return Grid("Milliseconds per round: medians", header, cells)
+
+
+def curve_table(curve: Curve) -> Grid:
+    """Makes the table of accepted length and tokens per second of every series, by value."""
+    values = dict.fromkeys(str(point.value) for line in curve.series.values() for point in line)
+    header = [curve.setting]
+    cells = [[value] for value in values]
+    for name, line in curve.series.items():
+        header += [name, f"{name}, tokens/s"]
+        points = {str(point.value): point for point in line}
+        for row in cells:
+            point = points.get(row[0])
+            row.append(number(point.accepted_length if point else None))
+            row.append(number(point.tokens_per_second if point else None, 0))
+    return Grid(curve.title, header, cells)

@@ -1,0 +1,66 @@
+"""The tables that `specjax bench` prints."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from specjax.bench.checks import complaints, near_ties
+from specjax.bench.report.tables import COLUMNS
+from specjax.bench.summary import Measurement
+from specjax.decoding.sampling import LOSSY, Sampling
+
+TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
+
+
+def show(
+    rows: Sequence[Measurement],
+    num_runs: int,
+    bandwidth: float | None,
+    sampling: Sampling = Sampling(),
+) -> None:
+    """Prints the table, what its numbers mean, and in red whatever makes it worthless.
+
+    The rows are of one temperature and batch size; `bandwidth` is in bytes per second, if known.
+    """
+    width = max(Console().width, TABLE_WIDTH)
+    console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
+    console.print(table(rows, sampling))
+    one_task = [row for row in rows if row.task == rows[0].task]
+    compiling = sum(row.compile_seconds for row in one_task)
+    from_cache = ", partly from a cache" if any(row.is_cached for row in one_task) else ""
+    console.print(
+        f"medians of {num_runs} runs in turn; prefill counts, compiling ({compiling:.1f} s"
+        f"{from_cache}) does not; round: a round of decoding over a plain step; memory: everything "
+        "that a program holds at once, weights included; use an idle machine"
+    )
+    if bandwidth is not None:
+        is_cached = any((row.bandwidth_share or 0) > 1 for row in rows)
+        console.print(
+            "bandwidth: bytes per second that the target's passes must read, over the "
+            f"{bandwidth / 1e9:.0f} GB/s that this device reads"
+            + ("; beyond 100% caches hold them" if is_cached else "")
+        )
+    for line in near_ties(rows):
+        console.print(line)
+    for line in complaints(rows):
+        console.print(line, style="bold red")
+    if sampling.is_lossy:
+        console.print(LOSSY, style="bold red")
+
+
+def table(rows: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
+    """Makes one row per method under each kind of task, with the columns for terminals."""
+    first = rows[0]
+    batch = "" if first.batch == 1 else f", {first.batch} at once"
+    columns = [column for column in COLUMNS if column.in_terminal]
+    result = Table(f"T={first.temperature:g}{batch}", box=None, pad_edge=False)
+    for column in columns:
+        result.add_column(column.title, justify="right")
+    task = None
+    for row in rows:
+        if row.task != task:
+            result.add_row(row.task)
+            task = row.task
+        result.add_row(f"  {row.method}", *(column.text(row, sampling) for column in columns))
+    return result

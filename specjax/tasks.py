@@ -1,0 +1,196 @@
+"""Tasks from pocket's held-out code or from a file, and their prompts in tokens."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.prompt import chat_ids, from_ids
+from specjax.decoding.request import check_length, check_prompt
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
+from specjax.task_files import read_questions
+
+POCKET = "pocket"
+COMPLETE = "complete"  # pocket's kind of task that is not an edit
+# Returns plain greedy decoding's answers to prompts of token ids.
+Answer = Callable[[Sequence[tuple[int, ...]]], Iterable[Sequence[int]]]
+
+
+class Request(NamedTuple):
+    """One prompt, in tokens."""
+
+    kind: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt, or the user's side of a chat, and the kind of task that it counts under."""
+
+    kind: str
+    turns: tuple[str, ...]  # one text, or the user's messages in order
+    is_chat: bool = False  # the target gets the messages in chat form
+    is_opening: bool = False  # the text gets a BOS even if the tokenizer adds none
+
+    @property
+    def text(self) -> str:
+        """The first turn."""
+        return self.turns[0]
+
+
+def _to_stderr(complaint: str) -> None:
+    print("specjax:", complaint, file=sys.stderr)
+
+
+def read_tasks(
+    source: str,
+    limit: int,
+    seed: int = 0,
+    is_validation: bool = False,
+    complain: Callable[[str], None] = _to_stderr,
+) -> tuple[Task, ...]:
+    """Returns the first `limit` tasks of each kind, ordered by kind.
+
+    Args:
+        source: "pocket", or a file with questions in any of `task_files.FORMS`. The kind is their
+            `category`, or else the name of the file.
+        limit: tasks per kind.
+        seed: selects the tasks that pocket makes.
+        is_validation: whether pocket makes them of its validation code.
+        complain: called for every record that holds no task; such records are left out.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read or holds no task.
+    """
+    if limit < 1:
+        raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
+    if source == POCKET:
+        return tuple(_pocket_tasks(limit, seed, is_validation))
+    path = Path(source)
+    questions = read_questions(path, complain)
+    tasks = [Task(each.category or path.stem, each.turns, each.is_chat) for each in questions]
+    return tuple(_first_of_each_kind(tasks, limit))
+
+
+def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
+    """Returns the first prompt in tokens: a message in chat form, other text as it is.
+
+    Raises:
+        SpecjaxError: if the chat template refuses a user's message.
+    """
+    if task.is_chat:
+        return chat_ids(tokenizer, task.text)
+    ids = tuple(tokenizer(task.text)["input_ids"])
+    has_bos = tokenizer.bos_token_id in (None, *ids[:1])
+    return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
+
+
+def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
+    """Returns the prompt of turn `len(answers)`: the chat so far and the user's next message.
+
+    Args:
+        task: a chat.
+        answers: the assistant's answers to the earlier turns.
+        tokenizer: the target's.
+
+    Raises:
+        SpecjaxError: if the task has no such turn, or the chat template refuses such a chat.
+    """
+    if not task.is_chat or len(answers) >= len(task.turns):
+        form = "chat" if task.is_chat else "text"
+        raise SpecjaxError(
+            f"a {form} of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
+            "a chat with more turns than answers"
+        )
+    messages = []
+    for message, answer in zip(task.turns, answers, strict=False):  # the last is not answered
+        messages.append({"role": "user", "content": message})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": task.turns[len(answers)]})
+    return chat_ids(tokenizer, messages)
+
+
+def requests_of(
+    tasks: Sequence[Task], target: LoadedTarget, max_new_tokens: int, answer: Answer
+) -> list[Request]:
+    """Returns one prompt per turn, kind by kind.
+
+    Args:
+        tasks: tasks of one kind stand together.
+        target: whose tokens they are.
+        max_new_tokens: that the target adds to each.
+        answer: plain greedy decoding. Later turns follow its answers, so that all methods get the
+            same prompts.
+
+    Raises:
+        SpecjaxError: for a target without a tokenizer, or a prompt that it cannot continue.
+    """
+    tokenizer = target.require_tokenizer()
+    of_task = [[Request(task.kind, token_ids(task, tokenizer))] for task in tasks]
+    answered: list[list[str]] = [[] for _ in tasks]
+    _check_newest(of_task, target.config, max_new_tokens)
+    for turn in range(1, max(len(task.turns) for task in tasks)):
+        going_on = [number for number, task in enumerate(tasks) if len(task.turns) > turn]
+        answers = answer([of_task[number][-1].ids for number in going_on])
+        for number, tokens in zip(going_on, answers, strict=True):
+            task = tasks[number]
+            answered[number].append(tokenizer.decode(tokens, skip_special_tokens=True))
+            ids = later_turn_ids(task, answered[number], tokenizer)
+            of_task[number].append(Request(task.kind, ids))
+        _check_newest(of_task, target.config, max_new_tokens)
+    return [request for requests in of_task for request in requests]
+
+
+def check_prompts(
+    kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig, max_new_tokens: int
+) -> None:
+    """Raises SpecjaxError, with kind and number (from 0), for a prompt that cannot be served."""
+    try:
+        prompt = from_ids(rows)
+        check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)
+    except SpecjaxError as error:
+        raise SpecjaxError(f"{kind} {error}") from None
+    for number, ids in enumerate(rows):
+        try:
+            check_length(len(ids), max_new_tokens, config)
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{kind} prompt {number}: {error}, or leave it out") from None
+
+
+def _check_newest(
+    of_task: Sequence[Sequence[Request]], config: TransformerConfig, max_new_tokens: int
+) -> None:
+    newest = [requests[-1] for requests in of_task]
+    for kind, group in groupby(newest, key=lambda request: request.kind):
+        check_prompts(kind, [request.ids for request in group], config, max_new_tokens)
+
+
+def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
+    taken = Counter()
+    kept = []
+    for task in tasks:
+        taken[task.kind] += 1
+        if taken[task.kind] <= limit:
+            kept.append(task)
+    kinds = list(taken)
+    yield from sorted(kept, key=lambda task: kinds.index(task.kind))
+
+
+def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
+    """Yields edit tasks, as a user's message, and openings of code to be continued freely."""
+    from specjax.pocket import corpus, edits
+
+    made = edits.held_out_tasks(limit * len(edits.KINDS), seed, is_validation=is_validation)
+    for kind in edits.KINDS:
+        for task in made:
+            if task.kind == kind:
+                yield Task(kind, (f"{task.instruction}\n{task.source}",), is_chat=True)
+    for text in corpus.held_out_openings(limit, seed, is_validation):
+        yield Task(COMPLETE, (text,), is_opening=True)
