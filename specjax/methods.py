@@ -1,6 +1,6 @@
 """The registry: one row per method, from which commands, loading, training and tests derive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -24,6 +24,14 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 )
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.models.config import TransformerConfig
+from specjax.training.objectives.base import HeadTraining
+from specjax.training.objectives.eagle import EagleTraining
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.hydra import HydraTraining
+from specjax.training.objectives.medusa import MedusaTraining
+from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
+
+SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,11 @@ class Method:
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
     part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
     head: str = ""  # the kind of head that it reads, if any
+    training: type[HeadTraining] | None = None  # how `specjax train` makes that head
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
+    # Settings that `specjax tune machine` tries; a method without any is never behind `auto`.
+    search_space: SearchSpace = ()
 
     @property
     def has_params(self) -> bool:
@@ -55,9 +66,29 @@ class Method:
         }
 
 
+COPIED = (3, 10, 31)  # tokens of a chain that is copied
+PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
+CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
+DEPTH_TREES: SearchSpace = (
+    PUBLISHED,
+    {"tree": ("dynamic",), "top_k": (1,)},
+    {"tree": ("dynamic",), "num_tokens": (8, 24)},
+)
+BEAMS: SearchSpace = (
+    PUBLISHED,
+    {"top_k": (1,), "depth": (3, 5)},
+    {"top_k": (4,), "depth": (4,), "num_tokens": (8, 24)},
+)
+
 METHODS: dict[str, Method] = {
     "plain": Method(Autoregressive, "nothing", "plain decoding, the baseline"),
-    "pld": Method(PromptLookup, "nothing", "Prompt Lookup Decoding (Saxena, 2023)", copies=True),
+    "pld": Method(
+        PromptLookup,
+        "nothing",
+        "Prompt Lookup Decoding (Saxena, 2023)",
+        copies=True,
+        search_space=({"num_tokens": COPIED, "allow_shorter": (True,)},),
+    ),
     "pld-plus": Method(
         PromptLookupPlus,
         "hidden states of one target layer",
@@ -65,6 +96,7 @@ METHODS: dict[str, Method] = {
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
         copies=True,
         tuned=("layer", "num_tokens"),
+        search_space=({"num_tokens": COPIED},),
     ),
     "pld-plus-attention": Method(
         PromptLookupPlusAttention,
@@ -73,6 +105,7 @@ METHODS: dict[str, Method] = {
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
         copies=True,
         tuned=("heads", "num_tokens"),
+        search_space=({"num_tokens": COPIED},),
     ),
     "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
     "draft-model": Method(
@@ -81,15 +114,27 @@ METHODS: dict[str, Method] = {
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         part="draft",
         tuned=("rule", "length", "threshold", "max_length", "classifier"),
+        search_space=(
+            {"rule": ("fixed",), "length": (2, 5)},
+            {"rule": ("confidence", "disco"), "max_length": (8,)},
+        ),
     ),
-    "rest": Method(Retrieval, "a datastore", "REST (He et al., 2023)", part="datastore"),
+    "rest": Method(
+        Retrieval,
+        "a datastore",
+        "REST (He et al., 2023)",
+        part="datastore",
+        search_space=({"max_drafted": (7, 23, 63)},),
+    ),
     "medusa": Method(
         Medusa,
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
         part="medusa",
         head="medusa",
+        training=MedusaTraining,
         tuned=("choices",),
+        search_space=DEPTH_TREES,
     ),
     "hydra": Method(
         Hydra,
@@ -97,13 +142,26 @@ METHODS: dict[str, Method] = {
         "Hydra (Ankner et al., 2024)",
         part="hydra",
         head="hydra",
+        training=HydraTraining,
         tuned=("choices",),
+        search_space=(PUBLISHED, CHAIN),
     ),
     "eagle": Method(
-        Eagle, "an EAGLE head", "EAGLE (Li et al., 2024 a)", part="eagle", head="eagle"
+        Eagle,
+        "an EAGLE head",
+        "EAGLE (Li et al., 2024 a)",
+        part="eagle",
+        head="eagle",
+        training=EagleTraining,
+        search_space=(PUBLISHED, CHAIN),
     ),
     "eagle2": Method(
-        Eagle2, "an EAGLE head", "EAGLE-2 (Li et al., 2024 b)", part="eagle", head="eagle"
+        Eagle2,
+        "an EAGLE head",
+        "EAGLE-2 (Li et al., 2024 b)",
+        part="eagle",
+        head="eagle",
+        search_space=BEAMS,
     ),
     "hass": Method(
         Eagle2,
@@ -111,6 +169,8 @@ METHODS: dict[str, Method] = {
         "HASS (Zhang et al., 2025)",
         part="hass",
         head="eagle",
+        training=HassTraining,
+        search_space=BEAMS,
     ),
     "parallel-medusa": Method(
         ParallelSpecMedusa,
@@ -118,7 +178,9 @@ METHODS: dict[str, Method] = {
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-medusa",
         head="parallel",
+        training=ParallelMedusaTraining,
         tuned=("choices",),
+        search_space=DEPTH_TREES,
     ),
     "parallel-eagle": Method(
         ParallelSpec,
@@ -126,16 +188,15 @@ METHODS: dict[str, Method] = {
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-eagle",
         head="parallel",
+        training=ParallelEagleTraining,
         tuned=("choices",),
+        search_space=DEPTH_TREES,
     ),
     "auto": Method(
         Auto,
         "what `specjax tune machine` chose for target and machine; else it is pld",
         "the other methods, each behind a gate",
-        tuned=(
-            *("device", "method", "settings", "source"),
-            *("row_widths", "costs", "expected", "asked_cost", "row_costs"),
-        ),
+        tuned=("machine", "method", "settings", "source", "break_even", "widths"),
     ),
 }
 
@@ -186,8 +247,11 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
                 f"setting {name} of method {method!r} is {value!r}, not {wanted}; "
                 "`specjax methods` shows the defaults"
             )
-    parts = [None] * (len(fields(row.drafter)) - len(row.settings))
-    row.drafter(*parts, **settings)  # checks the values
+    blank = object.__new__(row.drafter)  # its head or draft is not known yet
+    for field in fields(row.drafter):
+        value = (row.settings | settings).get(field.name)
+        object.__setattr__(blank, field.name, value)
+    getattr(blank, "__post_init__", lambda: None)()  # checks the values
 
 
 def _is_of(value: Any, declared: Any) -> bool:

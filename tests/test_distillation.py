@@ -14,7 +14,6 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.hub import load
 from specjax.training import distillation
-from specjax.training.config import DistillOptions
 from specjax.training.conversations import (
     ASSISTANT,
     SYSTEM,
@@ -23,7 +22,13 @@ from specjax.training.conversations import (
     Turn,
     read_conversations,
 )
-from specjax.training.distillation import BATCH, check_room, distill, prompt_of
+from specjax.training.distillation import (
+    BATCH,
+    DistillOptions,
+    check_room,
+    distill,
+    prompt_of,
+)
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 
@@ -136,10 +141,10 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
 
 
 def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
-    file, given, complaints = tmp_path / "answers.jsonl", many(11), []
+    file, given, warnings = tmp_path / "answers.jsonl", many(11), []
     found = distill(target, given, file, LONGEST, SHORT)
-    read = list(read_conversations([file], complain=complaints.append))
-    assert complaints == []
+    read = list(read_conversations([file], warn=warnings.append))
+    assert warnings == []
     numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
     assert sorted(numbers) == list(range(11))
     assert [
@@ -148,9 +153,9 @@ def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
     assert all(
         before.text[:8] == after.text[:8] for before, after in zip(given, found, strict=True)
     )
-    examples = tokenize_all(found, target.tokenizer, 320, complain=complaints.append)
+    examples = tokenize_all(found, target.tokenizer, 320, warn=warnings.append)
     assert all(example.is_answer.any() for example in examples)
-    assert complaints == []
+    assert warnings == []
 
 
 class Killed(Exception):
@@ -189,56 +194,53 @@ def test_another_request_is_refused_by_name(target, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
         distill(target, given, file, LONGEST, SHORT)
-    for conversations, options, seed, told in [
+    for conversations, options, seed, named in [
         (given, replace(SHORT, distill_tokens=13), 0, r"\(distill_tokens\)"),
         (given, replace(SHORT, distill_temperature=0.5), 1, r"\(distill_temperature, seed\)"),
         (given[:1], SHORT, 0, r"\(prompts\)"),
     ]:
-        with pytest.raises(SpecjaxError, match=f"with other settings {told}"):
+        with pytest.raises(SpecjaxError, match=f"with different settings {named}"):
             distill(target, conversations, file, LONGEST, options, seed, resume=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_damaged_file_is_one_line(target, tmp_path):
+def test_a_corrupt_file_is_one_line(target, tmp_path):
     file, given = tmp_path / "answers.jsonl", many(2)
     distill(target, given, file, LONGEST, SHORT)
     file.write_bytes(b"no JSON\n" * 2)
-    with pytest.raises(SpecjaxError, match=r"answers.jsonl is damaged .*; delete it"):
+    with pytest.raises(SpecjaxError, match=r"answers.jsonl is corrupt .*; delete it"):
         distill(target, given, file, LONGEST, SHORT, resume=True)
 
 
 # ---- What cannot be answered --------------------------------------------------------------------
 
 
-def test_what_is_too_long_is_cut_or_left_out(target, tmp_path):
+def test_what_is_too_long_is_cut_or_skipped(target, tmp_path):
     """The second question of one does not fit, the first of another neither; a text is cut."""
     long = " ".join(WORDS * 60)
     given = [asked("best", long, "count"), asked(long), asked("max"), Conversation(text=long)]
-    file, complaints = tmp_path / "answers.jsonl", []
-    found = distill(target, given, file, LONGEST, SHORT, complain=complaints.append)
+    file, warnings = tmp_path / "answers.jsonl", []
+    found = distill(target, given, file, LONGEST, SHORT, warn=warnings.append)
     assert [each.turns[:1] for each in found] == [given[0].turns[:1], given[2].turns[:1], ()]
     assert [len(each.turns) for each in found] == [2, 2, 0]
     opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
     assert found[2].text.startswith(decoded(target, opening[:-1]))  # the last may be half a letter
-    [complaint] = complaints
-    assert complaint.startswith("1 of 4 conversations are left out: too long to be answered")
+    [warning] = warnings
+    assert warning.startswith("Skipped 1 of 4 conversations: too long to answer")
     assert len(file.read_text().splitlines()) == 4
-    assert (
-        distill(target, given, file, LONGEST, SHORT, resume=True, complain=complaints.append)
-        == found
-    )
+    assert distill(target, given, file, LONGEST, SHORT, resume=True, warn=warnings.append) == found
 
 
-def test_what_the_chat_template_refuses_is_left_out(target, tmp_path):
+def test_what_the_chat_template_refuses_is_skipped(target, tmp_path):
     picky = load(target.name)
     picky.tokenizer.chat_template = (
         "{% for message in messages %}{% if message.role == 'system' %}"
         "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
     )
-    given, complaints = [asked("best", system="Be short."), asked("max")], []
-    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT, complain=complaints.append)
+    given, warnings = [asked("best", system="Be short."), asked("max")], []
+    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT, warn=warnings.append)
     assert [each.turns[0].text for each in found] == ["max"]
-    assert complaints[0].endswith("or refused by its chat template")
+    assert warnings[0].endswith("or refused by the chat template.")
     with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
         distill(picky, given[:1], tmp_path / "b.jsonl", LONGEST, SHORT)
 

@@ -6,8 +6,9 @@ are inside `run`, so that help and errors in the options appear at once.
 
 import sys
 from collections.abc import Sequence
-from functools import partial
-from typing import Annotated
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any
 
 import tyro
 
@@ -20,25 +21,13 @@ from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
 from specjax.cli.methods import Methods
 from specjax.cli.report import ReportCommand
-from specjax.cli.train import Train
+from specjax.cli.train import Train, train_subcommands
 from specjax.cli.tune import Tune
 from specjax.core.errors import exit_code
 
 DESCRIPTION = """Lossless speculative decoding for Llama-family models.
 
 Start with `specjax generate --compare`. `specjax --version` prints the version."""
-
-Command = (
-    Annotated[Generate, tyro.conf.subcommand("generate")]
-    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
-    | Annotated[ReportCommand, tyro.conf.subcommand("report")]
-    | Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Tune, tyro.conf.subcommand("tune")]
-    | Annotated[DatastoreCommand, tyro.conf.subcommand("datastore")]
-    | Annotated[Attribute, tyro.conf.subcommand("attribute")]
-    | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[Methods, tyro.conf.subcommand("methods")]
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +44,7 @@ def _run(arguments: list[str]) -> None:
         print("specjax", __version__)
         return
     command = tyro.cli(
-        Command,  # pyright: ignore[reportArgumentType]  # a union of dataclasses is no class
+        _commands(arguments),
         prog="specjax",
         description=DESCRIPTION,
         args=arguments,
@@ -63,3 +52,25 @@ def _run(arguments: list[str]) -> None:
     )
     quiet()
     command.run()
+
+
+def _commands(arguments: list[str]) -> Any:
+    """Returns the union of all commands.
+
+    The subcommands of `train` come from the registry, which imports JAX; they are left out where
+    nobody sees them.
+    """
+    commands = {
+        "generate": Generate,
+        "bench": BenchCommand,
+        "report": ReportCommand,
+        "train": Train[train_subcommands() if arguments[:1] == ["train"] else None],
+        "tune": Tune,
+        "datastore": DatastoreCommand,
+        "attribute": Attribute,
+        "convert": Convert,
+        "methods": Methods,
+    }
+    return reduce(
+        or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items())
+    )

@@ -1,36 +1,33 @@
-"""`specjax train`: what a drafter must learn."""
+"""`specjax train`: a subcommand for each method that has a head, and disco."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from specjax.cli.train_disco import TrainDisco
-from specjax.cli.train_methods import (
-    TrainEagle,
-    TrainHass,
-    TrainHydra,
-    TrainMedusa,
-    TrainParallelEagle,
-    TrainParallelMedusa,
-)
+Subcommand = TypeVar("Subcommand")
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Generic[Subcommand]):
     """Train a drafter for a target, in one process that can be stopped and resumed."""
 
-    what: Annotated[
-        Annotated[TrainEagle, tyro.conf.subcommand("eagle")]
-        | Annotated[TrainHass, tyro.conf.subcommand("hass")]
-        | Annotated[TrainMedusa, tyro.conf.subcommand("medusa")]
-        | Annotated[TrainHydra, tyro.conf.subcommand("hydra")]
-        | Annotated[TrainParallelMedusa, tyro.conf.subcommand("parallel-medusa")]
-        | Annotated[TrainParallelEagle, tyro.conf.subcommand("parallel-eagle")]
-        | Annotated[TrainDisco, tyro.conf.subcommand("disco")],
-        tyro.conf.arg(name=""),
-    ]
+    subcommand: Annotated[Subcommand, tyro.conf.arg(name="")]
 
     def run(self) -> None:
-        """Trains what was chosen."""
-        self.what.run()
+        """Trains."""
+        chosen: Any = self.subcommand
+        chosen.run()
+
+
+def train_subcommands() -> Any:
+    """Returns the union of the subcommands, read off the registry; imports JAX."""
+    from specjax.cli.train_disco import TrainDisco
+    from specjax.cli.train_heads import train_command
+    from specjax.methods import METHODS
+
+    trained = {name: row.training for name, row in METHODS.items() if row.training}
+    commands = [train_command(name, training) for name, training in trained.items()]
+    return reduce(or_, [*commands, Annotated[TrainDisco, tyro.conf.subcommand("disco")]])

@@ -1,21 +1,34 @@
-"""`specjax train disco`: the classifier that tells a draft model when to stop."""
+"""`specjax train disco`: trains the classifier that stops a draft model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+from rich.console import Console
+from rich.table import Table
 from tyro.conf import arg
 
+from specjax.bench.measure import watched
+from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError
-
-if TYPE_CHECKING:
-    from specjax.bench.tasks import Task
-    from specjax.models.heads.length_classifier import TrainedClassifier
-    from specjax.training.draft_reading import FrozenModel
-    from specjax.training.objectives.length_classifier import Generate
+from specjax.core.files import expand_user
+from specjax.hub import load
+from specjax.loading import load_draft
+from specjax.models.heads.length_classifier import TrainedClassifier
+from specjax.models.io.checkpoint import vacant
+from specjax.tasks import POCKET, Task, check_prompts, read_tasks, token_ids
+from specjax.training.distillation import answers_of
+from specjax.training.draft_features import ContinuedPrompt, read_drafts
+from specjax.training.objectives.base import FrozenModel
+from specjax.training.objectives.length_classifier import (
+    ClassifierTraining,
+    Generate,
+    score,
+    train_classifier,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,7 @@ class TrainDisco:
     """Train the classifier that tells a draft model when to stop (--set rule=disco).
 
     The target continues every prompt, the draft reads along, and the classifier learns where the
-    two part.
+    two disagree.
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")]
@@ -33,53 +46,37 @@ class TrainDisco:
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or a question file as `bench`
-    reads them: Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in
-    each line."""
+    """pocket for tasks that `bench` does not measure, or a question file as `bench` reads them:
+    Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in each
+    line."""
     limit: int = 80
     """Prompts of each kind of task."""
     kinds: str = ""
-    """Train on these kinds of task only, with commas between; the test shows how far it carries."""
+    """Train on these kinds of task only, separated by commas; the test shows how it generalizes."""
     test_tasks: str = ""
     """Test on these tasks, kind by kind; by default, if --tasks is pocket, on those that `bench`
     measures."""
     test_limit: int = 10
     """Prompts of each kind of task in the test."""
     max_new_tokens: int = 128
-    """Tokens with which the target continues each prompt at most."""
+    """New tokens of each prompt's continuation at most."""
     labels: Literal["match", "overlap"] = "match"
-    """Learn where greedy tokens are equal, or how much the two distributions overlap."""
+    """Learn where the greedy tokens are equal, or how much the two distributions overlap."""
     position: Literal["draft", "generation"] = "draft"
     """Count positions from the start of the draft, or of the new text."""
     steps: int = 3000
     """Steps of the optimizer."""
     run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Keep checkpoints and metrics here; the same command then goes on where it stopped."""
+    """Keep checkpoints and metrics here; the same command then resumes where it stopped."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+    """dtype for weights and compute; by default float32 on CPU and bfloat16 elsewhere."""
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
-        from specjax.bench.progress import watched
-        from specjax.bench.requests import check_prompts
-        from specjax.bench.tasks import POCKET, read_tasks, token_ids
-        from specjax.cli.environment import use_compilation_cache
-        from specjax.core.files import expand_user
-        from specjax.hub import load
-        from specjax.loading import load_draft
-        from specjax.models.fingerprint import fingerprint
-        from specjax.models.io.checkpoint import vacant
-        from specjax.training.distillation import answers_of
-        from specjax.training.draft_reading import FrozenModel
-        from specjax.training.objectives.length_classifier import (
-            ClassifierSettings,
-            train_classifier,
-        )
-
         out = vacant(expand_user(self.out))
-        settings = ClassifierSettings(
+        settings = ClassifierTraining(
             labels=self.labels, position=self.position, num_steps=self.steps
         )
         use_compilation_cache()
@@ -94,10 +91,7 @@ class TrainDisco:
         for name, group in (("training", prompts), ("test", asked)):
             if group:
                 check_prompts(name, group, target.config, self.max_new_tokens)
-        frozen, reading = (
-            FrozenModel(each.model, each.params, fingerprint(each.config, each.params))
-            for each in (target, draft)
-        )
+        frozen, reading = FrozenModel.of(target), FrozenModel.of(draft)
         watch = partial(watched, doing="The target writes")
         continue_all = answers_of(target, self.max_new_tokens, watch)
         trained = train_classifier(
@@ -109,41 +103,33 @@ class TrainDisco:
         if test_tasks:
             show_test(trained, test_tasks, tokenizer, continue_all, frozen, reading)
 
-    def _training_tasks(self) -> "list[Task]":
-        from specjax.bench.tasks import read_tasks
-
+    def _training_tasks(self) -> list[Task]:
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)
         wanted = [kind.strip() for kind in self.kinds.split(",") if kind.strip()]
         for kind in wanted:
             if kind not in {task.kind for task in tasks}:
                 known = ", ".join(dict.fromkeys(task.kind for task in tasks))
-                raise SpecjaxError(f"--kinds {kind!r} is none of the tasks; they have {known}")
+                raise SpecjaxError(f"--kinds {kind!r} matches no task; the kinds are {known}")
         return [task for task in tasks if not wanted or task.kind in wanted]
 
 
 def show_test(
-    trained: "TrainedClassifier",
-    tasks: "Sequence[Task]",
+    trained: TrainedClassifier,
+    tasks: Sequence[Task],
     tokenizer: Any,
-    continue_all: "Generate",
-    target: "FrozenModel",
-    draft: "FrozenModel",
+    continue_all: Generate,
+    target: FrozenModel,
+    draft: FrozenModel,
 ) -> None:
-    """Prints how well the classifier tells, on each kind of task, and how well a static length."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from specjax.bench.tasks import token_ids
-    from specjax.training.draft_features import read_drafts
-    from specjax.training.draft_reading import Text
-    from specjax.training.objectives.length_classifier import test_scores
-
+    """Prints the scores of the classifier and of a static length on each kind of task."""
     table = Table("test", "F1", "precision", "recall", "static F1", "tokens", box=None)
     for kind, group in groupby(tasks, lambda task: task.kind):
         prompts = [token_ids(task, tokenizer) for task in group]
         pairs = zip(prompts, continue_all(prompts), strict=True)
-        data = read_drafts([Text(*pair) for pair in pairs], target, draft, trained.position)
-        scores = test_scores(trained, data)
+        texts = [ContinuedPrompt(*pair) for pair in pairs]
+        data = read_drafts(texts, target, draft, trained.position)
+        static_length = trained.scores["static_length"]
+        scores = score(trained.model, trained.params, data, trained.threshold, static_length)
         shares = [scores[name] for name in ("f1", "precision", "recall", "static_f1")]
         table.add_row(kind, *(f"{share:.3f}" for share in shares), str(scores["num_tokens"]))
     Console(soft_wrap=True, markup=False, highlight=False).print(table)

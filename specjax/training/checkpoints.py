@@ -1,13 +1,14 @@
-"""The checkpoints of a run: Orbax's, each with a checksum, the position in the data and a score.
+"""Orbax checkpoints of a run, each with a checksum, the position in the data and a score.
 
-A checkpoint is written beside the training and appears under its name when it is whole. One that
-was damaged later is told by its checksum, or by what Orbax says.
+A checkpoint is written in the background and gets its name once it is complete. Later corruption
+shows as a checksum mismatch, or as an error of Orbax.
 """
 
 import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import jax
@@ -18,18 +19,18 @@ from jaxtyping import PyTree
 from specjax.core.errors import SpecjaxError
 
 STATE, POSITION = "state", "position"  # the items of a checkpoint
-NO_SCORE = -math.inf  # a checkpoint that was not measured is worse than all that were
+NO_SCORE = -math.inf  # ranks checkpoints that were not measured below all others
 
 
 def manager_of(folder: Path, keep_last: int) -> Any:
-    """Orbax's manager of the checkpoints in `folder`: it keeps the newest ones and the best one."""
+    """Returns Orbax's manager of a folder; it keeps the newest checkpoints and the best one."""
     import orbax.checkpoint as ocp
 
     class Manager(ocp.CheckpointManager):
         def metrics(self, step: int) -> PyTree | None:
             try:
                 return super().metrics(step)
-            except Exception:  # damaged: to open the others must still be possible
+            except Exception:  # corrupt: the others must still open
                 return None
 
     policies = ocp.checkpoint_managers
@@ -40,21 +41,21 @@ def manager_of(folder: Path, keep_last: int) -> Any:
 
 
 def write(manager: Any, step: int, state: PyTree, data: Any, score: float | None) -> None:
-    """Starts to write a checkpoint, and returns while that goes on; `data` is JSON."""
+    """Writes a checkpoint in the background; `data` is the position in the data, as JSON."""
     import orbax.checkpoint as ocp
 
-    state = jax.tree.map(jnp.copy, state)  # the next step gives these arrays away
+    state = jax.tree.map(jnp.copy, state)  # the next step donates these arrays
     position = {"data": data, "checksum": checksum(state)}
     items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(position)}
-    # Without metrics Orbax would warn at every checkpoint that is not measured.
+    # Without metrics Orbax would warn about every checkpoint that was not measured.
     manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
 
 
 def read(manager: Any, step: int, state: PyTree) -> tuple[PyTree, Any]:
-    """The state, like the one that is given, and the position in the data.
+    """Reads a state with the structure of `state`, and the position in the data.
 
     Raises:
-        SpecjaxError: if the checkpoint is damaged.
+        SpecjaxError: if the checkpoint is corrupt; the message is the reason alone.
     """
     import orbax.checkpoint as ocp
 
@@ -62,24 +63,24 @@ def read(manager: Any, step: int, state: PyTree) -> tuple[PyTree, Any]:
     try:
         found = manager.restore(step, args=ocp.args.Composite(**items))
         position = found[POSITION]
-        is_whole = position["checksum"] == checksum(found[STATE])
+        is_intact = position["checksum"] == checksum(found[STATE])
     except Exception as error:  # Orbax and TensorStore raise many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpecjaxError(reason) from error
-    if not is_whole:
-        raise SpecjaxError(f"checkpoint {step} has not the checksum that it was saved with")
+        raise SpecjaxError(shorten(reason, 80, placeholder="...")) from error
+    if not is_intact:
+        raise SpecjaxError("checksum mismatch")
     return found[STATE], position["data"]
 
 
 def scores(manager: Any) -> dict[int, float]:
-    """The score of every checkpoint that was measured, by its step, the highest first."""
+    """Returns the scores of the measured checkpoints by step, the highest first."""
     found = {step: _score(manager.metrics(step)) for step in manager.all_steps()}
     ranked = sorted(found, key=lambda step: found[step], reverse=True)
     return {step: found[step] for step in ranked if found[step] > NO_SCORE}
 
 
 def checksum(state: PyTree) -> int:
-    """Of all arrays, in their order."""
+    """Computes a checksum of all arrays, in their order."""
     total = 0
     for leaf in jax.tree.leaves(state):
         content = np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8)

@@ -1,6 +1,6 @@
-"""Conversations to learn from, out of JSONL files, JSON lists and hub datasets.
+"""Reads conversations to learn from, out of JSONL files, JSON lists and hub datasets.
 
-The form is told line by line:
+Every line may have one of these forms:
 
     {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}   ShareGPT
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}]}          OpenAI
@@ -29,13 +29,13 @@ ROLES = {  # as files have them
     **dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "model"), ASSISTANT),
 }
 TURN_KEYS = ("conversations", "conversation", "messages")
-NUM_SHOWN = 3  # broken lines of a source that are told one by one
+NUM_SHOWN = 3  # broken lines of a source that are named one by one
 
-Complain = Callable[[str], None]
+Warn = Callable[[str], None]
 
 
 class Turn(NamedTuple):
-    """What one side says; `role` is system, user or assistant."""
+    """One message; `role` is system, user or assistant."""
 
     role: str
     text: str
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns, of which the assistant's are to be learned; or a plain text, to be learned whole.
+    """Turns, of which the assistant's are learned; or a plain text, which is learned whole.
 
     Raises:
         SpecjaxError: for both or neither, an unknown role, or a system turn that is not the first.
@@ -58,61 +58,63 @@ class Conversation:
         for number, turn in enumerate(self.turns):
             allowed = (SYSTEM, USER, ASSISTANT) if number == 0 else (USER, ASSISTANT)
             if turn.role not in allowed:
-                raise SpecjaxError(f"turn {number} is of {turn.role!r}; use {', '.join(allowed)}")
+                raise SpecjaxError(
+                    f"turn {number} has role {turn.role!r}; use {', '.join(allowed)}"
+                )
 
 
 def prompts_of(conversation: Conversation) -> tuple[str, ...]:
-    """What the user says, turn by turn: for self-distillation, where the target answers."""
+    """Returns the user's turns, for self-distillation, where the target answers."""
     return tuple(turn.text for turn in conversation.turns if turn.role == USER)
 
 
-def to_stderr(complaint: str) -> None:
-    """The default for those who take complaints."""
-    print("specjax:", complaint, file=sys.stderr)
+def to_stderr(warning: str) -> None:
+    """Prints a warning; the default of `warn`."""
+    print("specjax:", warning, file=sys.stderr)
 
 
 def read_conversations(
     sources: Sequence[str | Path],
     needs_answers: bool = True,
     limit: int | None = None,
-    complain: Complain = to_stderr,
+    warn: Warn = to_stderr,
 ) -> Iterator[Conversation]:
-    """The conversations of all `sources`, one after another, read as they are asked for.
+    """Yields the conversations of all `sources`, one after another.
 
     Args:
         sources: files with a JSON object per line or with a JSON list of objects, or hub ids of
             datasets (their "train" split; needs the package `datasets`).
-        needs_answers: leave out where the assistant says nothing; otherwise, for self-distillation,
-            where the user says nothing. Plain texts always stay.
-        limit: conversations of each source at most; what comes behind them is not read.
-        complain: told of the first lines of a source that are left out, and how many there were.
+        needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
+            those without user text. Plain texts always stay.
+        limit: conversations of each source at most; the rest of the source is not read.
+        warn: called with the first lines of a source that are skipped, and with their number.
 
     Raises:
-        SpecjaxError: for a source that does not exist, at once; for one that cannot be read, or of
-            which nothing is left, when its turn comes.
+        SpecjaxError: at once for a source that does not exist; when it is read for one that cannot
+            be read, or has no conversation left.
     """
     parts = [
-        _whole(str(source), _rows_of(source), needs_answers, limit, complain) for source in sources
+        _valid(str(source), _rows_of(source), needs_answers, limit, warn) for source in sources
     ]
     return chain.from_iterable(parts)
 
 
 class _Broken(Exception):
-    """A line to be left out: the kind of reason, by which they are counted, and what it says."""
+    """A line to skip: the kind of reason, by which such lines are counted, and the details."""
 
     def __init__(self, kind: str, details: str):
         super().__init__(details)
         self.kind = kind
 
 
-def _whole(
+def _valid(
     source: str,
     rows: Iterator[tuple[str, Any]],
     needs_answers: bool,
     limit: int | None,
-    complain: Complain,
+    warn: Warn,
 ) -> Iterator[Conversation]:
-    """The conversations of one source, without those that are broken."""
+    """Yields the conversations of one source, without the broken ones."""
     num_rows, broken = 0, Counter()
     for place, row in rows:
         num_rows += 1
@@ -121,7 +123,7 @@ def _whole(
         except _Broken as problem:
             broken[problem.kind] += 1
             if broken.total() <= NUM_SHOWN:
-                complain(f"{place} {problem}; this line is left out")
+                warn(f"{place} {problem}; skipping this line")
         else:
             yield conversation
             if num_rows - broken.total() == limit:
@@ -133,10 +135,10 @@ def _whole(
             'JSON object per line, such as {"prompt": "...", "response": "..."}'
         )
     if broken:
-        complain(f"{source}: {broken.total()} of {num_rows} lines are left out: {kinds}")
+        warn(f"Skipped {broken.total()} of {num_rows} lines of {source}: {kinds}.")
 
 
-# ---- Rows: a place, and what JSON says there, or bytes that are yet to be parsed -----------------
+# ---- Rows: a place, and the JSON value there, or bytes that are yet to be parsed -----------------
 
 
 def _rows_of(source: str | Path) -> Iterator[tuple[str, Any]]:
@@ -163,7 +165,7 @@ def _list_in(file: Path, content: bytes) -> list[Any]:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise SpecjaxError(
-            f"{file} is not valid JSON ({error}); mend it, or write one object per line"
+            f"{file} is not valid JSON ({error}); fix it, or write one object per line"
         ) from None
 
 
@@ -205,29 +207,29 @@ def _of_pair(asked: str, fields: dict[str, Any], answer_names: Sequence[str]) ->
 
 def _turns(rows: Any) -> list[Turn]:
     if not isinstance(rows, list) or not all(map(_is_object, rows)):
-        raise _Broken("of wrong types", "has turns that are no list of objects")
+        raise _Broken("of wrong types", "has turns that are not a list of objects")
     turns = []
     for row in rows:
         role = row.get("from", row.get("role"))
         if not isinstance(role, str) or role.lower() not in ROLES:
-            raise _Broken("with unknown roles", f"has a turn of {role!r}, no role that is known")
+            raise _Broken("with unknown roles", f"has a turn of the unknown role {role!r}")
         text = _text(row.get("value", row.get("content")), f"a turn of {role!r}")
         turns.append(Turn(ROLES[role.lower()], text))
     return turns
 
 
 def _text(value: Any, place: str) -> str:
-    """A string; or OpenAI's list of parts, if all of them are text."""
+    """Returns a string; of OpenAI's list of parts, if all of them are text, their whole."""
     if isinstance(value, list):
         is_text = [_is_object(part) and part.get("type") == "text" for part in value]
         value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
     if not isinstance(value, str):
-        raise _Broken("of wrong types", f"has {type(value).__name__} for text in {place}")
+        raise _Broken("of wrong types", f"has {type(value).__name__} instead of text in {place}")
     return whole_characters(value)
 
 
 def _of_turns(turns: Sequence[Turn]) -> Conversation:
-    """Without the answers before the first question, which a cut conversation may begin with."""
+    """Drops answers before the first question, which a cut conversation may begin with."""
     system = [turn for turn in turns[:1] if turn.role == SYSTEM]
     rest = list(turns[len(system) :])
     while rest and rest[0].role == ASSISTANT:

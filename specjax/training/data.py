@@ -1,20 +1,21 @@
-"""Examples -> batches without end, whose position can be saved and restored.
+"""Turns examples into endless batches whose position can be saved and restored.
 
-Each epoch is a new order of all examples, decided by the seed. Two ways to fill the rows:
+Each epoch goes through all examples in a new order, which the seed decides. Rows are filled by
 
-    padding   a row is one text, padded to the smallest of a few lengths; so few shapes are compiled
-    packing   a row is filled with texts up to `longest`; segments keep them apart
+    padding   one text per row, padded to the smallest of a few lengths, so few shapes are compiled
+    packing   texts up to `longest` tokens per row, which segments separate
 
 A batch is a dict of B rows of T slots:
 
     tokens     int32, 0 in the padding
-    is_answer  bool, the tokens to be learned
+    is_answer  bool, marks the tokens to learn
     segments   int32, 1 for the first text of a row and so on, 0 in the padding
     positions  int32, of each token within its text
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,19 +24,59 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.config import AHEAD, DataOptions
-from specjax.training.conversations import Complain, to_stderr
+from specjax.training.conversations import Warn, to_stderr
 from specjax.training.examples import Example
 
-PACKED_TOGETHER = 64  # rows filled at a time: more waste less, and take longer to restore
+AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
+MIN_BUCKET = 64
+PACKED_TOGETHER = 64  # rows filled at a time; more waste less padding, but take longer to restore
 
-Batch = dict[str, np.ndarray]
+NumpyBatch = dict[str, np.ndarray]
 Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, and their length
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How examples are made into batches.
+
+    Raises:
+        SpecjaxError: for sizes that are not possible, or that do not fit together.
+    """
+
+    batch_size: int = 8
+    """Rows of a batch."""
+    longest: int = 2048
+    """Tokens of the longest text, and of each row if texts are packed."""
+    packing: bool = False
+    """Fill rows with several texts, which do not see each other."""
+    buckets: tuple[int, ...] = ()
+    """Lengths that texts are padded to; by default powers of two up to the longest."""
+
+    def __post_init__(self):
+        if self.batch_size < 1 or self.longest <= AHEAD:
+            raise SpecjaxError(
+                f"batches of {self.batch_size} texts of up to {self.longest} tokens; take at least "
+                f"1 text and {AHEAD + 1} tokens"
+            )
+        if self.buckets and self.packing:
+            raise SpecjaxError("packed rows all have the longest length; give no buckets")
+        if self.buckets and list(self.buckets) != sorted({*self.buckets, self.longest}):
+            raise SpecjaxError(
+                f"buckets {self.buckets} must grow and end with the longest length, {self.longest}"
+            )
+
+    def lengths(self) -> tuple[int, ...]:
+        """Returns the lengths of rows, in growing order."""
+        if self.packing:
+            return (self.longest,)
+        powers = (2**power for power in range(self.longest.bit_length()))
+        inner = (length for length in powers if MIN_BUCKET <= length < self.longest)
+        return self.buckets or (*inner, self.longest)
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """Batches without end, and a position to go on from; states are JSON."""
+    """Endless batches, and a position to resume from; states are JSON."""
 
     def __next__(self) -> PyTree: ...
 
@@ -48,19 +89,19 @@ def batches(
     examples: Sequence[Example],
     options: DataOptions,
     seed: int = 0,
-    complain: Complain = to_stderr,
+    warn: Warn = to_stderr,
 ) -> Batches:
-    """Batches of the examples, epoch after epoch; an iterator of Grain's.
+    """Returns Grain's iterator over batches of the examples, epoch after epoch.
 
-    Every example comes once an epoch, but for those that teach nothing. Padded batches hold texts
-    of one bucket; what does not fill a batch moves to the next longer bucket, and empty rows fill
-    the last batch of an epoch. Packed batches run on from one epoch into the next.
+    Every example comes once an epoch, except for those that teach nothing. Padded batches hold
+    texts of one bucket; texts that do not fill a batch move to the next longer bucket, and empty
+    rows fill the last batch of an epoch. Packed batches run on from one epoch into the next.
 
     Args:
         examples: of at most `options.longest` tokens.
         options: how rows are filled.
         seed: decides the order, with the examples and their own order.
-        complain: told how many examples teach nothing.
+        warn: called with the number of examples that teach nothing.
 
     Raises:
         SpecjaxError: if an example is too long, or none teaches anything.
@@ -68,23 +109,25 @@ def batches(
     longest = max((len(example.tokens) for example in examples), default=0)
     if longest > options.longest:
         raise SpecjaxError(
-            f"an example has {longest} tokens, batches are for {options.longest}; tokenize it with "
-            "that limit"
+            f"an example has {longest} tokens, but batches hold {options.longest}; tokenize it "
+            "with that limit"
         )
     useful = [example for example in examples if teaches(example)]
     if not useful:
         raise SpecjaxError(
-            f"none of {len(examples)} examples has an answer within {options.longest} tokens; give "
-            "other data, or allow longer texts"
+            f"none of {len(examples)} examples has assistant text within {options.longest} "
+            "tokens; give other data, or raise --longest"
         )
     if len(useful) < len(examples):
-        count = len(examples) - len(useful)
-        complain(f"{count} of {len(examples)} examples are left out: no answer in what is kept")
+        warn(
+            f"Skipped {len(examples) - len(useful)} of {len(examples)} examples: truncation at "
+            "--longest left no assistant text."
+        )
     return (_packed if options.packing else _padded)(useful, options, seed)
 
 
 def from_function(batch_at: Callable[[int], PyTree]) -> Batches:
-    """The batches of a pure function of their number, from 0; an iterator of Grain's."""
+    """Returns Grain's iterator over `batch_at(0)`, `batch_at(1)` and so on; it must be pure."""
     import grain
 
     numbers = grain.MapDataset.range(sys.maxsize)
@@ -92,19 +135,19 @@ def from_function(batch_at: Callable[[int], PyTree]) -> Batches:
 
 
 def teaches(example: Example) -> bool:
-    """Whether any slot of the example counts (see `slot_mask`)."""
+    """Returns whether any slot of the example counts (see `slot_mask`)."""
     return bool(np.any(example.is_answer[AHEAD:]))
 
 
-def num_tokens(batch: Batch) -> int:
-    """The tokens of a batch, without its padding."""
+def num_tokens(batch: NumpyBatch) -> int:
+    """Counts the tokens of a batch without its padding."""
     return int(np.count_nonzero(batch["segments"]))
 
 
 def slot_mask(
     is_answer: Bool[Array, "B T"], segments: Int[Array, "B T"], ahead: int = AHEAD
 ) -> Bool[Array, "B T"]:
-    """Which slots count: those whose prediction, `ahead` tokens on, is an answer of their text."""
+    """Marks the slots that count: the token `ahead` of them belongs to an answer of their text."""
     missing = min(ahead, segments.shape[1])
 
     def later(values: Array) -> Array:
@@ -127,7 +170,7 @@ def _padded(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 
     num_batches = len(plan(0))  # the same in every epoch
 
-    def batch_at(number: int) -> Batch:
+    def batch_at(number: int) -> NumpyBatch:
         epoch, number = divmod(number, num_batches)
         chosen, length = plan(epoch)[number]
         return _rows([examples[index] for index in chosen], options.batch_size, length)
@@ -136,7 +179,7 @@ def _padded(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 
 
 def _plan(bucket_of: np.ndarray, batch_size: int, rng: np.random.Generator) -> Plan:
-    """A random order of full batches, but for one, that hold every example once."""
+    """Returns batches in random order that hold every example once; all but one are full."""
     order = rng.permutation(len(bucket_of))
     plan, waiting = [], order[:0]
     for length in np.unique(bucket_of):
@@ -149,7 +192,7 @@ def _plan(bucket_of: np.ndarray, batch_size: int, rng: np.random.Generator) -> P
     return [plan[index] for index in rng.permutation(len(plan))]
 
 
-def _rows(examples: Sequence[Example], batch_size: int, length: int) -> Batch:
+def _rows(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
     batch = _empty(batch_size, length)
     for row, example in enumerate(examples):
         size = len(example.tokens)
@@ -160,7 +203,7 @@ def _rows(examples: Sequence[Example], batch_size: int, length: int) -> Batch:
     return batch
 
 
-def _empty(batch_size: int, length: int) -> Batch:
+def _empty(batch_size: int, length: int) -> NumpyBatch:
     kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
     return {name: np.zeros((batch_size, length), kind) for name, kind in kinds.items()}
 
@@ -181,12 +224,12 @@ def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
     return iter(rows.map(_renamed).batch(options.batch_size))
 
 
-def _arrays(example: Example) -> Batch:
+def _arrays(example: Example) -> NumpyBatch:
     return {"tokens": example.tokens, "is_answer": example.is_answer}
 
 
-def _renamed(row: Batch) -> Batch:
-    """Grain numbers segments and positions for each array; ours agree."""
+def _renamed(row: NumpyBatch) -> NumpyBatch:
+    """Takes the segments and positions of one array; Grain numbers those of all alike."""
     return {
         "tokens": row["tokens"],
         "is_answer": row["is_answer"],
@@ -196,7 +239,7 @@ def _renamed(row: Batch) -> Batch:
 
 
 def _in_this_thread() -> Any:
-    """Examples are in memory already: threads that read ahead would only stand in the way."""
+    """Reads without threads: examples are in memory already."""
     import grain
 
     return grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

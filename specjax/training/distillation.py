@@ -1,12 +1,13 @@
-"""Texts that the target writes itself, several at a time: what drafters learn from best.
+"""Has the target write texts, which drafters learn from best.
 
 HASS, appendix D; ParallelSpec, section 5.3; DISCO, appendix D. A file of answers grows batch by
-batch, and the same request goes on with it where it stopped.
+batch, and the same request resumes it where it stopped.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,31 +26,51 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
-from specjax.training.config import DistillOptions
 from specjax.training.conversations import (
     ASSISTANT,
     SYSTEM,
     USER,
-    Complain,
     Conversation,
     Turn,
+    Warn,
     prompts_of,
     to_stderr,
 )
+from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines
 
 BATCH = 8  # prompts that the target continues together
-SHORTEST_PROMPT = 2  # tokens
+MIN_PROMPT = 2  # tokens
 OPENING_SHARE = 0.25  # of a plain text, which the target then continues
 
 Ids = Sequence[int]
 Watch = Callable[[Iterable[int]], Iterable[int]]
 
 
+@dataclass(frozen=True)
+class DistillOptions:
+    """How the target answers.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    distill_temperature: float = 0.0
+    """With --distill: the temperature at which the target answers."""
+    distill_tokens: int = 256
+    """With --distill: new tokens per answer at most."""
+    distill_batch: int = 8
+    """With --distill: prompts that are answered together."""
+
+    def __post_init__(self):
+        check_not_negative(self, "distill_temperature")
+        check_at_least_one(self, "distill_tokens", "distill_batch")
+
+
 def answers_of(
     target: LoadedTarget, max_new_tokens: int, watch: Watch = iter
 ) -> Callable[[Sequence[Ids]], list[list[int]]]:
-    """A function from prompts to the target's greedy continuations; `watch` sees its progress."""
+    """Returns a function from prompts to greedy continuations; `watch` sees its progress."""
 
     def answers(prompts: Sequence[Ids]) -> list[list[int]]:
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
@@ -74,14 +95,14 @@ def distill(
     seed: int = 0,
     watch: Watch = iter,
     resume: bool = False,
-    complain: Complain = to_stderr,
+    warn: Warn = to_stderr,
 ) -> list[Conversation]:
-    """The same conversations with the target's own answers, turn after turn, in their order.
+    """Replaces the answers in conversations by the target's own, turn after turn.
 
-    What the user says stays, up to what would not fit the target or what its chat template refuses;
-    a plain text keeps its opening. Conversations without any answer are left out. `file` gets a
-    line per conversation, in a form that `read_conversations` reads, and `file.json` beside it
-    tells what it is.
+    The user's turns stay, up to the first that does not fit the target or that its chat template
+    refuses; a plain text keeps its opening. Conversations without any answer are dropped. `file`
+    gets a line per conversation, in a form that `read_conversations` reads; `file.json` beside it
+    describes the request.
 
     Args:
         target: with a tokenizer.
@@ -89,14 +110,14 @@ def distill(
         file: grows by a batch of lines at a time.
         longest: tokens of a text, its last answer included.
         options: how the target answers.
-        seed: of what is drawn above temperature 0.
+        seed: of the draws above temperature 0.
         watch: sees the batches go by.
-        resume: go on with `file` where it stopped.
-        complain: told how many conversations are left out.
+        resume: continue `file` where it stopped.
+        warn: called with the number of conversations that are dropped.
 
     Raises:
         SpecjaxError: if the target has no tokenizer or no room for answers, if the file cannot be
-            written, is damaged or holds the answers to another request, or if nothing is answered.
+            written, is corrupt or holds the answers to another request, or if nothing is answered.
     """
     target.require_tokenizer()
     check_room(target, longest, options)
@@ -111,7 +132,7 @@ def distill(
         claim(file.with_suffix(file.suffix + ".json"), request, resume)
     rows, size = _rows_of(file, len(conversations), options.distill_batch), options.distill_batch
     key = jax.random.key(seed)
-    # Conversations of like length together; the order, and so every batch, is the same each time.
+    # Conversations of similar length go together, in the same batches each time.
     order = sorted(range(len(conversations)), key=lambda number: _size(conversations[number]))
     for start in watch(range(len(rows), len(order), size)):
         numbers = order[start : start + size]
@@ -124,31 +145,29 @@ def distill(
             stream.write("".join(json.dumps(row) + "\n" for row in new))
         rows += new
     texts = [_from_row(row) for row in sorted(rows, key=itemgetter("number"))]
-    return _without_unanswered(texts, complain)
+    return _answered_only(texts, warn)
 
 
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
-    """Raises SpecjaxError if no prompt can be answered within so many tokens."""
-    most = min(longest, target.config.longest_text)
-    if most - options.distill_tokens < SHORTEST_PROMPT:
+    """Raises SpecjaxError if no prompt can be answered within `longest` tokens."""
+    room = min(longest, target.config.longest_text)
+    if room - options.distill_tokens < MIN_PROMPT:
         raise SpecjaxError(
             f"distill_tokens {options.distill_tokens} leaves no room for a prompt in texts of "
-            f"{most} tokens; ask for fewer, or allow longer texts"
+            f"{room} tokens; lower --distill-tokens, or raise --longest"
         )
 
 
-def _without_unanswered(
-    texts: Sequence[Conversation | None], complain: Complain
-) -> list[Conversation]:
+def _answered_only(texts: Sequence[Conversation | None], warn: Warn) -> list[Conversation]:
     kept = [text for text in texts if text is not None]
-    why = "too long to be answered, or refused by its chat template"
+    why = "too long to answer, or refused by the chat template"
     if not kept:
         raise SpecjaxError(
             f"none of {len(texts)} conversations is answered: {why}; lower --distill-tokens, or "
             "give other data"
         )
     if len(kept) < len(texts):
-        complain(f"{len(texts) - len(kept)} of {len(texts)} conversations are left out: {why}")
+        warn(f"Skipped {len(texts) - len(kept)} of {len(texts)} conversations: {why}.")
     return kept
 
 
@@ -162,7 +181,7 @@ def _answered(
     options: DistillOptions,
     key: Key[Array, ""],
 ) -> list[Conversation | None]:
-    """Every text continued, every question answered, the first ones first; None without answer."""
+    """Continues texts and answers questions in their order; None where nothing is answered."""
     sampling, new_tokens = Sampling(options.distill_temperature), options.distill_tokens
     found: list[Conversation | None] = [None] * len(conversations)
     num_turns = max(len(prompts_of(each)) for each in conversations)
@@ -184,12 +203,12 @@ def _answered(
 
 
 def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
-    """What was said so far, and the next question; [] if there is none."""
-    said = [turn for turn in asked.turns[:1] if turn.role == SYSTEM]
+    """Returns the turns so far and the next question; [] if there is none."""
+    turns = [turn for turn in asked.turns[:1] if turn.role == SYSTEM]
     if so_far is not None:
-        said = list(so_far.turns)
-    questions = prompts_of(asked)[sum(turn.role == ASSISTANT for turn in said) :]
-    return [*said, Turn(USER, questions[0])] if questions else []
+        turns = list(so_far.turns)
+    questions = prompts_of(asked)[sum(turn.role == ASSISTANT for turn in turns) :]
+    return [*turns, Turn(USER, questions[0])] if questions else []
 
 
 def prompt_of(
@@ -199,26 +218,24 @@ def prompt_of(
     max_new_tokens: int,
     so_far: Conversation | None = None,
 ) -> Ids:
-    """What the target is to continue with so many tokens.
-
-    Of a conversation all up to its next answer, of a plain text its opening.
+    """Tokenizes a prompt for the target: a conversation up to its next answer, or a text's opening.
 
     Args:
         target: with a tokenizer.
-        asked: of which the user's turns are read, or the text.
+        asked: the user's turns, or a text.
         longest: tokens of prompt and continuation together, within the target's positions.
         max_new_tokens: of the continuation.
         so_far: the same with answers; None before the first one.
 
     Returns:
-        Token ids; () if there is nothing to say, no room, or if the chat template refuses it.
+        Token ids; () if there is no question, no room, or if the chat template refuses it.
     """
     tokenizer = target.require_tokenizer()
     room = min(longest, target.config.longest_text) - max_new_tokens
     if asked.text:
         ids = opening_ids(tokenizer, asked.text) if so_far is None else ()
-        length = min(room, max(SHORTEST_PROMPT, round(len(ids) * OPENING_SHARE)))
-        return ids[:length] if min(length, len(ids)) >= SHORTEST_PROMPT else ()
+        length = min(room, max(MIN_PROMPT, round(len(ids) * OPENING_SHARE)))
+        return ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
     turns = _next_turns(asked, so_far)
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     if not messages:
@@ -251,7 +268,7 @@ def _answer(
     sampling: Sampling,
     key: Key[Array, ""],
 ) -> list[list[int]]:
-    """The continuations of all prompts at once, end tokens included; drafted by prompt lookup."""
+    """Continues all prompts at once, with prompt lookup; end tokens are included."""
     out = speculative_generate(
         Params(target.params),
         from_ids(prompts),
@@ -274,8 +291,6 @@ def _size(conversation: Conversation) -> int:
 
 
 def _checksum(conversations: Sequence[Conversation]) -> str:
-    import hashlib
-
     text = json.dumps([_as_row(each) for each in conversations])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -296,16 +311,16 @@ def _from_row(row: dict[str, Any]) -> Conversation | None:
 
 
 def _rows_of(file: Path, num_wanted: int, size: int) -> list[dict[str, Any]]:
-    """The whole batches that `file` holds; cuts off what a stopped run left unfinished."""
+    """Reads the whole batches in `file`; cuts off an unfinished one."""
     lines = whole_lines(file)
     if len(lines) < num_wanted:
         lines = lines[: len(lines) // size * size]
     keep_lines(file, lines)
     try:
         rows = [json.loads(line) for line in lines]
-        for row in rows:  # each is a conversation, and tells which
+        for row in rows:  # each is a conversation with its number
             _from_row(row)
             int(row["number"])
         return rows
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecjaxError(f"{file} is damaged ({error}); delete it and distill again") from None
+        raise SpecjaxError(f"{file} is corrupt ({error}); delete it and distill again") from None

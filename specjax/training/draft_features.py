@@ -1,29 +1,48 @@
-"""Training data of the length classifier: the draft judged at every token of the target's texts.
+"""Training data of the length classifier: the draft's guess at every token of the target's texts.
 
 DISCO, appendix D.1: the target writes its text, and for each prefix of it the draft makes one
-token. What the position counts is told there in another way than in section 4. Within the draft
-(the default, and what the classifier sees while it drafts) is here the number of tokens since the
-last mismatch: a draft of unlimited length starts anew behind every mismatch, where the target has
-put its own token, so each token of the text is drafted exactly once, at that depth. A draft of
-limited length starts anew more often; its depths are among these.
+token. The appendix counts positions differently than section 4. Positions within the draft (the
+default, and what the classifier sees while it drafts) are here the number of tokens since the last
+mismatch: a draft of unlimited length starts anew after every mismatch, where the target has put its
+own token, so each token of the text is drafted exactly once, at that depth. A draft of limited
+length starts anew more often; its depths are among these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.heads.length_classifier import LabelKind, PositionKind, with_position
-from specjax.training.draft_reading import (
-    FrozenModel,
-    Reading,
-    Text,
-    check_vocabularies,
-    read_texts,
+from specjax.models.cache import KVCache
+from specjax.models.heads.length_classifier import (
+    LabelKind,
+    PositionKind,
+    distribution_features,
+    with_position,
 )
+from specjax.models.target import Target, causal_rows
+from specjax.training.objectives.base import FrozenModel
+
+CHUNK = 128  # rows at a time: bounds the memory of logits; texts are padded to multiples of it
+BATCH = 8  # texts at a time
+
+
+class ContinuedPrompt(NamedTuple):
+    """A prompt and how the target continues it, as token ids."""
+
+    prompt: Sequence[int]
+    continuation: Sequence[int]
+
+    @property
+    def length(self) -> int:
+        """Tokens of both."""
+        return len(self.prompt) + len(self.continuation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,27 +52,27 @@ class DraftFeatures:
     features: Float32[np.ndarray, "N 12"]
     labels: Float32[np.ndarray, " N"]  # 0 or 1, or between for overlap
     is_match: Bool[np.ndarray, " N"]  # the draft's most likely token is the target's
-    depth: Int[np.ndarray, " N"]  # tokens since the last mismatch, whatever the features hold
+    depth: Int[np.ndarray, " N"]  # tokens since the last mismatch, whatever the features count
     prompt: Int[np.ndarray, " N"]  # number of the text
 
     def rows(self, wanted: Bool[np.ndarray, " N"]) -> "DraftFeatures":
-        """The rows where `wanted` is true."""
+        """Returns the rows where `wanted` is true."""
         columns = (self.features, self.labels, self.is_match, self.depth, self.prompt)
         return DraftFeatures(*(column[wanted] for column in columns))
 
 
 def read_drafts(
-    texts: Sequence[Text],
+    texts: Sequence[ContinuedPrompt],
     target: FrozenModel,
     draft: FrozenModel,
     position: PositionKind = "draft",
     labels: LabelKind = "match",
 ) -> DraftFeatures:
-    """Features and labels of all tokens of the continuations, from one pass over each text.
+    """Computes features and labels of all tokens of the continuations, in one pass per text.
 
     Args:
         texts: prompts with the target's own continuations; empty continuations give no rows.
-        target: is run only for labels of the overlap.
+        target: runs only for labels of the overlap.
         draft: the model whose distributions the classifier sees.
         position: "draft" counts the tokens since the last mismatch, "generation" those since the
             prompt; both from 0.
@@ -65,7 +84,7 @@ def read_drafts(
         SpecjaxError: if no text has a continuation, or the models' vocabularies differ.
     """
     check_vocabularies(target, draft)
-    readings = dict(read_texts(texts, draft, target if labels == "overlap" else None))
+    readings = dict(_read_texts(texts, draft, target if labels == "overlap" else None))
     if not readings:
         raise SpecjaxError("the target continued no prompt; give prompts that it answers")
     parts = [
@@ -75,10 +94,43 @@ def read_drafts(
     return DraftFeatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
+def check_vocabularies(target: FrozenModel, draft: FrozenModel) -> None:
+    """Raises SpecjaxError unless both models have vocabularies of one size."""
+    sizes = [each.model.config.vocab_size for each in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise SpecjaxError(
+            f"the draft has a vocabulary of {sizes[1]} tokens, the target one of {sizes[0]}; give "
+            "a draft that shares the target's tokenizer"
+        )
+
+
+def split_by_prompt(
+    data: DraftFeatures, fraction: float, seed: int
+) -> tuple[DraftFeatures, DraftFeatures]:
+    """Splits into training and validation rows; `fraction` of the prompts, at least 1, validate.
+
+    Raises:
+        SpecjaxError: if there are fewer than two prompts with rows.
+    """
+    prompts = np.unique(data.prompt)
+    if len(prompts) < 2:
+        raise SpecjaxError(
+            "training and validation need a prompt each; give at least 2 that the target continues"
+        )
+    count = min(max(1, round(fraction * len(prompts))), len(prompts) - 1)
+    chosen = np.random.default_rng(seed).permutation(prompts)[:count]
+    validates = np.isin(data.prompt, chosen)
+    return data.rows(~validates), data.rows(validates)
+
+
 def _rows_of(
-    text: Text, number: int, reading: Reading, position: PositionKind, labels: LabelKind
+    text: ContinuedPrompt,
+    number: int,
+    reading: "Reading",
+    position: PositionKind,
+    labels: LabelKind,
 ) -> tuple[np.ndarray, ...]:
-    """The columns of `DraftFeatures` for one text."""
+    """Returns the columns of `DraftFeatures` for one text."""
     count = len(text.continuation)
     is_match = reading.choice == np.asarray(text.continuation)
     depth = run_lengths(is_match)
@@ -93,27 +145,90 @@ def _rows_of(
 
 
 def run_lengths(is_match: Bool[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """For each place, how many places directly before it match."""
+    """Counts, for each place, the matches directly before it."""
     places = np.arange(len(is_match))
-    starts = np.where(is_match, 0, places + 1)  # a run starts behind a mismatch
+    starts = np.where(is_match, 0, places + 1)  # a run starts after a mismatch
     starts = np.concatenate([[0], starts[:-1]])
     return places - np.maximum.accumulate(starts)
 
 
-def split_by_prompt(
-    data: DraftFeatures, fraction: float, seed: int
-) -> tuple[DraftFeatures, DraftFeatures]:
-    """Training and validation rows; `fraction` of the prompts, but at least one, validate.
+# ---- One teacher-forced pass over whole texts --------------------------------------------------
 
-    Raises:
-        SpecjaxError: if there are fewer than two prompts with rows.
-    """
-    prompts = np.unique(data.prompt)
-    if len(prompts) < 2:
-        raise SpecjaxError(
-            "training and validation need a prompt each; give at least 2 that the target continues"
+
+class Reading(NamedTuple):
+    """The draft's guess at each of the N tokens of a continuation, given all tokens before it."""
+
+    features: Any  # [N, 11], of its distribution
+    choice: Any  # [N], its most likely token
+    overlap: Any  # [N], 1 - total variation distance to the target, meaningless if that did not run
+
+
+def _read_texts(
+    texts: Sequence[ContinuedPrompt], draft: FrozenModel, target: FrozenModel | None
+) -> Iterator[tuple[int, Reading]]:
+    """Yields number and reading of each text that has a continuation, the shortest first."""
+    owners = (draft,) if target is None else (draft, target)
+    models = tuple(each.model for each in owners)
+    params = tuple(each.params for each in owners)
+    wanted = [number for number, text in enumerate(texts) if len(text.continuation)]
+    wanted.sort(key=lambda number: texts[number].length)
+    for start in range(0, len(wanted), BATCH):
+        numbers = wanted[start : start + BATCH]
+        tokens, lengths = _padded([texts[number] for number in numbers])
+        seen = jax.tree.map(np.asarray, _read(params, tokens, lengths, models=models))
+        for row, number in enumerate(numbers):
+            first = len(texts[number].prompt) - 1  # the prompt's last row predicts the first token
+            last = texts[number].length - 1
+            yield number, Reading(*(part[row, first:last] for part in seen))
+
+
+def _padded(texts: Sequence[ContinuedPrompt]) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
+    """Returns whole texts in rows, T a multiple of CHUNK, and their lengths; B is always BATCH."""
+    longest = max(text.length for text in texts)
+    tokens = np.zeros((BATCH, -(-longest // CHUNK) * CHUNK), np.int32)
+    lengths = np.full(BATCH, longest, np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : text.length] = [*text.prompt, *text.continuation]
+        lengths[row] = text.length
+    return jnp.asarray(tokens), jnp.asarray(lengths)
+
+
+@partial(jax.jit, static_argnames="models")
+def _read(
+    params: tuple[Any, ...],
+    tokens: Int[Array, "B T"],
+    text_length: Int[Array, " B"],
+    *,
+    models: tuple[Target, ...],
+) -> Reading:
+    """Runs the draft, and the target if given, chunk by chunk; no logits outlive a chunk."""
+    batch, length = tokens.shape
+    caches = tuple(
+        model.new_cache(own, batch, length, text_length)
+        for model, own in zip(models, params, strict=True)
+    )
+
+    def read_chunk(caches, part):
+        runs = [_probs(*each, part) for each in zip(models, params, caches, strict=True)]
+        first, last = runs[0][0], runs[-1][0]
+        seen = Reading(
+            features=distribution_features(first),
+            choice=jnp.argmax(first, axis=-1),
+            overlap=jnp.sum(jnp.minimum(first, last), axis=-1),
         )
-    count = min(max(1, round(fraction * len(prompts))), len(prompts) - 1)
-    chosen = np.random.default_rng(seed).permutation(prompts)[:count]
-    validates = np.isin(data.prompt, chosen)
-    return data.rows(~validates), data.rows(validates)
+        return tuple(cache for _, cache in runs), seen
+
+    chunks = tokens.reshape(batch, -1, CHUNK).swapaxes(0, 1)
+    _, seen = jax.lax.scan(read_chunk, caches, chunks)
+    return jax.tree.map(
+        lambda part: part.swapaxes(0, 1).reshape(batch, length, *part.shape[3:]), seen
+    )
+
+
+def _probs(
+    model: Target, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
+) -> tuple[Float[Array, "B C V"], KVCache]:
+    output, cache = model.run(params, causal_rows(tokens, cache.length), cache)
+    assert output.logits is not None
+    probs = jax.nn.softmax(output.logits, axis=-1)
+    return probs, cache.advance(jnp.full(tokens.shape[:1], tokens.shape[1]))

@@ -1,9 +1,8 @@
-"""Conversations as tokens, each marked as the assistant's or not.
+"""Tokenizes conversations and marks the tokens of the assistant.
 
-The whole conversation is tokenized once. An answer is what follows the text up to where the
-template lets the assistant begin, through the token with which the assistant ends its turn: just
-what the model itself must say. Where a template writes something behind that token, such as a line
-break, it belongs to nobody.
+The whole conversation is tokenized once. An answer begins where the template lets the assistant
+begin, and ends with the token that ends the assistant's turn: exactly what the model itself must
+say. If a template writes more after that token, such as a line break, it is not marked.
 """
 
 import re
@@ -20,19 +19,19 @@ from specjax.core.errors import SpecjaxError
 from specjax.training.conversations import (
     ASSISTANT,
     NUM_SHOWN,
-    Complain,
     Conversation,
+    Warn,
     to_stderr,
 )
 
-PLACEHOLDERS = range(0xE000, 0xF900)  # characters that Unicode leaves to private use
+PLACEHOLDERS = range(0xE000, 0xF900)  # characters for private use
 
 Span = tuple[int, int]  # from one character to before another
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """T tokens of one text; `is_answer` marks those that the assistant says."""
+    """T tokens of one text; `is_answer` marks those of the assistant."""
 
     tokens: Int32[np.ndarray, " T"]
     is_answer: Bool[np.ndarray, " T"]
@@ -42,15 +41,15 @@ def tokenize_all(
     conversations: Iterable[Conversation],
     tokenizer: Any,
     longest: int,
-    complain: Complain = to_stderr,
+    warn: Warn = to_stderr,
 ) -> list[Example]:
-    """The examples of all conversations, but for those that the chat template refuses.
+    """Tokenizes all conversations except those that the chat template refuses.
 
     Args:
         conversations: such as those of `read_conversations`.
         tokenizer: of `transformers`.
         longest: tokens after which an example is cut off.
-        complain: told of the first refusals, and of their number.
+        warn: called with the first refusals, and with their number.
 
     Raises:
         SpecjaxError: if the template refuses every conversation.
@@ -62,25 +61,25 @@ def tokenize_all(
         except SpecjaxError as error:
             refusals.append(error)
             if len(refusals) <= NUM_SHOWN:
-                complain(f"conversation {number} is left out: {error}")
+                warn(f"Skipped conversation {number}: {error}")
     if refusals and not examples:
-        raise SpecjaxError(f"no conversation is left: {refusals[0]}")
+        raise SpecjaxError(f"every conversation was skipped: {refusals[0]}")
     if refusals:
-        complain(f"{len(refusals)} of {number} conversations are left out by the chat template")
+        warn(f"Skipped {len(refusals)} of {number} conversations: the chat template refuses them.")
     return examples
 
 
 def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Example:
-    """The tokens of a conversation in the tokenizer's chat template, or in Vicuna's.
+    """Tokenizes a conversation in the tokenizer's chat template, or in Vicuna's.
 
     Args:
-        conversation: what follows its last answer is left out; of a plain text all tokens count.
-        tokenizer: of `transformers`; a slow one, which tells no offsets, is asked more often.
+        conversation: turns after its last answer are dropped; of a plain text all tokens count.
+        tokenizer: of `transformers`; a slow one, without offsets, is called more often.
         longest: tokens after which the example is cut off.
 
     Raises:
-        SpecjaxError: if the template refuses the turns, or writes a turn differently where more
-            turns follow, so that what the model sees while it answers is not what stands before.
+        SpecjaxError: if the template refuses the turns, or writes a turn differently when more
+            turns follow, so that training and decoding would see different text before an answer.
     """
     if conversation.text:
         ids = opening_ids(tokenizer, conversation.text)
@@ -97,7 +96,7 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
 
 
 def _messages(conversation: Conversation) -> list[Message]:
-    """The turns up to the last answer.
+    """Returns the turns up to the last answer.
 
     Raises:
         SpecjaxError: if there is no answer, or it comes before any question.
@@ -124,9 +123,9 @@ def _example(ids: Sequence[int], marked: Iterable[Span], longest: int) -> Exampl
 
 
 def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number: int) -> Span:
-    """The characters of `text` that the model must say as message `number`."""
+    """Finds the characters of `text` that the model must say as message `number`."""
     before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
-    # With another answer in its place, what follows the answer is the same and can be seen.
+    # With a placeholder for the answer, the text after it is the same and can be located.
     other = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
     changed = [dict(message) for message in messages]
     changed[number]["content"] = other
@@ -134,9 +133,9 @@ def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number:
     end = len(text) - len(after)
     if not found or not text.startswith(before) or not text.endswith(after) or end < len(before):
         raise SpecjaxError(
-            f"the tokenizer's chat template writes the answer in turn {number}, or what stands "
-            "before it, differently when all turns are there; drop the turns after the first "
-            "answer, or give the tokenizer a template that only appends"
+            f"the tokenizer's chat template writes the answer in turn {number}, or the text before "
+            "it, differently when more turns follow; drop the turns after the first answer, or "
+            "give the tokenizer a template that only appends"
         )
     end_token = _end_token(tokenizer).match(text, end)
     return len(before), end_token.end() if end_token else end
@@ -144,7 +143,7 @@ def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number:
 
 @lru_cache(maxsize=4)
 def _end_token(tokenizer: Any) -> re.Pattern[str]:
-    """What ends a turn right behind its text: EOS, or another special token but BOS."""
+    """Matches the end of a turn after its text: EOS, or any special token except BOS."""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= set(tokenizer.all_special_tokens)
     special -= {tokenizer.bos_token} - {tokenizer.eos_token}
@@ -159,7 +158,7 @@ def _end_token(tokenizer: Any) -> re.Pattern[str]:
 def _with_offsets(
     tokenizer: Any, text: str, spans: Sequence[Span]
 ) -> tuple[Sequence[int], list[Span]]:
-    """The tokens of `text`, and which of them end within each span."""
+    """Returns the tokens of `text`, and the range of those that end within each span."""
     encoding = encode_chat(tokenizer, text, return_offsets_mapping=True, verbose=False)
     starts, ends = np.asarray(encoding["offset_mapping"]).T
     marked = []
@@ -174,7 +173,7 @@ def _with_offsets(
 def _with_prefixes(
     tokenizer: Any, text: str, spans: Sequence[Span]
 ) -> tuple[Sequence[int], list[Span]]:
-    """The same, from how many tokens the text up to each end of a span shares with the whole."""
+    """Does the same by tokenizing the text up to each end of a span."""
     ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]
 
     def tokens_before(character: int) -> int:

@@ -1,12 +1,12 @@
-"""Training a drafter head for a target, from texts to a folder that can be loaded and shared."""
+"""Trains a drafter head for a target, from examples to a folder that can be loaded and shared."""
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from errno import EACCES, ENOTDIR
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -16,41 +16,31 @@ from specjax.core.files import writable
 from specjax.models.heads.kinds import KINDS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.training.checkpoints import checksum
-from specjax.training.config import HeadSettings
-from specjax.training.data import batches
-from specjax.training.draft_reading import FrozenModel
+from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example
-from specjax.training.loop import Evaluation, LossFn, Trained, train
-from specjax.training.objectives.eagle import eagle_loss
-from specjax.training.objectives.hass import hass_loss
-from specjax.training.objectives.hydra import hydra_loss
-from specjax.training.objectives.medusa import medusa_loss
-from specjax.training.objectives.parallel_spec import parallel_eagle_loss, parallel_medusa_loss
-from specjax.training.optimizer import optimizer_of
+from specjax.training.loop import Evaluation, LoopOptions, Trained, train
+from specjax.training.objectives.base import FrozenModel, HeadTraining
+from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from specjax.training.run_folder import CONFIG, check_vacant
 
-OF_THE_TARGET = ("layers", "hidden_size", "vocab_size")  # in the config of a head
+TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
 MEMORY_ADVICE = (
     "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
     "--remat, or take --dtype bfloat16"
 )
 
 
-class Trainable(NamedTuple):
-    """How the head of a method is trained."""
+@dataclass(frozen=True)
+class HeadSettings:
+    """Everything that decides a head except the target, the texts and the params to start from."""
 
-    kind: str  # of `models.heads.kinds.KINDS`
-    loss: Callable[..., LossFn]  # (head, target, objective, remat); see `eagle_loss`
-
-
-TRAINABLE = {
-    "eagle": Trainable("eagle", eagle_loss),
-    "hass": Trainable("eagle", hass_loss),
-    "medusa": Trainable("medusa", medusa_loss),
-    "hydra": Trainable("hydra", hydra_loss),
-    "parallel-medusa": Trainable("parallel", parallel_medusa_loss),
-    "parallel-eagle": Trainable("parallel", parallel_eagle_loss),
-}
+    method: str
+    kind: str  # of head: a key of `models.heads.kinds.KINDS`
+    training: HeadTraining
+    optimizer: OptimizerOptions
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    remat: bool = False
 
 
 def train_head(
@@ -67,32 +57,30 @@ def train_head(
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
     Args:
-        head: its shape; of the kind that `settings.method` trains, such as `EagleHead`.
-        target: with the fingerprint that the head is to carry.
+        head: the module, such as an `EagleHead`.
+        target: with the fingerprint that the head records.
         examples: texts with their answers marked.
         settings: see there.
         out: the run folder.
-        start: params to go on from; by default new ones.
+        start: params to start from; by default new ones.
         evaluation: a measurement of params by decoding; the best params are those with the highest
             score, and without one the last.
-        resume: go on with the run in `out`.
+        resume: continue the run in `out`.
 
     Raises:
-        SpecjaxError: as `training.loop.train` and `training.data.batches` do, for a top loss that
-            is not possible, or if the head cannot be written.
+        SpecjaxError: as `training.loop.train` and `training.data.batches` do, or if the head cannot
+            be written.
     """
     params = new_params(head, target, settings.loop.seed) if start is None else start
     config = asdict(settings) | {
-        "method": settings.method,
         "shape": shape_of(head),
         "target": target.fingerprint,
         "dtype": str(target.model.dtype(target.params)),
         "texts": _checksum(examples),
         "start": None if start is None else checksum(start),
     }
-    loss = TRAINABLE[settings.method].loss
     trained = train(
-        loss(head, target.model, settings.objective, settings.remat),
+        settings.training.loss(head, target.model, settings.remat),
         params,
         batches(examples, settings.data, settings.loop.seed),
         optimizer_of(settings.optimizer, settings.loop.total_steps),
@@ -112,7 +100,7 @@ def train_head(
 
 
 def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
-    """Random params; LM heads of a head's own begin as the target's."""
+    """Draws random params; LM heads of the head's own start as copies of the target's."""
     key = jax.random.key(seed)
     if not getattr(head.config, "has_lm_heads", False):
         return head.initialise(key)
@@ -120,8 +108,8 @@ def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
 
 
 def shape_of(head: Any) -> dict[str, Any]:
-    """What tells a head from others for the same target."""
-    own = {name: value for name, value in vars(head.config).items() if name not in OF_THE_TARGET}
+    """Returns what distinguishes a head from others for the same target."""
+    own = {name: value for name, value in vars(head.config).items() if name not in TARGET_FIELDS}
     layers = getattr(head.config, "layers", None)
     return own if layers is None else own | {"num_hidden_layers": layers.num_hidden_layers}
 
@@ -129,7 +117,7 @@ def shape_of(head: Any) -> dict[str, Any]:
 def _save(
     folder: Path, head: Any, target: FrozenModel, trained: Trained, config: dict[str, Any]
 ) -> None:
-    """Writes the best head, and what made it."""
+    """Writes the best head and its provenance."""
     about = {
         "method": config["method"],
         "target": target.fingerprint,
@@ -140,7 +128,7 @@ def _save(
     }
     save_head(
         folder,
-        KINDS[TRAINABLE[config["method"]].kind],
+        KINDS[config["kind"]],
         head,
         trained.best_params,
         "float32",
@@ -151,7 +139,7 @@ def _save(
 
 
 def check_out(out: Path, resume: bool) -> None:
-    """Raises SpecjaxError if no run can begin in `out`: before anything that takes long."""
+    """Raises SpecjaxError if no run can start in `out`; called before anything slow."""
     with writable(out):
         has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
         base = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
@@ -160,7 +148,7 @@ def check_out(out: Path, resume: bool) -> None:
         if not os.access(base, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     if has_head and not has_run:
-        raise SpecjaxError(f"{out / HEAD} is there already, without a run; give another folder")
+        raise SpecjaxError(f"{out / HEAD} already exists, but no run; give another folder")
     if not resume:
         check_vacant(out)
 

@@ -1,17 +1,16 @@
 """One loop for every objective: deterministic, interruptible, resumable to the same bits.
 
-The key of a step is a function of its number, and the position in the data is saved with the
-params and the optimizer's state, so that a checkpoint is all that a run needs to go on as if
-nothing had happened. Batches are spread over whatever devices there are.
+The key of a step is a function of its number, and the position in the data is saved with params and
+optimizer state, so a checkpoint is all that a run needs to continue as if it had never stopped.
+Batches are spread over all devices.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,33 +18,67 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import PyTree
+from tyro.conf import arg
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.config import LoopOptions
 from specjax.training.data import Batches
+from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
-from specjax.training.run_folder import Run, open_run
+from specjax.training.ranges import check_at_least_one
+from specjax.training.run_folder import RunFolder, open_run
 
-OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # as devices say it, and as the CPU does
+DEFAULT_STEPS = 2000
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices, and of the CPU
 
-Metrics = dict[str, Array]  # scalars, or one number per depth of a draft
-# params, what is frozen, batch, key -> loss, metrics
-LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
-Evaluate = Callable[[PyTree], Mapping[str, Any]]  # params -> metrics, one of them the score
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """How long a run is, and how often it saves, logs and measures, in steps.
+
+    Raises:
+        SpecjaxError: for a number below 1, or a seed that is too large.
+    """
+
+    num_steps: Annotated[int | None, arg(metavar="INT")] = None
+    """Steps of the optimizer; by default 2000, or the steps that --epochs comes to."""
+    save_every: int = 500
+    """Steps between checkpoints."""
+    log_every: int = 20
+    """Steps between lines of the metrics."""
+    eval_every: int = 500
+    """Steps between measurements by real decoding."""
+    keep_last: int = 2
+    """Newest checkpoints to keep, besides the best."""
+    seed: int = 0
+    """Seed of the first params, the order of the data and the noise."""
+
+    def __post_init__(self):
+        check_at_least_one(self, "num_steps", "save_every", "log_every", "eval_every", "keep_last")
+        if not 0 <= self.seed < 2**32:
+            raise SpecjaxError(f"seed {self.seed} is not between 0 and 2**32 - 1")
+
+    @property
+    def total_steps(self) -> int:
+        """`num_steps`, or the default."""
+        return DEFAULT_STEPS if self.num_steps is None else self.num_steps
+
+    def is_due(self, every: int, done: int) -> bool:
+        """Returns whether it is time after `done` steps for what happens `every` so many."""
+        return done % every == 0 or done == self.total_steps
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A measurement that the loop takes now and then: `score` names the metric to be high."""
+    """A measurement of params: it returns metrics, and the best params have the highest `score`."""
 
-    measure: Evaluate
+    measure: Callable[[PyTree], Mapping[str, Any]]
     score: str
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a run leaves: the params of its last step, and those of its best measured one."""
+    """The result of a run: the params of its last step, and those of its best measured one."""
 
     params: PyTree
     best_params: PyTree
@@ -69,28 +102,27 @@ def train(
     title: str = "training",
     advice: str = "take smaller batches",
 ) -> Trained:
-    """Trains `params` to the end, or on from the newest checkpoint in `run_folder`.
+    """Trains `params` to the end, from the newest checkpoint in `run_folder` if there is one.
 
     Args:
-        loss_fn: params, what is frozen, batch, key -> loss, metrics to log beside it; pure.
-        params: to start from; they stay as they are.
+        loss_fn: params, frozen params, batch, key -> loss, metrics; pure.
+        params: to start from; they are not donated.
         batches: pytrees of arrays, whose rows are spread over the devices.
-        optimizer: its learning-rate schedule included, and the accumulation.
+        optimizer: with its learning-rate schedule and the accumulation.
         options: number of steps and the like.
-        run_folder: gets checkpoints, metrics and what the run was; without one nothing is kept,
-            and an interrupted run starts again.
-        config: all that decides the run, as JSON; a folder is resumed only under the same one.
+        run_folder: for checkpoints, metrics and provenance; without one nothing is kept.
+        config: everything that decides the run, as JSON; a folder is resumed only under the same.
         frozen: arrays that the loss reads, such as the target's params.
-        accumulate: batches of one step.
+        accumulate: batches per step.
         evaluation: taken every `eval_every` steps and at the end.
-        resume: go on with the run in the folder; otherwise the folder must hold none.
+        resume: continue the run in the folder; otherwise the folder must hold none.
         title: of the progress bar.
-        advice: what to do when memory is short.
+        advice: what to do if memory runs out.
 
     Raises:
-        SpecjaxError: if the folder cannot be written, belongs to another config or holds damaged
-            checkpoints only, if the loss is no longer finite where it is logged or saved, if rows
-            do not spread evenly over the devices, or if memory is short.
+        SpecjaxError: if the folder cannot be written, belongs to another config or holds only
+            corrupt checkpoints, if a loss that is logged or saved is not finite, if rows do not
+            spread evenly over the devices, or if memory runs out.
     """
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     params = jax.tree.map(jnp.copy, params)  # steps donate theirs
@@ -103,17 +135,18 @@ def train(
     ):
         first, state = run.restored(state, batches)
         with Progress(title, first, options.total_steps) as progress:
-            record = partial(_record, run, progress, options, evaluation, batches)
             for step in range(first, options.total_steps):
                 state, metrics = take_step(step, state, batches, progress)
-                record(step + 1, state, metrics)
+                score = _report(run, progress, options, evaluation, step + 1, state, metrics)
+                if score is not None or options.is_due(options.save_every, step + 1):
+                    run.save(step + 1, state, batches, score)
         return _trained(state, run.best(state), options.total_steps)
 
 
 def _step_taker(
     train_step: Callable, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int
 ) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
-    """What takes one step, over the next `accumulate` batches; metrics are those of the last."""
+    """Returns a function that takes one step over `accumulate` batches; metrics are the last's."""
     key = jax.random.key(seed)
 
     def take_step(step, state, batches, progress):
@@ -140,7 +173,7 @@ def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Cal
 
 
 def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
-    """The batch, its rows shared out over the devices."""
+    """Shares the rows of a batch out over the devices."""
     count = mesh.size
     num_rows = jax.tree.leaves(batch)[0].shape[0]
     if num_rows % count:
@@ -151,34 +184,27 @@ def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
     return jax.device_put(batch, NamedSharding(mesh, P("data")))
 
 
-def _record(
-    run: Run,
+def _report(
+    run: RunFolder,
     progress: Progress,
     options: LoopOptions,
     evaluation: Evaluation | None,
-    batches: Batches,
     done: int,
     state: PyTree,
     metrics: Metrics,
-) -> None:
-    """Logs, measures and saves after `done` steps, if it is time; whatever is measured is saved."""
-    is_logged, is_measured, is_saved = (
-        done % every == 0 or done == options.total_steps
-        for every in (options.log_every, options.eval_every, options.save_every)
-    )
-    due = evaluation if is_measured else None
-    is_saved = is_saved or due is not None
-    if is_logged or is_saved:
+) -> float | None:
+    """Logs and measures after `done` steps, if it is time; returns the score if it measured."""
+    is_logged = options.is_due(options.log_every, done)
+    is_measured = evaluation is not None and options.is_due(options.eval_every, done)
+    if is_logged or is_measured or options.is_due(options.save_every, done):
         row = _numbers(metrics, done)
         if is_logged:
             run.log({"step": done, **row, **progress.show(done, row)})
-    score = None
-    if due is not None:
-        measured = progress.measure(done, due.measure, state["params"])
-        run.log({"step": done, **measured})
-        score = float(measured[due.score])
-    if is_saved:
-        run.save(done, state, batches, score)
+    if evaluation is None or not is_measured:
+        return None
+    measured = progress.measure(done, evaluation.measure, state["params"])
+    run.log({"step": done, **measured})
+    return float(measured[evaluation.score])
 
 
 def _trained(state: PyTree, best: tuple[int, float, PyTree] | None, total_steps: int) -> Trained:
@@ -189,7 +215,7 @@ def _trained(state: PyTree, best: tuple[int, float, PyTree] | None, total_steps:
 
 
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
-    """The metrics as Python numbers and lists; waits for the step."""
+    """Returns the metrics as Python numbers and lists; waits for the step."""
     row = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
     if not math.isfinite(row["loss"]):
         raise SpecjaxError(

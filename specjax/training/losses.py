@@ -1,23 +1,36 @@
-"""Losses of one slot: how far a predicted feature, or what the LM head says to it, is off.
+"""The losses of one slot: how far a predicted feature or distribution is from the target's.
 
-All are pure, take the dtype of their inputs to float32, let no gradient into what is wanted, and
-leave the mean over slots to the objective. The top losses are those of HASS (Zhang et al.
-2025, "Learning Harmonized Representations for Speculative Sampling"): section 3.1 and the ablations
-of table 3. In their formulas p is the distribution that is wanted and q the predicted one. The
-paper has words only for the ablations; where they leave a choice, the function says what is ours.
+All are pure, compute in float32, pass no gradient to the target's side, and leave the mean over
+slots to the objective. The top losses are those of HASS (Zhang et al. 2025, "Learning Harmonized
+Representations for Speculative Sampling"): section 3.1 and the ablations of table 3. In their
+formulas p is the target's distribution and q the predicted one. The paper describes the ablations
+in words only; where they leave a choice open, the function documents ours.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.objectives.options import TopLossOptions
 
+Metrics = Mapping[str, Array]  # scalars, or one number per depth of a draft
+# Params, frozen params, batch and key -> loss and metrics.
+LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+
+TopLoss = Literal[
+    "top-k",
+    "top-p",
+    "normed-top-k-linear",
+    "normed-top-k-softmax",
+    "bidirectional-top-k",
+    "recall-at-k",
+    "bild",
+]
 RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines
 RECALL_TEMPERATURE = 1.0  # of ranks, as Patel et al.
 DIFFERENCE_TEMPERATURE = 3.0  # of logits, as Li et al.
@@ -26,7 +39,7 @@ DIFFERENCE_TEMPERATURE = 3.0  # of logits, as Li et al.
 def smooth_l1(
     predicted: Float[Array, "... D"], wanted: Float[Array, "... D"]
 ) -> Float[Array, "..."]:
-    """The mean over D of smooth L1: half the square up to 1, linear beyond."""
+    """Averages the smooth L1 distance over D: half the square up to 1, linear beyond."""
     wanted = lax.stop_gradient(wanted).astype(jnp.float32)
     return jnp.mean(optax.huber_loss(predicted.astype(jnp.float32), wanted), axis=-1)
 
@@ -34,21 +47,9 @@ def smooth_l1(
 def soft_cross_entropy(
     logits: Float[Array, "... V"], wanted_logits: Float[Array, "... V"]
 ) -> Float[Array, "..."]:
-    """`-sum p log q` over the whole vocabulary."""
+    """Computes `-sum p log q` over the whole vocabulary."""
     wanted = jax.nn.softmax(_wanted(wanted_logits), axis=-1)
     return -jnp.sum(wanted * _log_softmax(logits), axis=-1)
-
-
-def top_values(
-    settings: TopLossOptions,
-    logits: Float[Array, "... V"],
-    wanted_logits: Float[Array, "... V"],
-) -> dict[str, Float[Array, "..."]]:
-    """The top loss of an objective by its name, `top_loss`; nothing if its weight is 0."""
-    if settings.top_weight == 0:
-        return {}
-    kind, k, p = settings.top_loss, settings.top_k, settings.top_p
-    return {"top_loss": top_loss(kind, logits, wanted_logits, k, p)}
 
 
 def top_loss(
@@ -58,14 +59,14 @@ def top_loss(
     k: int = 10,
     p: float = 0.9,
 ) -> Float[Array, "..."]:
-    """The loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
+    """Computes the loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
 
     Args:
         kind: a name in `TOP_LOSSES`.
-        logits: what the LM head says to the predicted feature.
-        wanted_logits: what it says to the target's own.
-        k: size of the set of tokens, at most V; `top-p` does not read it.
-        p: probability that the set of `top-p` reaches; the others do not read it.
+        logits: the LM head's, of the predicted feature.
+        wanted_logits: the LM head's, of the target's own feature.
+        k: the number of tokens, at most V; `top-p` ignores it.
+        p: the probability that the tokens of `top-p` add up to; the others ignore it.
 
     Raises:
         SpecjaxError: as `check_top_loss`.
@@ -76,33 +77,29 @@ def top_loss(
 
 
 def check_top_loss(kind: str, k: int, p: float) -> None:
-    """What `top_loss` would refuse, before any logits are there.
-
-    Raises:
-        SpecjaxError: for an unknown kind, `k < 1` (`bild`: 2), or `p` outside (0, 1].
-    """
+    """Raises SpecjaxError for an unknown kind, `k < 1` (`bild`: 2), or `p` outside (0, 1]."""
     if kind not in TOP_LOSSES:
         raise SpecjaxError(f"top_loss {kind!r} is unknown; use {', '.join(TOP_LOSSES)}")
     if k < 1:
-        raise SpecjaxError(f"the top loss over k = {k} tokens; k must be at least 1, try 10")
+        raise SpecjaxError(f"top_k {k} must be at least 1; try 10")
     if kind == "bild" and k < 2:
-        raise SpecjaxError("bild compares tokens in pairs, k = 1 has none; try 8")
+        raise SpecjaxError("bild compares tokens in pairs, which top_k 1 does not have; try 8")
     if not 0 < p <= 1:
-        raise SpecjaxError(f"the top loss over tokens of probability p = {p}; use one in (0, 1]")
+        raise SpecjaxError(f"top_p {p} is outside (0, 1]; try 0.9")
 
 
 # ---- The kinds: logits, wanted logits, k, p -> loss ----------------------------------------------
 
 
 def _top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """HASS: `-sum p log q` over p's k most likely tokens, neither renormalised (equation 1)."""
+    """HASS: `-sum p log q` over p's k most likely tokens, without renormalising (equation 1)."""
     tokens = _most_likely(wanted_logits, k)
     wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
     return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
 
 
 def _top_p(logits: Array, wanted_logits: Array, _k: int, p: float) -> Array:
-    """As top-k, over the smallest set of p's most likely tokens that reaches the probability."""
+    """As top-k, over the fewest of p's most likely tokens that reach the probability."""
     tokens = jnp.argsort(wanted_logits, axis=-1, descending=True)
     wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
     before = jnp.cumsum(wanted, axis=-1) - wanted
@@ -120,8 +117,9 @@ def _normed_top_k_linear(logits: Array, wanted_logits: Array, k: int, _p: float)
 def _normed_top_k_softmax(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
     """As top-k, p and q each normalised by a softmax over the set.
 
-    Of the probabilities: the softmax of the logits would be the linear form, which the paper lists
-    apart. Values in [0, 1] make it nearly uniform, no token e times as likely as another.
+    The softmax is of the probabilities: of the logits it would be the linear form, which the paper
+    lists separately. Values in [0, 1] make it nearly uniform: no token is e times as likely as
+    another.
     """
     tokens = _most_likely(wanted_logits, k)
     wanted, predicted = (
@@ -143,29 +141,29 @@ def _bidirectional_top_k(logits: Array, wanted_logits: Array, k: int, _p: float)
 
 
 def _recall_at_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """1 - the share of p's k most likely tokens among q's, smoothed.
+    """1 - the smoothed share of p's k most likely tokens that q ranks among its own k.
 
     Patel et al. 2022, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup": a token's
     rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts as
-    found by `sigmoid(k - rank)`. One token at a time, and again for the gradient, so that no
-    `[k, ..., V]` ever exists.
+    found by `sigmoid(k - rank)`. Ranks are computed one token at a time, and again for the
+    gradient, so that no `[k, ..., V]` ever exists.
     """
     found = _at(logits, _most_likely(wanted_logits, k))
 
     @jax.checkpoint
     def rank(own: Array) -> Array:
         above = jax.nn.sigmoid((logits - own[..., None]) / RANK_TEMPERATURE)
-        return jnp.sum(above, axis=-1) + 0.5  # its difference to itself has counted one half
+        return jnp.sum(above, axis=-1) + 0.5  # its difference to itself counted as one half
 
     ranks = lax.map(rank, jnp.moveaxis(found, -1, 0))
     return 1 - jnp.mean(jax.nn.sigmoid((k - ranks) / RECALL_TEMPERATURE), axis=0)
 
 
 def _bild(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """How p and q rank the k most likely tokens of p, and how they rank those of q.
+    """Compares how p and q rank the k most likely tokens of p, and those of q.
 
     Li et al. 2024, "BiLD: Bi-directional Logits Difference Loss for Large Language Model
-    Distillation": for either set, the divergence KL(p || q) of the softmax over the differences of
+    Distillation": for each set, the divergence KL(p || q) of the softmax over the differences of
     the logits of its pairs, the likelier token first.
     """
     first, second = jnp.triu_indices(k, 1)

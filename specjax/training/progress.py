@@ -1,4 +1,4 @@
-"""What a person sees of a run while it trains: a bar on a terminal, and every measurement."""
+"""Shows a run while it trains: a bar on a terminal, and every measurement."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,14 +24,14 @@ from specjax.training.data import num_tokens
 
 
 class _Metrics(ProgressColumn):
-    """The last line of the log; on a narrow terminal it is cut off before anything else is."""
+    """The last line of the log; on a narrow terminal it is cut off first."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["row"], no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
-    """Counts tokens and time between two lines of the log."""
+    """A progress bar that also measures the speed between two lines of the log."""
 
     def __init__(self, title: str, first: int, num_steps: int):
         self.console = Console(stderr=True)
@@ -56,11 +56,11 @@ class Progress:
         self.bar.stop()
 
     def count(self, batch: PyTree) -> None:
-        """Adds a batch to what has been trained on since the last line."""
+        """Adds a batch to those since the last line."""
         self.tokens += num_tokens(batch) if isinstance(batch, dict) and "segments" in batch else 0
 
     def show(self, step: int, row: Mapping[str, Any]) -> dict[str, float]:
-        """Moves the bar; returns the speed since the last line, where tokens were counted."""
+        """Moves the bar; returns the speed since the last line, if tokens were counted."""
         seconds = time.perf_counter() - self.started
         speed = {"tokens_per_second": round(self.tokens / seconds, 1)} if self.tokens else {}
         self.bar.update(self.task, completed=step, row=_as_text({**row, **speed}))
@@ -70,7 +70,7 @@ class Progress:
     def measure(
         self, step: int, measure: Callable[[PyTree], Mapping[str, Any]], params: PyTree
     ) -> dict[str, Any]:
-        """Takes a measurement, whose time counts for nothing, and prints it."""
+        """Takes and prints a measurement; its time is excluded from the speed."""
         began = time.perf_counter()
         measured = dict(measure(params))
         jax.block_until_ready(params)

@@ -1,12 +1,12 @@
-"""The folder of a training run: checkpoints, metrics, and all that tells what the run was.
+"""The folder of a training run: checkpoints, metrics and provenance.
 
-    config.json     what decides the run; a folder is resumed only under the same one
-    run.json        command line, revision and versions, of each start
+    config.json     all settings; a folder is resumed only under the same ones
+    run.json        command line, revision and versions of each start
     metrics.jsonl   a line per logged step, and per measurement
-    tensorboard/    the same, to look at
+    tensorboard/    the same for TensorBoard
     checkpoints/    the newest ones and the best one
 
-A checkpoint that was damaged is passed over for the one before.
+A corrupt checkpoint is skipped for the one before.
 """
 
 import json
@@ -33,36 +33,42 @@ TENSORBOARD = "tensorboard"
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a run keeps; nothing without a folder. `manager` is Orbax's, `board` TensorBoard's."""
+class RunFolder:
+    """Keeps checkpoints and metrics of a run; without a folder it keeps nothing.
+
+    `manager` is Orbax's, `board` TensorBoard's.
+    """
 
     folder: Path | None = None
     manager: Any = None
     board: Any = None
 
     def restored(self, state: PyTree, batches: Any) -> tuple[int, PyTree]:
-        """The newest whole checkpoint and its step, or 0 and `state`; moves `batches` there.
+        """Returns the newest intact checkpoint's step and state, or 0 and `state`.
+
+        Moves `batches` to the position of that step.
 
         Raises:
             SpecjaxError: if there are checkpoints, but none can be read.
         """
         if self.folder is None:
             return 0, state
-        damaged, reason = [], None
+        corrupt: dict[int, SpecjaxError] = {}
         for step in sorted(self.manager.all_steps(), reverse=True):
             try:
                 state, position = checkpoints.read(self.manager, step, state)
             except SpecjaxError as error:
-                damaged, reason = [*damaged, step], reason or error
+                corrupt[step] = error
                 continue
             if position is not None:
                 batches.set_state(position)
-            for each in damaged:  # they would stand in the way of new ones
-                print(f"specjax: checkpoint {each} is damaged; left out", file=sys.stderr)
+            for each, reason in corrupt.items():  # new ones will take their places
+                _report_corrupt(each, reason)
                 self.manager.delete(each)
             self._forget_after(step)
             return step, state
-        if damaged:
+        if corrupt:
+            reason = next(iter(corrupt.values()))
             raise SpecjaxError(
                 f"no checkpoint in {self.folder} can be read ({reason}); delete that folder "
                 "and train again"
@@ -71,40 +77,40 @@ class Run:
         return 0, state
 
     def best(self, state: PyTree) -> tuple[int, float, PyTree] | None:
-        """Step, score and state of the whole checkpoint with the highest score; None without."""
+        """Returns step, score and state of the best intact checkpoint; None if there is none."""
         if self.folder is None:
             return None
         self._wait()
         for step, score in checkpoints.scores(self.manager).items():
             try:
                 return step, score, checkpoints.read(self.manager, step, state)[0]
-            except SpecjaxError:
-                print(f"specjax: checkpoint {step} is damaged; left out", file=sys.stderr)
+            except SpecjaxError as error:
+                _report_corrupt(step, error)
         return None
 
     def _forget_after(self, step: int) -> None:
-        """Drops the metrics of steps that will be run again, and a line cut short."""
+        """Drops the metrics of steps that will run again, and an unfinished line."""
         assert self.folder is not None
         file = self.folder / METRICS
         lines = whole_lines(file)
         try:
             kept = [line for line in lines if json.loads(line)["step"] <= step]
         except (ValueError, KeyError, TypeError):
-            raise SpecjaxError(f"{file} is damaged; delete {self.folder} and train again") from None
+            raise SpecjaxError(f"{file} is corrupt; delete {self.folder} and train again") from None
         keep_lines(file, kept)
         if lines:
             self._hide_after(step)
 
     def _hide_after(self, step: int) -> None:
-        """Tells TensorBoard that what earlier starts have beyond this step does not count."""
+        """Has TensorBoard hide what earlier starts logged after this step."""
         from tensorboardX.proto import event_pb2
 
-        event: Any = event_pb2  # made by protobuf, whose names pyright does not see
+        event: Any = event_pb2  # pyright does not see the names that protobuf makes
         restart = event.SessionLog(status=event.SessionLog.START)
         self.board.file_writer.add_event(event.Event(step=step + 1, session_log=restart))
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends one line to the metrics; a list holds one number per depth."""
+        """Appends a line to the metrics; a list holds one number per depth."""
         if self.folder is None:
             return
         file = self.folder / METRICS
@@ -118,13 +124,13 @@ class Run:
                 self.board.add_scalar(name, value, row["step"])
 
     def save(self, step: int, state: PyTree, batches: Any, score: float | None) -> None:
-        """Starts to write a checkpoint, and returns while that goes on."""
+        """Writes a checkpoint in the background."""
         if self.folder is not None:
             with _saving(self.folder):
                 checkpoints.write(self.manager, step, state, batches.get_state(), score)
 
     def _wait(self) -> None:
-        """Until all checkpoints are written."""
+        """Waits until all checkpoints are written."""
         assert self.folder is not None
         with _saving(self.folder):
             self.manager.wait_until_finished()
@@ -133,15 +139,15 @@ class Run:
 @contextmanager
 def open_run(
     folder: str | Path | None, config: Mapping[str, Any], resume: bool = True, keep_last: int = 2
-) -> Iterator[Run]:
-    """The run in `folder`, new or to be resumed.
+) -> Iterator[RunFolder]:
+    """Opens the run in `folder`, a new one or one to resume.
 
     Raises:
-        SpecjaxError: if the folder cannot be written, or holds a run with another config, or any
-            run if it is not to be resumed.
+        SpecjaxError: if the folder cannot be written, holds a run with another config, or holds any
+            run while `resume` is false.
     """
     if folder is None:
-        yield Run()
+        yield RunFolder()
         return
     from tensorboardX import SummaryWriter
 
@@ -149,19 +155,19 @@ def open_run(
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
-        _introduce(folder / RUN)
+        _add_start(folder / RUN)
     with (
         checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
         SummaryWriter(str(folder / TENSORBOARD)) as board,
     ):
-        run = Run(folder, manager, board)
+        run = RunFolder(folder, manager, board)
         yield run
         run._wait()
 
 
 @contextmanager
 def _saving(folder: Path) -> Iterator[None]:
-    """Raises SpecjaxError where a checkpoint cannot be written, now or by what goes on beside."""
+    """Turns a failure to write a checkpoint, now or in the background, into a SpecjaxError."""
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise many kinds
@@ -172,8 +178,12 @@ def _saving(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def _report_corrupt(step: int, reason: SpecjaxError) -> None:
+    print(f"specjax: Skipped corrupt checkpoint {step} ({reason}).", file=sys.stderr)
+
+
 def check_vacant(folder: Path) -> None:
-    """Raises SpecjaxError if `folder` holds a run: before anything that takes long."""
+    """Raises SpecjaxError if `folder` holds a run; called before anything slow."""
     with readable(folder):
         is_taken = (folder / CONFIG).exists()
     if is_taken:
@@ -182,12 +192,12 @@ def check_vacant(folder: Path) -> None:
 
 def _refuse_taken(folder: Path) -> None:
     raise SpecjaxError(
-        f"{folder} already holds a run; add --resume to go on with it, or give another folder"
+        f"{folder} already holds a run; add --resume to continue it, or give another folder"
     )
 
 
 def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
-    """Writes the config of a new run, or compares it with that of the run to go on with."""
+    """Writes the config of a new run, or checks that a run to resume has the same one."""
     if not file.exists():
         _write_json(file, config)
         return
@@ -195,13 +205,13 @@ def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
         _refuse_taken(file.parent)
     if differing := list(_differing(read_json(file), config)):
         raise SpecjaxError(
-            f"{file.parent} holds a run with other settings ({', '.join(differing)}); give another "
-            "folder, or delete it"
+            f"{file.parent} holds a run with different settings ({', '.join(differing)}); give "
+            "another folder, or delete it"
         )
 
 
 def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """The names of values that differ, those of groups within as well."""
+    """Yields the names of values that differ, those of nested groups included."""
     for name in {**found, **wanted}:
         ours, theirs = found.get(name), wanted.get(name)
         if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -211,28 +221,28 @@ def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
 
 
 def whole_lines(file: Path) -> list[bytes]:
-    """The lines of a file that grew until its process was killed; [] if there is no file."""
+    """Returns the finished lines of a file whose writer may have been killed; [] without a file."""
     with readable(file):
         lines = file.read_bytes().splitlines(True) if file.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
 
 
 def keep_lines(file: Path, lines: Sequence[bytes]) -> None:
-    """Cuts `file` off behind its first lines, which these are; at once, so never in half."""
+    """Cuts `file` off after its first lines, which these are, in one atomic operation."""
     if file.exists():
         with writable(file):
             os.truncate(file, sum(map(len, lines)))
 
 
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Whole or not at all: a process may be killed while it writes."""
+    """Writes all or nothing, even if the process is killed."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(file)
 
 
-def _introduce(file: Path) -> None:
-    """Adds this start to the list of those that made the run."""
+def _add_start(file: Path) -> None:
+    """Adds this start to the list of starts of the run."""
     starts = read_json(file)["starts"] if file.exists() else []
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

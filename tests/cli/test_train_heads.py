@@ -20,16 +20,18 @@ import pytest
 
 from specjax import __version__
 from specjax.bench.acceptance import advice
-from specjax.cli.train_heads import evaluation, split
-from specjax.cli.train_methods import TrainEagle
+from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafters.eagle2 import Eagle2Settings
+from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.hub import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about
 from specjax.training import loop
 from specjax.training.conversations import USER, Conversation, Turn
+from specjax.training.data import DataOptions
+from specjax.training.examples import Example
+from specjax.training.objectives.eagle import EagleTraining
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, SMALL, contents, write_chats
@@ -64,7 +66,7 @@ def without_speed(rows: list[dict]) -> list[dict]:
 
 
 def events_of(run: Path) -> list:
-    """What TensorBoard is told: records of a length, its check, the event and its check."""
+    """TensorBoard's events: records of a length, its check, the event and its check."""
     from tensorboardX.proto import event_pb2
 
     proto: Any = event_pb2  # whose names pyright does not see
@@ -80,7 +82,7 @@ def events_of(run: Path) -> list:
 # ---- What a run leaves --------------------------------------------------------------------------
 
 
-def test_a_run_folder_holds_all_that_tells_what_it_was(eagle_run):
+def test_a_run_folder_documents_the_run(eagle_run):
     config = json.loads((eagle_run / "config.json").read_text())
     assert config["method"] == "eagle"
     assert config["data"]["longest"] == 96
@@ -96,7 +98,7 @@ def test_a_run_folder_holds_all_that_tells_what_it_was(eagle_run):
     }
 
 
-def test_metrics_tell_loss_accuracy_speed_and_what_decoding_measures(eagle_run):
+def test_metrics_hold_loss_accuracy_speed_and_measurements(eagle_run):
     rows = metrics_of(eagle_run)
     logged = [row for row in rows if "loss" in row]
     assert [row["step"] for row in logged] == [1, 2, 3, 4, 5, 6]
@@ -129,7 +131,7 @@ def test_a_run_can_be_drafted_with(eagle_run, generate, folder):
     assert generate("best value", *drafter, "--compare")["identical"] is True
 
 
-def test_hass_tells_the_accuracy_of_every_step_and_starts_from_a_head(
+def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(
     eagle_run, train, tmp_path, capsys
 ):
     out = tmp_path / "hass"
@@ -156,15 +158,12 @@ def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path
 
 
 def test_packed_epochs_count_tokens():
-    from specjax.training.config import DataOptions
-    from specjax.training.examples import Example
-    from specjax.training.objectives.options import EagleObjective
-
     examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
-    command = TrainEagle(out=Path("x"), epochs=3.0, objective=EagleObjective())
+    command = TrainHead(EagleTraining(), Path("x"), epochs=3.0)
     packed = DataOptions(batch_size=2, longest=100, packing=True)
-    assert command._loop(examples, packed).num_steps == 3 * 200 / 100 / 2
-    assert command._loop(examples, DataOptions(batch_size=2, longest=100)).num_steps == round(4.5)
+    assert command.loop_for(examples, packed).num_steps == 3 * 200 / 100 / 2
+    padded = DataOptions(batch_size=2, longest=100)
+    assert command.loop_for(examples, padded).num_steps == round(4.5)
 
 
 # ---- Going on -----------------------------------------------------------------------------------
@@ -173,14 +172,14 @@ def test_packed_epochs_count_tokens():
 def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
     before = contents(eagle_run)
     assert train("eagle", eagle_run, *SHORT) == 2
-    assert "already holds a run; add --resume to go on with it" in error_line()
+    assert "already holds a run; add --resume to continue it" in error_line()
     changed = ("--learning-rate", "1e-3", "--batch-size", "4")
     assert train("eagle", eagle_run, *SHORT, *changed, "--resume") == 2
-    assert "with other settings (learning_rate, batch_size); give another" in error_line()
+    assert "with different settings (learning_rate, batch_size); give another" in error_line()
     assert train("hass", eagle_run, *SHORT, "--resume") == 2
     assert "align_steps" in error_line()
     assert train("eagle", eagle_run, *SHORT, "--limit", "20", "--resume") == 2
-    assert "with other settings (texts)" in error_line()
+    assert "with different settings (texts)" in error_line()
     assert contents(eagle_run) == before
 
 
@@ -271,7 +270,7 @@ def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
     assert "█" not in capsys.readouterr().err  # no bar where there is no terminal
     before = contents(out)
     assert train("eagle", out, *short, "--distill", "--distill-tokens", "13", "--resume") == 2
-    assert "with other settings (distill_tokens)" in capsys.readouterr().err
+    assert "with different settings (distill_tokens)" in capsys.readouterr().err
     assert contents(out) == before
 
 
@@ -287,23 +286,23 @@ def test_an_interrupted_distillation_is_not_taken_for_a_new_one(train, tmp_path,
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
-def test_a_head_of_which_nothing_is_accepted_is_told(tiny, capsys):
+def test_a_head_of_which_nothing_is_accepted_is_reported(tiny, capsys):
     """Zero weights draft the first tokens of the vocabulary, which this target does not say."""
     target = load(tiny)
     asked = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
     head = EagleHead(EagleConfig.for_target(CONFIG))
-    drafter = Eagle2Settings().build(head, target.model)
+    drafter = Eagle2(head)
     measure = evaluation(target, drafter, asked, 320, 8).measure
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
-    assert capsys.readouterr().err == f"specjax: {advice(1.0, 16)}; or train on\n"
+    assert capsys.readouterr().err == f"specjax: {advice(1.0, 16)}; or train longer\n"
 
 
-def test_prompts_that_cannot_be_measured_on_are_left_out(tiny):
+def test_prompts_that_cannot_be_measured_on_are_skipped(tiny):
     target = load(tiny)
     long, short = (Conversation((Turn(USER, "best " * count),)) for count in (400, 1))
-    drafter = Eagle2Settings().build(EagleHead(EagleConfig.for_target(CONFIG)), target.model)
+    drafter = Eagle2(EagleHead(EagleConfig.for_target(CONFIG)))
     evaluation(target, drafter, [long, short], 320, 8)
     with pytest.raises(SpecjaxError, match="none of 1 prompts leaves room for the 8 tokens"):
         evaluation(target, drafter, [long], 320, 8)

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from specjax.cli import main
-from specjax.cli.train_methods import TrainMedusa
 from specjax.hub import load
 from specjax.methods import METHODS
 from specjax.models.heads.kinds import KINDS
 from specjax.models.io.head_files import detect_format, load_head, read_about
-from specjax.training.draft_reading import FrozenModel
-from specjax.training.heads import TRAINABLE, new_params
-from specjax.training.objectives.options import METHOD_OF
+from specjax.training.heads import new_params
+from specjax.training.objectives.base import FrozenModel
+from specjax.training.objectives.medusa import MedusaTraining
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import MEASURED, contents, write_chats
@@ -51,12 +50,11 @@ def runs(train, tmp_path_factory) -> dict[str, Path]:
 
 def test_every_method_with_a_head_can_be_trained():
     """But for eagle2, whose head is that of eagle."""
-    with_heads = {name: row.head for name, row in METHODS.items() if row.head}
-    assert {name: row.kind for name, row in TRAINABLE.items()} == {
-        name: kind for name, kind in with_heads.items() if name != "eagle2"
-    }
-    assert set(METHOD_OF.values()) == set(TRAINABLE)
-    assert set(with_heads.values()) == set(KINDS)
+    with_heads = {name for name, row in METHODS.items() if row.head}
+    trainings = {name: row.training for name, row in METHODS.items() if row.training}
+    assert trainings.keys() == with_heads - {"eagle2"}
+    assert len(set(trainings.values())) == len(trainings)
+    assert {METHODS[name].head for name in trainings} == set(KINDS)
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -72,11 +70,11 @@ def test_a_run_leaves_a_head_that_drafts(runs, generate, method):
 @pytest.mark.parametrize("method", ["hydra", "parallel-eagle"])
 def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path, method):
     out = tmp_path / "again"
-    told = (*TWO_STEPS, *SHAPES[method], "--save-every", "1")
-    assert train(method, out, *told) == 0
+    arguments = (*TWO_STEPS, *SHAPES[method], "--save-every", "1")
+    assert train(method, out, *arguments) == 0
     shutil.rmtree(out / "head")
     shutil.rmtree(out / "checkpoints" / "2")  # as if it had been killed after the first step
-    assert train(method, out, *told, "--resume") == 0
+    assert train(method, out, *arguments, "--resume") == 0
     first, second = (weights_of(run) for run in (runs[method], out))
     assert first == second
 
@@ -126,8 +124,8 @@ def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
 def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, capsys):
     eagle = tmp_path / "eagle"
     assert train("eagle", eagle, *TWO_STEPS) == 0
-    told = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
-    assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *told) == 0
+    arguments = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
+    assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *arguments) == 0
     _, before = load_head(eagle / "head", KINDS["eagle"], CONFIG, jnp.float32)
     _, after = load_head(tmp_path / "parallel" / "head", KINDS["parallel"], CONFIG, jnp.float32)
     for name in before:
@@ -138,14 +136,14 @@ def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, c
         )
     assert after.keys() - before.keys() == {"mask_embeddings", "mask_hidden"}
     capsys.readouterr()
-    told = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
-    assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *told) == 2
+    arguments = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
+    assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *arguments) == 2
     assert "has num_masks 2, but the options ask for 3; set --num-masks" in capsys.readouterr().err
 
 
 def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_path):
-    told = ("--num-heads", "2", "--top-weight", "1", "--distill", "--distill-tokens", "4")
-    assert train("medusa", tmp_path / "run", *TWO_STEPS, *told) == 0
+    arguments = ("--num-heads", "2", "--top-weight", "1", "--distill", "--distill-tokens", "4")
+    assert train("medusa", tmp_path / "run", *TWO_STEPS, *arguments) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert "top_loss" in rows[0]
     assert (tmp_path / "run" / "distilled.jsonl").stat().st_size > 0
@@ -153,7 +151,6 @@ def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_p
 
 def test_new_lm_heads_begin_as_the_targets(tiny):
     target = load(tiny)
-    head = TrainMedusa(out=Path("x"), num_heads=2).new_head(CONFIG)
-    frozen = FrozenModel(target.model, target.params, "")
-    own = new_params(head, frozen, 0)["lm_heads_1"]["weight"]
+    head = MedusaTraining(num_heads=2).new_head(CONFIG)
+    own = new_params(head, FrozenModel.of(target), 0)["lm_heads_1"]["weight"]
     np.testing.assert_array_equal(own, target.params["lm_head"]["weight"])

@@ -1,4 +1,4 @@
-"""Checkpoints: the newest and the best are kept, and a damaged one is known."""
+"""Checkpoints: the newest and the best are kept, and a corrupt one is skipped."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.training import checkpoints
-from specjax.training.run_folder import Run
+from specjax.training.run_folder import RunFolder
 
 SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
 
@@ -24,7 +24,7 @@ def run(tmp_path):
         for step, score in SCORES.items():
             checkpoints.write(manager, step, state(step), {"next": step}, score)
         manager.wait_until_finished()
-        yield Run(tmp_path, manager)
+        yield RunFolder(tmp_path, manager)
 
 
 def damage(checkpoint: Path) -> None:
@@ -49,19 +49,25 @@ def test_what_was_written_comes_back(run):
     assert position == {"next": 6}
 
 
-def test_a_damaged_one_does_not_hide_the_others(run, tmp_path):
+def test_another_checksum_is_a_corrupt_checkpoint(run, monkeypatch):
+    monkeypatch.setattr(checkpoints, "checksum", lambda state: 0)
+    with pytest.raises(SpecjaxError, match=r"^checksum mismatch$"):
+        checkpoints.read(run.manager, 6, state(0))
+
+
+def test_a_corrupt_one_does_not_hide_the_others(run, tmp_path):
     damage(tmp_path / "checkpoints" / "2")
     with pytest.raises(SpecjaxError):
         checkpoints.read(run.manager, 2, state(0))
     with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as again:
         assert sorted(again.all_steps()) == [2, 5, 6]
         assert checkpoints.scores(again) == {}
-        assert Run(tmp_path, again).best(state(0)) is None
+        assert RunFolder(tmp_path, again).best(state(0)) is None
 
 
-def test_the_next_best_stands_in_for_a_damaged_one(tmp_path, capsys):
+def test_the_next_best_replaces_a_corrupt_one(tmp_path, capsys):
     with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=3) as manager:
-        run = Run(tmp_path, manager)
+        run = RunFolder(tmp_path, manager)
         for step, score in ((1, 1.0), (2, 3.0), (3, 2.0)):
             checkpoints.write(manager, step, state(step), None, score)
         manager.wait_until_finished()
@@ -73,7 +79,8 @@ def test_the_next_best_stands_in_for_a_damaged_one(tmp_path, capsys):
     step, score, best = found
     assert (step, score) == (3, 2.0)
     assert np.array_equal(best["params"]["weight"], np.full(3, 3.0))
-    assert capsys.readouterr().err == "specjax: checkpoint 2 is damaged; left out\n"
+    [reported] = capsys.readouterr().err.splitlines()
+    assert reported.startswith("specjax: Skipped corrupt checkpoint 2 (")
 
 
 def test_nothing_is_warned_of_where_nothing_is_measured(tmp_path, caplog):

@@ -38,16 +38,16 @@ BROKEN = [
     ("{", "is not JSON"),
     ("[1]", "has no conversations, messages, instruction, prompt or text"),
     ('{"title": "Hi"}', "has no conversations, messages, instruction, prompt or text"),
-    ('{"text": 3}', "has int for text in text"),
+    ('{"text": 3}', "has int instead of text in text"),
     ('{"text": " "}', "is empty"),
-    ('{"messages": "Hi"}', "has turns that are no list of objects"),
-    ('{"messages": ["Hi"]}', "has turns that are no list of objects"),
-    ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of 'tool', no role that"),
-    ('{"messages": [{"role": 3, "content": "x"}]}', "has a turn of 3, no role that is known"),
-    ('{"messages": [{"role": "user"}]}', "has NoneType for text in a turn of 'user'"),
+    ('{"messages": "Hi"}', "has turns that are not a list of objects"),
+    ('{"messages": ["Hi"]}', "has turns that are not a list of objects"),
+    ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of the unknown role 'tool'"),
+    ('{"messages": [{"role": 3, "content": "x"}]}', "has a turn of the unknown role 3"),
+    ('{"messages": [{"role": "user"}]}', "has NoneType instead of text in a turn of 'user'"),
     (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
-        "has list for text in a turn of 'user'",
+        "has list instead of text in a turn of 'user'",
     ),
     (
         '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
@@ -57,20 +57,20 @@ BROKEN = [
     ('{"messages": [{"role": "assistant", "content": "x"}]}', "is without user turns"),
     ('{"prompt": "Hi"}', "is without assistant turns"),
     ('{"prompt": "Hi", "response": " "}', "is without assistant turns"),
-    ('{"prompt": ["Hi"], "response": "Hello"}', "has list for text in prompt"),
+    ('{"prompt": ["Hi"], "response": "Hello"}', "has list instead of text in prompt"),
 ]
 
 
 @pytest.fixture
 def read(tmp_path):
-    """Writes a file and returns what is read from it, and the complaints, its path left out."""
+    """Writes a file and returns what is read from it, and the warnings, its path left out."""
 
     def write_and_read(content: str | bytes, name: str = "data.jsonl", **options):
         file = tmp_path / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        complaints = []
-        conversations = list(read_conversations([file], complain=complaints.append, **options))
-        return conversations, [line.replace(f"{tmp_path}/", "") for line in complaints]
+        warnings = []
+        conversations = list(read_conversations([file], warn=warnings.append, **options))
+        return conversations, [line.replace(f"{tmp_path}/", "") for line in warnings]
 
     return write_and_read
 
@@ -87,14 +87,14 @@ def test_forms_may_differ_from_line_to_line(read):
     system = [{"from": "system", "value": "Be kind."}, *FORMS["sharegpt"]["conversations"]]
     asked = {"instruction": "Add.", "input": "1, 2", "output": "3"}
     lines = [FORMS["openai"], {"text": " Once\n"}, {"conversations": system}, asked]
-    conversations, complaints = read("\ufeff" + "\n".join(map(json.dumps, lines)))
+    conversations, warnings = read("\ufeff" + "\n".join(map(json.dumps, lines)))
     assert conversations == [
         PAIR,
         Conversation(text=" Once\n"),
         Conversation((Turn("system", "Be kind."), *PAIR.turns)),
         Conversation((Turn("user", "Add.\n1, 2"), Turn("assistant", "3"))),
     ]
-    assert complaints == []
+    assert warnings == []
 
 
 def test_half_a_character_does_not_reach_the_tokenizer(read):
@@ -102,38 +102,38 @@ def test_half_a_character_does_not_reach_the_tokenizer(read):
     assert conversations == [Conversation(text="a?")]
 
 
-@pytest.mark.parametrize("line, complaint", BROKEN)
-def test_a_broken_line_is_left_out_and_told_with_its_place(read, line, complaint):
+@pytest.mark.parametrize("line, warning", BROKEN)
+def test_a_broken_line_is_skipped_and_named_by_its_place(read, line, warning):
     whole = json.dumps(FORMS["response"])
-    conversations, [told, count] = read(f"{whole}\n{line}\n{whole}")
+    conversations, [named, count] = read(f"{whole}\n{line}\n{whole}")
     assert conversations == [PAIR, PAIR]
-    assert told.startswith(f"data.jsonl:2 {complaint}")
-    assert told.endswith("; this line is left out")
-    assert count.startswith("data.jsonl: 1 of 3 lines are left out: 1 ")
+    assert named.startswith(f"data.jsonl:2 {warning}")
+    assert named.endswith("; skipping this line")
+    assert count.startswith("Skipped 1 of 3 lines of data.jsonl: 1 ")
 
 
-def test_a_line_that_is_no_utf8_is_left_out(read):
+def test_a_line_that_is_not_utf8_is_skipped(read):
     whole = json.dumps(FORMS["response"]).encode()
-    conversations, complaints = read(whole + b'\n{"text": "\xff"}\n' + whole)
+    conversations, warnings = read(whole + b'\n{"text": "\xff"}\n' + whole)
     assert len(conversations) == 2
-    assert complaints[0].startswith("data.jsonl:2 is not JSON")
+    assert warnings[0].startswith("data.jsonl:2 is not JSON")
 
 
-def test_items_of_a_list_are_told_by_number(read):
-    _, complaints = read(json.dumps([FORMS["response"], 3]), "data.json")
-    assert complaints[0].startswith("data.json, item 2, has no conversations")
+def test_items_of_a_list_are_named_by_number(read):
+    _, warnings = read(json.dumps([FORMS["response"], 3]), "data.json")
+    assert warnings[0].startswith("data.json, item 2, has no conversations")
 
 
-def test_only_the_first_broken_lines_are_told_one_by_one(read):
+def test_only_the_first_broken_lines_are_named_one_by_one(read):
     lines = [*["{"] * 4, json.dumps(FORMS["response"]), '{"prompt": "Hi"}', "{"]
-    _, complaints = read("\n".join(lines))
-    assert [line.split(" ")[0] for line in complaints[:-1]] == [
+    _, warnings = read("\n".join(lines))
+    assert [line.split(" ")[0] for line in warnings[:-1]] == [
         "data.jsonl:1",
         "data.jsonl:2",
         "data.jsonl:3",
     ]
-    assert complaints[-1] == (
-        "data.jsonl: 6 of 7 lines are left out: 5 not JSON, 1 without assistant turns"
+    assert warnings[-1] == (
+        "Skipped 6 of 7 lines of data.jsonl: 5 not JSON, 1 without assistant turns."
     )
 
 
@@ -154,7 +154,7 @@ def test_a_source_of_which_nothing_is_left_is_refused(read, content, reason):
 
 
 def test_a_list_that_is_no_json_is_refused(read):
-    with pytest.raises(SpecjaxError, match=r"data\.json is not valid JSON \(.*mend it"):
+    with pytest.raises(SpecjaxError, match=r"data\.json is not valid JSON \(.*fix it"):
         read('[{"text": "a"},', "data.json")
 
 
@@ -163,23 +163,23 @@ def test_for_self_distillation_questions_are_enough(read):
     more = [{"role": "assistant", "content": "y"}, {"role": "user", "content": "Two"}]
     silent = {"messages": [system[0], more[0]]}
     lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}, silent]
-    conversations, complaints = read("\n".join(map(json.dumps, lines)), needs_answers=False)
+    conversations, warnings = read("\n".join(map(json.dumps, lines)), needs_answers=False)
     assert [prompts_of(each) for each in conversations] == [("Hi",), ("One", "Two"), ()]
     assert conversations[2].text == "plain"
-    assert complaints[0].startswith("data.jsonl:4 is without user turns")
+    assert warnings[0].startswith("data.jsonl:4 is without user turns")
 
 
 def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path):
     for name in "ab":
         lines = ["{", *(json.dumps({"text": f"{name}{number}"}) for number in range(5)), "{"]
         (tmp_path / name).write_text("\n".join(lines))
-    complaints = []
+    warnings = []
     sources = [tmp_path / name for name in "ab"]
-    found = read_conversations(sources, limit=2, complain=complaints.append)
+    found = read_conversations(sources, limit=2, warn=warnings.append)
     assert [each.text for each in found] == ["a0", "a1", "b0", "b1"]
-    assert [line.rpartition("/")[2] for line in complaints[1::2]] == [
-        "a: 1 of 3 lines are left out: 1 not JSON",
-        "b: 1 of 3 lines are left out: 1 not JSON",
+    assert [line.rpartition("/")[2] for line in warnings[1::2]] == [
+        "a: 1 not JSON.",
+        "b: 1 not JSON.",
     ]
 
 
@@ -204,9 +204,9 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
         return iter([FORMS["openai"], {"messages": []}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    complaints = []
-    assert list(read_conversations(["some/chats"], complain=complaints.append)) == [PAIR]
-    assert complaints[0].startswith("some/chats, row 2, is without user turns")
+    warnings = []
+    assert list(read_conversations(["some/chats"], warn=warnings.append)) == [PAIR]
+    assert warnings[0].startswith("some/chats, row 2, is without user turns")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SpecjaxError, match=r"some/chats does not exist here.*pip install datasets"):
         list(read_conversations(["some/chats"]))
@@ -217,8 +217,8 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
     [
         ({}, "either turns or a text"),
         ({"turns": PAIR.turns, "text": "x"}, "either turns or a text"),
-        ({"turns": (Turn("gpt", "x"),)}, "turn 0 is of 'gpt'; use system, user, assistant"),
-        ({"turns": (*PAIR.turns, Turn("system", "x"))}, "turn 2 is of 'system'; use user,"),
+        ({"turns": (Turn("gpt", "x"),)}, "turn 0 has role 'gpt'; use system, user, assistant"),
+        ({"turns": (*PAIR.turns, Turn("system", "x"))}, "turn 2 has role 'system'; use user,"),
     ],
 )
 def test_a_conversation_is_checked(parts, message):
@@ -226,6 +226,6 @@ def test_a_conversation_is_checked(parts, message):
         Conversation(**parts)
 
 
-def test_complaints_go_to_stderr_by_default(capsys):
+def test_warnings_go_to_stderr_by_default(capsys):
     to_stderr("x.jsonl:1 is empty")
     assert capsys.readouterr().err == "specjax: x.jsonl:1 is empty\n"

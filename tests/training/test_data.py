@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.config import DataOptions
 from specjax.training.data import (
+    DataOptions,
     batches,
     from_function,
     num_tokens,
@@ -212,7 +212,7 @@ def test_an_error_of_a_batch_is_raised_as_it_is():
         next(from_function(batch_at))
 
 
-def test_texts_that_teach_nothing_are_left_out_and_counted():
+def test_texts_that_teach_nothing_are_skipped_and_counted():
     def example(*is_answer: bool) -> Example:
         return Example(np.arange(len(is_answer), dtype=np.int32), np.array(is_answer, bool))
 
@@ -220,49 +220,25 @@ def test_texts_that_teach_nothing_are_left_out_and_counted():
     useful = [example(False, False, True), example(True, True, True, False)]
     assert [teaches(each) for each in (*useless, *useful)] == [False] * 3 + [True] * 2
     for options in (PADDED, PACKED):
-        complaints = []
-        iterator = batches([*useless, *useful], options, complain=complaints.append)
-        assert complaints == ["3 of 5 examples are left out: no answer in what is kept"]
+        warnings = []
+        iterator = batches([*useless, *useful], options, warn=warnings.append)
+        assert warnings == [
+            "Skipped 3 of 5 examples: truncation at --longest left no assistant text."
+        ]
         sizes = {int(s.sum()) for batch in take(iterator, 4) for s in batch["segments"] == 1}
         assert sizes <= {0, 3, 4}
-        with pytest.raises(SpecjaxError, match="none of 3 examples has an answer within 40 tokens"):
+        with pytest.raises(SpecjaxError, match="none of 3 examples has assistant text within 40"):
             batches(useless, options)
 
 
 def test_a_text_beyond_the_longest_is_refused():
-    with pytest.raises(SpecjaxError, match="an example has 40 tokens, batches are for 39"):
+    with pytest.raises(SpecjaxError, match="an example has 40 tokens, but batches hold 39"):
         batches([Example(np.zeros(40, np.int32), np.ones(40, bool))], DataOptions(longest=39))
 
 
 def test_no_examples_are_refused():
     with pytest.raises(SpecjaxError, match="none of 0 examples"):
         batches([], PADDED)
-
-
-def test_lengths_are_powers_of_two_up_to_the_longest():
-    assert DataOptions(longest=2048).lengths() == (64, 128, 256, 512, 1024, 2048)
-    assert DataOptions(longest=300).lengths() == (64, 128, 256, 300)
-    assert DataOptions(longest=64).lengths() == (64,)
-    assert DataOptions(longest=40).lengths() == (40,)
-    assert PADDED.lengths() == (8, 16, 40)
-    assert PACKED.lengths() == (40,)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"batch_size": 0}, "batches of 0 texts"),
-        ({"longest": 2}, "up to 2 tokens; take at least 1 and 3"),
-        ({"buckets": (2048,), "packing": True}, "give no buckets"),
-        ({"buckets": (64, 32, 2048)}, "must grow and end with the longest length, 2048"),
-        ({"buckets": (64, 64, 2048)}, "must grow"),
-        ({"buckets": (64, 128)}, "must grow"),
-        ({"buckets": (64, 4096)}, "must grow"),
-    ],
-)
-def test_options_are_checked(settings, message):
-    with pytest.raises(SpecjaxError, match=message):
-        DataOptions(**settings)
 
 
 def mask(is_answer: str, segments: str, ahead: int = 2) -> str:

@@ -1,95 +1,44 @@
-"""EAGLE's loss and gradient against their definition; packing, padding, noise and precision."""
-
-from functools import cache
-from typing import Any
+"""EAGLE's noise, the weight of packed texts, and the logits of each chunk."""
 
 import jax
 import numpy as np
 import pytest
 
-from specjax.training.objectives import eagle
-from specjax.training.objectives import slots as slot_values
-from specjax.training.objectives.eagle import eagle_loss
-from specjax.training.objectives.options import EagleObjective
-from tests.training.literal import (
+from specjax.training.objectives import base, eagle
+from specjax.training.objectives.eagle import EagleTraining
+from tests.training.cases import (
     ALONE,
+    CASES,
     EXAMPLES,
     FROZEN,
-    HEAD,
     KEY,
     NOISE,
-    PACKED,
-    PARAMS,
     TARGET,
     VOCAB,
     assert_same,
     batch_of,
     clean_features,
     counted,
-    definition,
     each_alone,
+    measure_of,
     slots_of,
 )
-from tests.training.objective_checks import (
-    check_bfloat16_target,
-    check_no_slot,
-    check_other_slots,
-    check_padding,
-    check_recomputing,
-    measure_of,
-)
 
-# Weights that are not the defaults, so that a weight that is not read shows.
-SETTINGS = EagleObjective(feature_weight=0.7, logit_weight=0.3, noise=NOISE)
-CLEAN = EagleObjective(feature_weight=0.7, logit_weight=0.3, noise=0.0)
-
-
-@cache
-def measure(settings: EagleObjective = SETTINGS):
-    return measure_of(eagle_loss(HEAD, TARGET, settings))
-
-
-def loss_and_gradient(batch: Any, settings: EagleObjective):
-    (loss, _), gradient = measure(settings)(PARAMS, FROZEN, batch, KEY)
-    return loss, gradient
+CLEAN = EagleTraining(feature_weight=0.7, logit_weight=0.3, noise=0.0)
 
 
 def test_the_defaults_are_the_published_ones():
-    assert EagleObjective() == EagleObjective(feature_weight=1.0, logit_weight=0.1, noise=0.2)
-
-
-# ---- The definition ------------------------------------------------------------------------------
-
-
-def test_loss_and_gradient_are_those_of_the_definition():
-    """Of packed and padded rows, noise and all; the definition looks at one text at a time."""
-    expected = definition(SETTINGS, each_alone(slots_of(NOISE).features))
-    (loss, metrics), gradient = measure()(PARAMS, FROZEN, batch_of(PACKED), KEY)
-    assert_same((loss, gradient), (expected.loss, expected.gradient))
-    for name in ("feature_loss", "logit_loss"):
-        np.testing.assert_allclose(metrics[name], getattr(expected, name)[0], rtol=1e-5)
-    assert expected.accuracy > 0
-    np.testing.assert_allclose(metrics["accuracy"], expected.accuracy, rtol=1e-6)
-    assert sorted(metrics) == ["accuracy", "feature_loss", "logit_loss"]
-
-
-@pytest.mark.parametrize("shift", [-2, -1, 1])
-def test_slots_counted_elsewhere_would_be_caught(shift):
-    """The released code counts the slots of answers themselves, two places later."""
-    check_other_slots(measure(), PARAMS, shift)
-
-
-def test_a_batch_in_which_no_slot_counts_gives_nothing():
-    check_no_slot(measure(), PARAMS)
-
-
-# ---- Packing and padding -------------------------------------------------------------------------
+    assert EagleTraining() == EagleTraining(feature_weight=1.0, logit_weight=0.1, noise=0.2)
 
 
 def test_packed_texts_weigh_as_many_slots_as_they_count():
-    losses, gradients = zip(
-        *(loss_and_gradient(batch_of((row, ())), CLEAN) for row in ALONE), strict=True
-    )
+    case = CASES["eagle"]
+
+    def loss_and_gradient(batch):
+        (loss, _), gradient = measure_of(CLEAN, case.head)(case.params, FROZEN, batch, KEY)
+        return loss, gradient
+
+    losses, gradients = zip(*(loss_and_gradient(batch_of((row, ()))) for row in ALONE), strict=True)
     shares = np.bincount([text for text, _ in counted()]).astype(np.float32)
     shares /= shares.sum()
     gradient = jax.tree.map(
@@ -97,12 +46,7 @@ def test_packed_texts_weigh_as_many_slots_as_they_count():
         *gradients,
     )
     expected = (np.dot(shares, np.asarray(losses)), gradient)
-    assert_same(loss_and_gradient(batch_of(PACKED), CLEAN), expected)
-
-
-@pytest.mark.parametrize("settings", [SETTINGS, CLEAN], ids=["noise", "clean"])
-def test_what_stands_in_padding_changes_nothing(settings):
-    check_padding(measure(settings), PARAMS)
+    assert_same(loss_and_gradient(batch_of()), expected)
 
 
 # ---- Noise ---------------------------------------------------------------------------------------
@@ -136,19 +80,13 @@ def test_what_is_learned_is_clean():
         np.testing.assert_array_equal(getattr(noisy, name), getattr(clean, name))
 
 
-# ---- Recomputation and precision -----------------------------------------------------------------
+# ---- Chunks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [12, 6, 5, 1])
-def test_recomputing_changes_nothing(slots, monkeypatch):
-    """12 slots a row: one chunk, two, three of which the last is filled up, one for each slot."""
-    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", slots)
-    check_recomputing(measure(), eagle_loss(HEAD, TARGET, SETTINGS, recompute=True), PARAMS)
-
-
-@pytest.mark.parametrize("most, size", [(12, 12), (7, 6), (5, 4)])
+@pytest.mark.parametrize("most, size", [(12, 12), (7, 6), (5, 4), (1, 1)])
 def test_chunks_are_even_and_as_long_as_they_may_be(most, size, monkeypatch):
-    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", most)
+    """12 slots a row, which are padded to whole chunks."""
+    monkeypatch.setattr(base, "LOGIT_SLOTS", most)
     shapes = set()
 
     def values_of(logits, wanted_logits):
@@ -161,7 +99,3 @@ def test_chunks_are_even_and_as_long_as_they_may_be(most, size, monkeypatch):
     assert shapes == {(2, size, VOCAB)}
     wanted = TARGET.logits(FROZEN, slots.wanted)[..., 0]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_bfloat16_target_trains_float32_params():
-    check_bfloat16_target(measure(), PARAMS)

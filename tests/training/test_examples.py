@@ -231,7 +231,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(template):
         tokenize(TALK, words(template), 99)
 
 
-def test_a_template_that_refuses_is_told_with_its_reason():
+def test_a_template_that_refuses_is_reported_with_its_reason():
     with pytest.raises(SpecjaxError, match=r"refuses messages .* system, user.*\(no system here\)"):
         tokenize(WITH_SYSTEM, words(LLAMA_2), 99)
 
@@ -242,17 +242,17 @@ def test_a_conversation_without_question_and_answer_is_refused(turns):
         tokenize(Conversation(tuple(turns)), words(None), 99)
 
 
-def test_refused_conversations_are_left_out_and_counted():
-    complaints = []
+def test_refused_conversations_are_skipped_and_counted():
+    warnings = []
     talks = [TALK, *[WITH_SYSTEM] * 5, TALK]
-    examples = tokenize_all(talks, words(LLAMA_2), 99, complaints.append)
+    examples = tokenize_all(talks, words(LLAMA_2), 99, warnings.append)
     assert len(examples) == 2
-    assert [line.split(":")[0] for line in complaints[:-1]] == [
-        f"conversation {number} is left out" for number in (2, 3, 4)
+    assert [line.split(":")[0] for line in warnings[:-1]] == [
+        f"Skipped conversation {number}" for number in (2, 3, 4)
     ]
-    assert complaints[-1] == "5 of 7 conversations are left out by the chat template"
-    with pytest.raises(SpecjaxError, match=r"no conversation is left: .*no system here"):
-        tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99, complaints.append)
+    assert warnings[-1] == "Skipped 5 of 7 conversations: the chat template refuses them."
+    with pytest.raises(SpecjaxError, match=r"every conversation was skipped: .*no system here"):
+        tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99, warnings.append)
 
 
 def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(pocket_tokenizer):

@@ -11,7 +11,7 @@ from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
-from specjax.training.features import target_features
+from specjax.training.objectives.base import target_features
 from tests.decoding import tiny
 from tests.decoding.heads import features_of
 

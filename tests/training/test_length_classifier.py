@@ -1,3 +1,5 @@
+"""The length classifier: its data read prefix by prefix, its loss, its scores, its folder."""
+
 from functools import cache
 
 import jax
@@ -9,18 +11,21 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
 from specjax.models.target import causal_rows
-from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
 from specjax.training.draft_features import (
+    ContinuedPrompt,
     DraftFeatures,
     read_drafts,
     run_lengths,
     split_by_prompt,
 )
-from specjax.training.draft_reading import FrozenModel, Text
+from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.length_classifier import (
-    ClassifierSettings,
+    ClassifierTraining,
+    best_static_length,
+    best_threshold,
     fit,
     loss_of,
+    scores_of,
     train_classifier,
     validate,
 )
@@ -51,8 +56,8 @@ def slow_probs(owner: FrozenModel, prefix: list[int]) -> np.ndarray:
 
 
 @cache
-def texts() -> tuple[Text, ...]:
-    """The draft foretells about two tokens in three; the second text spans two chunks."""
+def texts() -> tuple[ContinuedPrompt, ...]:
+    """The draft guesses about two tokens in three; the second text spans two chunks."""
     numbers = np.random.default_rng(2)
     found = []
     for prompt_length, count in ((5, 9), (121, 20), (3, 0), (2, 1)):
@@ -60,7 +65,7 @@ def texts() -> tuple[Text, ...]:
         for _ in range(count):
             likely = int(np.argmax(slow_probs(frozen(1), whole)))
             whole.append(likely if numbers.random() < 0.67 else int(numbers.integers(40)))
-        found.append(Text(whole[:prompt_length], whole[prompt_length:]))
+        found.append(ContinuedPrompt(whole[:prompt_length], whole[prompt_length:]))
     return tuple(found)
 
 
@@ -112,7 +117,7 @@ def test_models_of_other_vocabularies_are_refused():
 
 def test_no_continuation_at_all_is_refused():
     with pytest.raises(SpecjaxError, match="continued no prompt"):
-        read_drafts([Text([1, 2], [])], frozen(0), frozen(1))
+        read_drafts([ContinuedPrompt([1, 2], [])], frozen(0), frozen(1))
 
 
 def made_up(num_prompts: int = 40, noise: float = 0.0) -> DraftFeatures:
@@ -145,8 +150,8 @@ def test_prompts_are_split_whole_and_alike_for_a_seed():
         split_by_prompt(data.rows(data.prompt == 0), 0.5, seed=0)
 
 
-def test_what_can_be_told_apart_is_learnt():
-    settings = ClassifierSettings(hidden_size=16, num_steps=800, learning_rate=0.02)
+def test_what_can_be_learned_is_learned():
+    settings = ClassifierTraining(hidden_size=16, num_steps=800, learning_rate=0.02)
     params, scores = fit(made_up(), settings)
     assert scores["f1"] > 0.98
     assert scores["static_f1"] < 0.8
@@ -158,12 +163,12 @@ def test_what_can_be_told_apart_is_learnt():
     assert params["hidden"]["kernel"].shape == (12, 16)
 
 
-def test_soft_labels_are_the_confidence_that_is_learnt():
+def test_soft_labels_are_the_confidence_that_is_learned():
     data = made_up()
     soft = DraftFeatures(
         data.features, np.full_like(data.labels, 0.3), data.is_match, data.depth, data.prompt
     )
-    settings = ClassifierSettings(num_steps=300, batch_size=64, labels="overlap")
+    settings = ClassifierTraining(num_steps=300, batch_size=64, labels="overlap")
     params, _ = fit(soft, settings)
     confidence = jax.nn.sigmoid(LengthClassifier().run(params, jnp.asarray(data.features)))
     np.testing.assert_allclose(confidence, 0.3, atol=0.05)
@@ -218,7 +223,7 @@ def test_a_static_length_wins_where_long_drafts_fail():
 
 # ---- All of it ----------------------------------------------------------------------------------
 
-QUICK = ClassifierSettings(hidden_size=8, num_steps=20, batch_size=16, validation_fraction=0.4)
+QUICK = ClassifierTraining(hidden_size=8, num_steps=20, batch_size=16, validation_fraction=0.4)
 
 
 def continuations(prompts):
@@ -240,7 +245,7 @@ def test_a_classifier_is_trained_and_saved(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_taken_folder_is_told_before_the_target_writes(tmp_path):
+def test_a_taken_folder_is_refused_before_the_target_writes(tmp_path):
     (tmp_path / "mine").touch()
     with pytest.raises(SpecjaxError, match="not an empty folder"):
         train_classifier(frozen(0), frozen(1), [[1, 2]], pytest.fail, QUICK, tmp_path)
@@ -253,26 +258,3 @@ def test_labels_of_one_kind_are_refused(is_match, kind):
     data = DraftFeatures(data.features, same.astype(np.float32), same, data.depth, data.prompt)
     with pytest.raises(SpecjaxError, match=f"would be {kind}.*give more or other prompts"):
         fit(data, QUICK)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden_size": 0},
-        {"num_steps": 0},
-        {"batch_size": -1},
-        {"validation_fraction": 1.0},
-        {"learning_rate": float("nan")},
-    ],
-)
-def test_settings_are_checked(changes):
-    with pytest.raises(SpecjaxError, match=next(iter(changes))):
-        ClassifierSettings(**changes)
-
-
-@pytest.mark.parametrize("name, known", [("position", "generation"), ("labels", "overlap")])
-def test_an_unknown_kind_is_refused_by_value(name, known):
-    settings = ClassifierSettings()
-    object.__setattr__(settings, name, "odd")  # past the type check of test runs
-    with pytest.raises(SpecjaxError, match=f"{name} 'odd' is unknown; use .* or {known}"):
-        settings.__post_init__()

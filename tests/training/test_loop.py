@@ -17,9 +17,8 @@ import optax
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.config import LoopOptions
 from specjax.training.data import from_function
-from specjax.training.loop import Evaluation, Trained, train
+from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 
 OPTIONS = LoopOptions(num_steps=12, save_every=4, log_every=3, eval_every=100, seed=9)
 
@@ -83,7 +82,7 @@ import sys, time
 import numpy as np
 sys.path.insert(0, {root!r})
 from tests.training import test_loop
-from specjax.training.config import LoopOptions
+from specjax.training.loop import LoopOptions
 
 def slow(step):
     time.sleep(0.02)
@@ -135,11 +134,11 @@ def damage(folder: Path, step: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, how):
+def test_a_corrupt_checkpoint_is_skipped(tmp_path, capsys, how):
     whole = run(tmp_path)
     damage(tmp_path, 12, how)
     assert same_bits(run(tmp_path), whole)
-    assert "checkpoint 12 is damaged" in capsys.readouterr().err
+    assert "specjax: Skipped corrupt checkpoint 12 (" in capsys.readouterr().err
     assert same_bits(run(tmp_path, stop_at=0), whole)  # it was written anew
 
 
@@ -180,7 +179,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
 def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
     run(tmp_path, config={"rate": 1, "labels": ("a",)})
     run(tmp_path, config={"rate": 1, "labels": ("a",)})
-    with pytest.raises(SpecjaxError, match=r"other settings \(rate\)"):
+    with pytest.raises(SpecjaxError, match=r"different settings \(rate\)"):
         run(tmp_path, config={"rate": 2, "labels": ("a",)})
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
         run(tmp_path, config={"rate": 1, "labels": ("a",)}, resume=False)
@@ -243,7 +242,6 @@ import sys
 sys.path.insert(0, {root!r})
 import jax, numpy as np, pytest
 from specjax.core.errors import SpecjaxError
-from specjax.training.config import LoopOptions
 from specjax.training.data import from_function
 from tests.training import test_loop
 assert jax.device_count() == 4
@@ -268,9 +266,3 @@ def test_rows_are_spread_over_the_devices(tmp_path):
     assert ran.returncode == 0, ran.stderr
     found = [float(number) for number in ran.stdout.split()]
     np.testing.assert_allclose(found, run(None).params["weight"], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["num_steps", "save_every", "log_every", "eval_every"])
-def test_loop_options_are_checked(name):
-    with pytest.raises(SpecjaxError, match=f"{name} 0 must be at least 1"):
-        LoopOptions(**{"num_steps": 1, name: 0})

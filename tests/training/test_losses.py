@@ -295,11 +295,11 @@ def test_an_unknown_kind_is_told_the_names():
 @pytest.mark.parametrize(
     "kind, k, p, message",
     [
-        ("top-k", 0, 0.9, "k = 0"),
+        ("top-k", 0, 0.9, "top_k 0 must be at least 1"),
         ("bild", 1, 0.9, "pairs"),
-        ("top-p", 10, 0.0, "p = 0.0"),
-        ("top-p", 10, 1.1, r"p = 1\.1"),
-        ("top-p", 10, float("nan"), "p = nan"),
+        ("top-p", 10, 0.0, "top_p 0.0 is outside"),
+        ("top-p", 10, 1.1, r"top_p 1\.1 is outside"),
+        ("top-p", 10, float("nan"), "top_p nan is outside"),
     ],
 )
 def test_sets_that_cannot_be_are_refused(kind, k, p, message):

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.training.config import OptimizerOptions
-from specjax.training.optimizer import optimizer_of, schedule
+from specjax.training.optimizer import OptimizerOptions, optimizer_of, schedule
 
 STEPS, WARMUP, RATE = 1000, 100, 4e-3
 SHAPES = {"bias": (3,), "weight": (2, 3)}

@@ -7,19 +7,17 @@ import jax
 import numpy as np
 
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
+from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.state import Generation
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.training.config import DataOptions, LoopOptions, OptimizerOptions
-from specjax.training.data import batches
+from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example
-from specjax.training.loop import train
-from specjax.training.objectives.hass import hass_loss
-from specjax.training.objectives.options import HassObjective
-from specjax.training.optimizer import optimizer_of
+from specjax.training.loop import LoopOptions, train
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from tests.decoding import tiny
 
 NUM_STEPS, NEW_TOKENS, DEPTH = 500, 48, 4
@@ -52,7 +50,7 @@ def trained(start: Any) -> Any:
     quiet = LoopOptions(NUM_STEPS, log_every=NUM_STEPS, save_every=NUM_STEPS, eval_every=NUM_STEPS)
     optimizer = OptimizerOptions(learning_rate=1e-2, warmup=0.05, decay="cosine")
     return train(
-        hass_loss(HEAD, TARGET, HassObjective(noise=0.0)),
+        HassTraining(noise=0.0).loss(HEAD, TARGET),
         start,
         batches(examples, DataOptions(batch_size=len(texts), longest=64)),
         optimizer_of(optimizer, NUM_STEPS),
@@ -62,7 +60,7 @@ def trained(start: Any) -> Any:
 
 
 def drafted(params: Any) -> Generation:
-    drafter = Eagle2(HEAD, TARGET, Eagle2Settings(top_k=2, depth=DEPTH, num_tokens=8))
+    drafter = Eagle2(HEAD, top_k=2, depth=DEPTH, num_tokens=8)
     settings = {"target": TARGET, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
     return speculative_generate(Params(FROZEN, params), PROMPT, KEY, **settings)
 

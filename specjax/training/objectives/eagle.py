@@ -1,30 +1,39 @@
-"""How an EAGLE head is trained: every slot predicts the target's next feature and distribution.
+"""Trains an EAGLE head: every slot predicts the target's next feature and distribution.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Slot t counts
-where token t + 2, which it drafts, belongs to an answer; the released code counts it where token t
-does, and so loses the first drafted token of each answer. The target runs in the step itself, in
-place of features kept on disk.
+if token t + 2, which it drafts, belongs to an answer; the released code counts it if token t does,
+and so loses the first drafted token of each answer. The target runs in the training step; the
+released code keeps its features on disk.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.pytree import pytree
-from specjax.models.heads.eagle import EagleHead
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.target import Target
 from specjax.training.data import slot_mask
-from specjax.training.features import target_features
-from specjax.training.loop import LossFn, Metrics
-from specjax.training.losses import check_top_loss, smooth_l1, soft_cross_entropy, top_values
-from specjax.training.objectives.options import EagleObjective, TopLossOptions
-from specjax.training.objectives.slots import SlotValues, later, means, over_slots
+from specjax.training.losses import LossFn, Metrics, smooth_l1
+from specjax.training.objectives.base import (
+    Batch,
+    HeadTraining,
+    SlotValues,
+    in_dtype,
+    later,
+    over_slots,
+    target_features,
+    weighted,
+)
+from specjax.training.ranges import check_not_negative
 
-NOISE_LENGTH = 512  # slots of a text at which the noise is as wide as `noise` says
+NOISE_LENGTH = 512  # tokens of a text whose noise is as wide as `noise` says
+LogitValues = Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues]
 Reader = Callable[[Float[Array, "B T D"]], SlotValues]
 
 
@@ -33,99 +42,103 @@ class Slots:
     """A batch as the head sees it: slot t holds feature t and token t + 1."""
 
     embedded: Float[Array, "B T D"]  # of token t + 1
-    features: Float[Array, "B T D"]  # of token t, the target's, noisy
+    features: Float[Array, "B T D"]  # of token t: the target's, with noise
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"]
     wanted: Float[Array, "B T D"]  # feature of token t + 1, so the distribution of token t + 2
     counts: Bool[Array, "B T"]
 
-    def mean(self, values: Float[Array, "B T"]) -> Float[Array, ""]:
-        """The mean over the slots that count; 0 if there are none."""
-        return means({"value": values}, self.counts)["value"]
+
+@dataclass(frozen=True)
+class FeatureTraining(HeadTraining):
+    """Trains a head that predicts the target's features, by EAGLE's loss."""
+
+    feature_weight: float = 1.0
+    """Weight of the smooth L1 distance to the target's next feature."""
+    logit_weight: float = 0.1
+    """Weight of the cross-entropy to the target's distribution."""
+    noise: float = 0.2
+    """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_not_negative(self, "feature_weight", "logit_weight", "noise")
+
+    def prepare(
+        self, params: Any, target: Target, frozen: Any, batch: Batch, key: Key[Array, ""]
+    ) -> tuple[Any, Slots]:
+        """Returns the head's params in the target's dtype, and what it learns from."""
+        tokens, segments = batch["tokens"], batch["segments"]
+        features = target_features(target, frozen, tokens, batch["positions"], segments)
+        slots = Slots(
+            embedded=target.embed(frozen, later(tokens)),
+            features=features + _noise(key, features, segments, self.noise),
+            positions=batch["positions"],
+            segments=segments,
+            wanted=later(features),
+            counts=slot_mask(batch["is_answer"], segments),
+        )
+        return in_dtype(params, features.dtype), slots
+
+    def step_loss(
+        self, predicted: Float[Array, "B T D"], values: SlotValues, slots: Slots
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the loss of one step's predictions, and its parts; `values`: `logit_values`."""
+        weights = {
+            "feature_loss": self.feature_weight,
+            "logit_loss": self.logit_weight,
+            "top_loss": self.top_weight,
+        }
+        values = {"feature_loss": smooth_l1(predicted, slots.wanted), **values}
+        return weighted(values, slots.counts, weights)
 
 
-def eagle_loss(
-    head: EagleHead,
-    target: Target,
-    settings: EagleObjective,
-    recompute: bool = False,
-) -> LossFn:
-    """The loss for `training.loop`; its frozen params are the target's.
+@dataclass(frozen=True)
+class EagleTraining(FeatureTraining):
+    """Train an EAGLE head, which eagle and eagle2 draft with.
 
-    The head computes in the target's dtype, whatever the dtype of its own params. With `recompute`
-    its activations and logits are computed again for the gradients, not kept, and logits are there
-    of `slots.LOGIT_SLOTS` slots of each row at a time.
-
-    Raises:
-        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
+    The target reads every text once per epoch, in the training step itself; the head learns to
+    predict its next feature and distribution.
     """
-    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
-    def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
-        params, slots = prepare(params, target, frozen, batch, key, settings)
-        read = logit_reader(target, frozen, slots, partial(logit_values, settings), recompute)
+    fc_bias: bool = False
+    """Give `fc` a bias, as the first published heads have; vLLM reads heads without one only."""
 
-        def one_step(params):
-            predicted, _ = head.step(
-                params, slots.embedded, slots.features, (), slots.positions, slots.segments
-            )
-            return step_loss(predicted, read(predicted), slots, settings)
+    measured_as: ClassVar[str] = "eagle2"
 
-        run_step = jax.checkpoint(one_step) if recompute else one_step
-        return run_step(params)
+    def new_head(self, target: TransformerConfig) -> EagleHead:
+        return EagleHead(EagleConfig.for_target(target, self.fc_bias))
 
-    return loss_fn
+    def loss(self, head: EagleHead, target: Target, recompute: bool = False) -> LossFn:
+        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
+            params, slots = self.prepare(params, target, frozen, batch, key)
+            read = logit_reader(target, frozen, slots, self.logit_values, recompute)
 
+            def one_step(params):
+                predicted, _ = head.step(
+                    params, slots.embedded, slots.features, (), slots.positions, slots.segments
+                )
+                return self.step_loss(predicted, read(predicted), slots)
 
-def prepare(
-    params: Any,
-    target: Target,
-    frozen: Any,
-    batch: dict[str, Array],
-    key: Key[Array, ""],
-    settings: EagleObjective,
-) -> tuple[Any, Slots]:
-    """The head's params in the target's dtype, and what it learns from."""
-    tokens, segments = batch["tokens"], batch["segments"]
-    features = target_features(target, frozen, tokens, batch["positions"], segments)
-    slots = Slots(
-        embedded=target.embed(frozen, later(tokens)),
-        features=features + _noise(key, features, segments, settings.noise),
-        positions=batch["positions"],
-        segments=segments,
-        wanted=later(features),
-        counts=slot_mask(batch["is_answer"], segments),
-    )
-    return jax.tree.map(lambda leaf: leaf.astype(features.dtype), params), slots
+            return (jax.checkpoint(one_step) if recompute else one_step)(params)
 
-
-def logit_values(
-    settings: TopLossOptions, logits: Float[Array, "B T V"], wanted_logits: Float[Array, "B T V"]
-) -> SlotValues:
-    """What `step_loss` needs of the logits."""
-    is_right = jnp.argmax(logits, axis=-1) == jnp.argmax(wanted_logits, axis=-1)
-    values = {"logit_loss": soft_cross_entropy(logits, wanted_logits), "is_right": is_right}
-    return values | top_values(settings, logits, wanted_logits)
+        return loss_fn
 
 
 def logit_reader(
-    target: Target,
-    frozen: Any,
-    slots: Slots,
-    values_of: Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues],
-    recompute: bool,
+    target: Target, frozen: Any, slots: Slots, values_of: LogitValues, recompute: bool
 ) -> Reader:
-    """From predicted features to the values of each slot that depend on logits.
+    """Returns a function from predicted features to the values of each slot that depend on logits.
 
-    The wanted logits are computed here, once for all predictions; with `recompute` they and the
-    predicted ones are computed chunk by chunk, and again for the gradients, so that no
-    `[B, T, V]` ever exists.
+    The wanted logits are computed here, once for all predictions; with `recompute` wanted and
+    predicted ones are computed chunk by chunk, and again for the gradients, so that no `[B, T, V]`
+    ever exists.
 
     Args:
-        target: whose LM head reads.
+        target: whose LM head is read.
         frozen: its params.
-        slots: their `wanted` features stand beside the predicted ones.
-        values_of: predicted and wanted logits -> values; of any number of slots.
+        slots: with the wanted features.
+        values_of: from predicted and wanted logits to values; of any number of slots.
         recompute: whether to go by chunks.
     """
     if not recompute:
@@ -139,31 +152,10 @@ def logit_reader(
     return lambda predicted: over_slots(read, (predicted, slots.wanted), recompute)
 
 
-def step_loss(
-    predicted: Float[Array, "B T D"],
-    values: SlotValues,
-    slots: Slots,
-    settings: EagleObjective,
-) -> tuple[Float[Array, ""], Metrics]:
-    """The loss of one step's predictions, and its parts; values as of `logit_values`."""
-    feature_loss = slots.mean(smooth_l1(predicted, slots.wanted))
-    logit_loss = slots.mean(values["logit_loss"])
-    loss = settings.feature_weight * feature_loss + settings.logit_weight * logit_loss
-    metrics = {
-        "feature_loss": feature_loss,
-        "logit_loss": logit_loss,
-        "accuracy": slots.mean(values["is_right"].astype(jnp.float32))[None],
-    }
-    if "top_loss" in values:
-        metrics["top_loss"] = slots.mean(values["top_loss"])
-        loss = loss + settings.top_weight * metrics["top_loss"]
-    return loss, metrics
-
-
 def _noise(
     key: Key[Array, ""], features: Float[Array, "B T D"], segments: Int[Array, "B T"], width: float
 ) -> Float[Array, "B T D"]:
-    """Uniform, and narrower on longer texts, as in the released code."""
+    """Draws uniform noise, narrower on longer texts, as in the released code."""
     length = jnp.sum(segments[:, :, None] == segments[:, None, :], axis=-1, dtype=jnp.float32)
     spread = (width * NOISE_LENGTH / length)[..., None]
     uniform = jax.random.uniform(key, features.shape, minval=-0.5, maxval=0.5)

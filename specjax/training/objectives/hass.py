@@ -1,4 +1,4 @@
-"""HASS: an EAGLE head that trains in the contexts of drafting, on the tokens that matter.
+"""Trains an EAGLE head with HASS: in the contexts of drafting, on the tokens that matter.
 
 Zhang et al. 2025, "Learning Harmonized Representations for Speculative Sampling". *Harmonized
 context alignment* (section 3.2): at step n every slot stands for the n-th token of a draft. It
@@ -7,112 +7,105 @@ features that a draft of that length would see (`EagleHead.step`). *Harmonized o
 distillation* (section 3.1): cross-entropy over the target's K most likely tokens, beside EAGLE's
 losses.
 
-The released code multiplies attention logits by the alignment mask, which leaves masked columns
-in the softmax; here they are out of it. Features carry no gradient from step to step.
+The released code multiplies attention logits by the alignment mask, which leaves masked columns in
+the softmax; here they are excluded. Features carry no gradient from step to step.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleHead, Stream
 from specjax.models.target import Target
-from specjax.training.loop import LossFn
-from specjax.training.losses import check_top_loss
-from specjax.training.objectives.eagle import (
-    Slots,
-    logit_reader,
-    logit_values,
-    prepare,
-    step_loss,
-)
-from specjax.training.objectives.options import HassObjective
-from specjax.training.objectives.slots import SlotValues
+from specjax.training.losses import LossFn
+from specjax.training.objectives.base import Batch, SlotValues, over_depths
+from specjax.training.objectives.eagle import EagleTraining, Slots, logit_reader
+from specjax.training.ranges import check_at_least_one, check_not_negative
 
 
-def hass_loss(
-    head: EagleHead,
-    target: Target,
-    settings: HassObjective,
-    recompute: bool = False,
-) -> LossFn:
-    """The loss for `training.loop`; its frozen params are the target's.
+@dataclass(frozen=True)
+class HassTraining(EagleTraining):
+    """Train a head with HASS: in the contexts of drafting, and on the tokens that matter.
 
-    Time grows with `align_steps`, and memory by the keys and values that each step adds; with
-    `recompute` the activations of one step at a time are kept, and computed again for gradients,
-    and logits are there of some slots of each row at a time (`slots.LOGIT_SLOTS`).
-
-    Raises:
-        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
+    With one alignment step and a top weight of 0 this is EAGLE's training.
     """
-    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
 
-    def values_of(logits: Array, wanted_logits: Array) -> SlotValues:
-        drafted = {"drafted": jnp.argmax(logits, axis=-1)}
-        return logit_values(settings, logits, wanted_logits) | drafted
+    top_weight: float = 1.0
+    """Its weight (w)."""
+    align_steps: int = 3
+    """Steps of harmonized context alignment (n); 1 aligns nothing."""
+    step_decay: float = 1.0
+    """Weight of each step's loss relative to the step before (beta, Table 5)."""
+    token_alignment: float = 0.0
+    """Probability that a slot reads the token drafted one step before instead of the text's
+    (appendix B)."""
 
-    def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
-        params, slots = prepare(params, target, frozen, batch, key, settings)
-        read = logit_reader(target, frozen, slots, values_of, recompute)
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least_one(self, "align_steps")
+        check_not_negative(self, "step_decay")
+        if not 0 <= self.token_alignment <= 1:
+            raise SpecjaxError(f"token_alignment {self.token_alignment} is outside [0, 1]")
 
-        def one_step(params, embedded, features, streams):
-            predicted, own = head.step(
-                params, embedded, features, streams, slots.positions, slots.segments
-            )
-            values = read(predicted)
-            loss, metrics = step_loss(predicted, values, slots, settings)
-            return loss, metrics, jax.lax.stop_gradient(predicted), values["drafted"], own
+    def loss(self, head: EagleHead, target: Target, recompute: bool = False) -> LossFn:
+        # Time grows with `align_steps`, and memory by the keys and values that each step adds.
+        def values_of(logits: Array, wanted_logits: Array) -> SlotValues:
+            drafted = {"drafted": jnp.argmax(logits, axis=-1)}
+            return self.logit_values(logits, wanted_logits) | drafted
 
-        run_step = jax.checkpoint(one_step) if recompute else one_step
-        total, of_steps = jnp.zeros(()), []
-        embedded, features = slots.embedded, slots.features
-        streams: tuple[Stream, ...] = ()
-        for step in range(settings.align_steps):
-            loss, metrics, predicted, drafted, own = run_step(params, embedded, features, streams)
-            total = total + settings.step_decay**step * loss
-            of_steps.append(metrics)
-            streams = (*streams, own)
-            features = next_stream(features, predicted, slots.segments)
-            if settings.token_alignment > 0:
-                embedded = _with_drafted(
-                    slots, target.embed(frozen, drafted), jax.random.fold_in(key, step), settings
+        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
+            params, slots = self.prepare(params, target, frozen, batch, key)
+            read = logit_reader(target, frozen, slots, values_of, recompute)
+
+            def one_step(params, embedded, features, streams):
+                predicted, own = head.step(
+                    params, embedded, features, streams, slots.positions, slots.segments
                 )
-        return total, _joined(of_steps)
+                values = read(predicted)
+                drafted = values.pop("drafted")
+                part = self.step_loss(predicted, values, slots)
+                return part, jax.lax.stop_gradient(predicted), drafted, own
 
-    return loss_fn
+            run_step = jax.checkpoint(one_step) if recompute else one_step
+            embedded, features, parts = slots.embedded, slots.features, []
+            streams: tuple[Stream, ...] = ()
+            for step in range(self.align_steps):
+                part, predicted, drafted, own = run_step(params, embedded, features, streams)
+                parts.append(part)
+                streams = (*streams, own)
+                features = next_features(features, predicted, slots.segments)
+                if self.token_alignment > 0:
+                    step_key = jax.random.fold_in(key, step)
+                    embedded = self.with_drafted(slots, target.embed(frozen, drafted), step_key)
+            weights = [self.step_decay**step for step in range(self.align_steps)]
+            return over_depths(parts, weights)
+
+        return loss_fn
+
+    def with_drafted(
+        self, slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""]
+    ) -> Float[Array, "B T D"]:
+        """Gives some slots the token that the step before drafted one slot earlier."""
+        is_drafted = jax.random.bernoulli(key, self.token_alignment, slots.counts.shape)
+        is_drafted = is_drafted & ~_is_first(slots.segments)
+        return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
 
 
-def next_stream(
+def next_features(
     features: Float[Array, "B T D"],
     predicted: Float[Array, "B T D"],
     segments: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
-    """The features of the next step: each slot's was predicted one slot before.
+    """Returns the features of the next step: each slot's was predicted one slot before.
 
-    The first slot of a text keeps the target's feature: a draft can begin there at the earliest.
+    The first slot of a text keeps the target's feature: no draft begins before it.
     """
     return jnp.where(_is_first(segments)[..., None], features, jnp.roll(predicted, 1, axis=1))
 
 
 def _is_first(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
     return (segments != jnp.roll(segments, 1, axis=1)).at[:, 0].set(True)
-
-
-def _with_drafted(
-    slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""], settings: HassObjective
-) -> Float[Array, "B T D"]:
-    """Some slots take the token that the step before drafted one slot earlier (appendix B)."""
-    is_drafted = jax.random.bernoulli(key, settings.token_alignment, slots.counts.shape)
-    is_drafted = is_drafted & ~_is_first(slots.segments)
-    return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
-
-
-def _joined(of_steps: list[dict[str, Array]]) -> dict[str, Array]:
-    """Means over the steps; the accuracy is told step by step."""
-    accuracy = jnp.concatenate([metrics.pop("accuracy") for metrics in of_steps])
-    means = {
-        name: jnp.mean(jnp.stack([metrics[name] for metrics in of_steps])) for name in of_steps[0]
-    }
-    return means | {"accuracy": accuracy}

@@ -1,101 +1,123 @@
-"""How Hydra's heads are trained: each learns the target's distribution at its own depth.
+"""Trains Hydra's heads: each learns the target's distribution at its own depth.
 
-Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding", with the losses
-of the released code: cross-entropy to the target's own distribution alone, as much of every head.
+Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding", with the loss
+of the released code: cross-entropy to the target's own distribution, equally weighted over heads.
 Heads read the tokens of the text where drafting gives them drafted ones. The target is frozen and
-runs in the step itself. Slot t counts for head d where token t + 1 + d, which it predicts there,
-belongs to an answer. The released recipe drops out a fifth of what each block reads; nothing is
-dropped here.
+runs in the training step. Slot t counts for head d if token t + 1 + d, which it predicts there,
+belongs to an answer. The released recipe drops out a fifth of what each block reads; here there is
+no dropout.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.models.cache import KVCache
-from specjax.models.heads.hydra import HydraHeads
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Target
 from specjax.training.data import slot_mask
-from specjax.training.features import target_features
-from specjax.training.loop import LossFn, Metrics
-from specjax.training.losses import check_top_loss
-from specjax.training.objectives.eagle import logit_values
-from specjax.training.objectives.options import HydraObjective
-from specjax.training.objectives.slots import SlotValues, later, means, over_slots
+from specjax.training.losses import LossFn
+from specjax.training.objectives.base import (
+    Batch,
+    HeadTraining,
+    SlotValues,
+    in_dtype,
+    later,
+    over_depths,
+    over_slots,
+    target_features,
+    weighted,
+)
+from specjax.training.optimizer import OptimizerOptions
 
 
-def hydra_loss(
-    head: HydraHeads, target: Target, settings: HydraObjective, recompute: bool = False
-) -> LossFn:
-    """The loss for `training.loop`; its frozen params are the target's.
+@dataclass(frozen=True)
+class HydraTraining(HeadTraining):
+    """Train Hydra heads: each knows the tokens drafted before; learned from the target's own
+    distribution."""
 
-    The heads compute in the target's dtype, whatever the dtype of their own params. With
-    `recompute` their activations and logits are computed again for the gradients, not kept, and
-    logits are there of one head and `slots.LOGIT_SLOTS` slots of each row at a time.
+    num_heads: int = 4
+    """Heads, and so tokens of the longest draft."""
+    num_layers: int = 4
+    """Residual blocks of each head."""
+    prefix: bool = False
+    """Hydra++: a layer over the whole text prepares what the heads read."""
+    lm_heads: bool = True
+    """Give each head an LM head of its own, as published; without, all use the target's."""
 
-    Raises:
-        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
-    """
-    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
-    depths = range(1, head.config.num_heads + 1)
-    prefix = partial(prefixed, head)
-    prefix = jax.checkpoint(prefix) if recompute else prefix
+    flags: ClassVar = MappingProxyType(
+        {"has_lm_heads": "--lm-heads", "num_hidden_layers": "--prefix"}
+    )
+    # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
+    optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
+        learning_rate=5e-4,
+        decay="cosine",
+        decay_to=0.33,
+        beta2=0.999,
+        weight_decay=0.1,
+        clip="norm",
+        clip_at=1.0,
+    )
 
-    def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
-        del key  # nothing is drawn
-        tokens, positions, segments = (batch[name] for name in ("tokens", "positions", "segments"))
-        features = target_features(target, frozen, tokens, positions, segments)
-        params = jax.tree.map(lambda leaf: leaf.astype(features.dtype), params)
-        read_features = prefix(params, features, tokens, positions, segments)
+    def new_head(self, target: TransformerConfig) -> HydraHeads:
+        return HydraHeads(
+            HydraConfig.for_target(
+                target,
+                has_prefix=self.prefix,
+                num_heads=self.num_heads,
+                num_layers=self.num_layers,
+                has_lm_heads=self.lm_heads,
+            )
+        )
 
-        def at_depth(depth: int) -> Metrics:
-            read = partial(_values_at, head, params, target, frozen, settings)
-            behind = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
-            arrays = (read_features, behind, later(features, depth))
-            values = over_slots(read, arrays, recompute)
-            counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-            return means(values, counts)
+    def loss(self, head: HydraHeads, target: Target, recompute: bool = False) -> LossFn:
+        depths = range(1, head.config.num_heads + 1)
+        prefix = partial(prefixed, head, target)
+        prefix = jax.checkpoint(prefix) if recompute else prefix
+        weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
 
-        of_depths = [at_depth(depth) for depth in depths]
-        found = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
-        metrics = {name: jnp.mean(value) for name, value in found.items() if name != "is_right"}
-        loss = found["logit_loss"]
-        if "top_loss" in found:
-            loss = loss + settings.top_weight * found["top_loss"]
-        return jnp.sum(loss), metrics | {"accuracy": found["is_right"]}
+        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
+            del key  # nothing is drawn
+            tokens, segments = batch["tokens"], batch["segments"]
+            features = target_features(target, frozen, tokens, batch["positions"], segments)
+            params = in_dtype(params, features.dtype)
+            prepared = prefix(params, features, tokens, batch["positions"], segments)
 
-    return loss_fn
+            def read(arrays: tuple[Array, tuple[Array, ...], Array]) -> SlotValues:
+                features, before, wanted = arrays
+                embedded = jnp.stack([target.embed(frozen, tokens) for tokens in before], axis=2)
+                logits = head.logits(params, target, frozen, len(before), features, embedded)
+                return self.logit_values(logits, target.logits(frozen, wanted))
+
+            def at_depth(depth: int):
+                before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
+                arrays = (prepared, before, later(features, depth))
+                counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
+                return weighted(over_slots(read, arrays, recompute), counts, weights)
+
+            return over_depths([at_depth(depth) for depth in depths], [1.0] * len(depths))
+
+        return loss_fn
 
 
 def prefixed(
     head: HydraHeads,
+    target: Target,
     params: Any,
     features: Float[Array, "B T D"],
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
-    """What the heads read at every slot of whole texts, which see only themselves."""
+    """Returns what the heads read at every slot of whole texts, which see only themselves."""
     batch, length = tokens.shape
     cache = KVCache.create(head.config.layers, batch, length, features.dtype)
     rows = QueryRows(tokens, positions, text_before(segments))
-    return head.run(params, None, rows, features, cache)[0]
-
-
-def _values_at(
-    head: HydraHeads,
-    params: Any,
-    target: Target,
-    frozen: Any,
-    settings: HydraObjective,
-    arrays: tuple[Array, tuple[Array, ...], Array],
-) -> SlotValues:
-    """What a head says at each slot, of the tokens behind it, against what is wanted there."""
-    features, behind, wanted = arrays
-    embedded = jnp.stack([target.embed(frozen, tokens) for tokens in behind], axis=2)
-    logits = head.logits(params, target, frozen, len(behind), features, embedded)
-    return logit_values(settings, logits, target.logits(frozen, wanted))
+    return head.run(params, target, None, rows, features, cache)[0]

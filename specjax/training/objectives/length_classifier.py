@@ -1,8 +1,8 @@
-"""How DISCO's length classifier is trained and judged (section 4, appendix D).
+"""Trains and scores DISCO's length classifier (section 4, appendix D).
 
-The paper gives no width, rate or number of steps: those of `ClassifierSettings` are ours. Its
-threshold is tuned for latency, ours for F1 on the validation prompts, which is what it reports; the
-validation scores are therefore a little flattering.
+The paper gives no width, rate or number of steps; those of `ClassifierTraining` are ours. It tunes
+the threshold for latency; ours is tuned for F1 on the validation prompts, the score that the paper
+reports, so our validation scores are slightly optimistic.
 """
 
 import zlib
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
@@ -27,20 +27,26 @@ from specjax.models.heads.length_classifier import (
     save_classifier,
 )
 from specjax.models.io.checkpoint import vacant
-from specjax.training.acceptance_scores import best_static_length, best_threshold, scores_of
-from specjax.training.config import LoopOptions
 from specjax.training.data import from_function
-from specjax.training.draft_features import DraftFeatures, read_drafts, split_by_prompt
-from specjax.training.draft_reading import FrozenModel, Text, check_vocabularies
-from specjax.training.loop import LossFn, train
+from specjax.training.draft_features import (
+    ContinuedPrompt,
+    DraftFeatures,
+    check_vocabularies,
+    read_drafts,
+    split_by_prompt,
+)
+from specjax.training.loop import LoopOptions, train
+from specjax.training.losses import LossFn
+from specjax.training.objectives.base import FrozenModel
+from specjax.training.ranges import check_at_least_one, check_choice, check_positive
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
 
 
 @dataclass(frozen=True)
-class ClassifierSettings:
-    """Everything that decides the classifier, apart from the models and the prompts.
+class ClassifierTraining:
+    """The classifier's shape and its training; models and prompts come separately.
 
     Raises:
         SpecjaxError: for a value out of its range.
@@ -57,19 +63,14 @@ class ClassifierSettings:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("hidden_size", "num_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least 1")
+        check_at_least_one(self, "hidden_size", "num_steps", "batch_size")
         if not 0 < self.validation_fraction < 1:
             raise SpecjaxError(
                 f"validation_fraction {self.validation_fraction} is outside (0, 1); try 0.15"
             )
-        if not 0 < self.learning_rate < float("inf"):
-            raise SpecjaxError(f"learning_rate {self.learning_rate} is not above 0; try 0.003")
-        for name, kind in (("position", PositionKind), ("labels", LabelKind)):
-            if getattr(self, name) not in get_args(kind):
-                known = " or ".join(get_args(kind))
-                raise SpecjaxError(f"{name} {getattr(self, name)!r} is unknown; use {known}")
+        check_positive(self, "learning_rate")
+        check_choice(self, "position", get_args(PositionKind))
+        check_choice(self, "labels", get_args(LabelKind))
 
 
 def train_classifier(
@@ -77,35 +78,32 @@ def train_classifier(
     draft: FrozenModel,
     prompts: Sequence[Ids],
     generate: Generate,
-    settings: ClassifierSettings,
+    settings: ClassifierTraining,
     out: str | Path,
     run_folder: str | Path | None = None,
 ) -> TrainedClassifier:
-    """Lets the target write, trains the classifier on the draft's mistakes, and saves it.
+    """Trains a classifier on the draft's mistakes in the target's own texts, and saves it.
 
     Args:
-        target: with the fingerprint that the classifier is to carry.
+        target: with the fingerprint that the classifier records.
         draft: likewise.
         prompts: rows of token ids.
-        generate: the target's continuations of all of them, its end token included; greedy, for
-            the labels to mean what they say. The whole list goes in, so that it may batch.
+        generate: returns the target's greedy continuations, with the end token. It gets all prompts
+            at once, so that it can batch them.
         settings: see there.
         out: new folder for the classifier.
-        run_folder: for checkpoints and metrics, should the training be worth resuming.
+        run_folder: for checkpoints and metrics, if the training should be resumable.
 
     Raises:
         SpecjaxError: if `out` is taken, the models do not fit together, the prompts are too few or
             their labels all the same, or files cannot be written.
     """
-    out = vacant(Path(out))  # before the texts, which take long
-    if run_folder is not None and out.resolve() in (
-        Path(run_folder).resolve(),
-        *Path(run_folder).resolve().parents,
-    ):
-        raise SpecjaxError(f"the run folder {run_folder} lies in {out}; give it a place of its own")
+    out = vacant(Path(out))  # checked before the slow part
+    if run_folder is not None and Path(run_folder).resolve().is_relative_to(out.resolve()):
+        raise SpecjaxError(f"the run folder {run_folder} is inside {out}; choose another folder")
     check_vocabularies(target, draft)
     continuations = generate(prompts)
-    texts = [Text(*pair) for pair in zip(prompts, continuations, strict=True)]
+    texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
     data = read_drafts(texts, target, draft, settings.position, settings.labels)
     params, scores = fit(data, settings, run_folder)
     trained = TrainedClassifier(
@@ -125,12 +123,12 @@ def train_classifier(
 
 
 def fit(
-    data: DraftFeatures, settings: ClassifierSettings, run_folder: str | Path | None = None
+    data: DraftFeatures, settings: ClassifierTraining, run_folder: str | Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Trains on a part of the prompts and validates on the rest: params, scores.
+    """Trains on part of the prompts, validates on the rest; returns params and scores.
 
     Raises:
-        SpecjaxError: for fewer than two prompts, or where one part has labels of one kind only.
+        SpecjaxError: for fewer than two prompts, or if all labels of one part are the same.
     """
     training, validation = split_by_prompt(data, settings.validation_fraction, settings.seed)
     for name, part in (("training", training), ("validation", validation)):
@@ -151,7 +149,7 @@ def fit(
 
 
 def loss_of(model: LengthClassifier) -> LossFn:
-    """The loss for `training.loop`: cross-entropy of the acceptance, hard or soft labels."""
+    """Returns the loss for `training.loop`: cross-entropy with the labels, which may be soft."""
 
     def loss_fn(params: Any, frozen: None, batch: dict[str, Array], key: Key[Array, ""]):
         logits = model.run(params, batch["features"])
@@ -165,7 +163,7 @@ def loss_of(model: LengthClassifier) -> LossFn:
 def batch_of(
     data: DraftFeatures, batch_size: int, seed: int
 ) -> Callable[[int], dict[str, np.ndarray]]:
-    """Batches of tokens drawn with replacement; that of a step depends on it and `seed` alone."""
+    """Returns batches of rows drawn with replacement, by the number of the step and `seed`."""
 
     def batch_at(step: int) -> dict[str, np.ndarray]:
         rows = np.random.default_rng((seed, step)).integers(len(data.labels), size=batch_size)
@@ -179,41 +177,82 @@ def _check_both_kinds(is_match: Bool[np.ndarray, " N"], part: str) -> None:
         kind = "accepted" if is_match.all() else "rejected"
         raise SpecjaxError(
             f"all {len(is_match)} draft tokens of the {part} prompts would be {kind}, so there is "
-            "nothing to tell apart; give more or other prompts, or another draft"
+            "nothing to learn; give more or other prompts, or another draft"
         )
 
 
 def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[str, Any]:
-    """Scores of the classifier at its best threshold, and of the best static length.
+    """Scores the classifier at its best threshold, and the best static length.
 
-    What is predicted is the acceptance at temperature 0, whatever the labels of the training. A
-    static rule predicts that the first `static_length` tokens of a draft are accepted and the
-    others are not; the baseline may choose its length as the classifier its threshold, and null is
-    a draft of unlimited length.
+    Both predict acceptance at temperature 0, whatever labels were trained on. A static rule
+    predicts that the first `static_length` tokens of a draft are accepted and the others are not;
+    its length is chosen on the same data as the threshold, and null means unlimited.
     """
-    confidence = np.asarray(jax.nn.sigmoid(model.run(params, jnp.asarray(data.features))))
-    threshold = best_threshold(confidence, data.is_match)
+    threshold = best_threshold(_confidence(model, params, data), data.is_match)
     static_length = best_static_length(data.depth, data.is_match)
-    always = np.ones_like(data.is_match)
-    static = always if static_length is None else data.depth < static_length
     return {
         "threshold": threshold,
-        **scores_of(confidence >= threshold, data.is_match),
         "static_length": static_length,
-        "static_f1": scores_of(static, data.is_match)["f1"],
+        **score(model, params, data, threshold, static_length),
         "acceptance_rate": float(np.mean(data.is_match)),
-        "num_tokens": len(data.is_match),
     }
 
 
-def test_scores(trained: TrainedClassifier, data: DraftFeatures) -> dict[str, Any]:
-    """Scores on other texts, with the threshold and the static length that validation chose."""
-    features = jnp.asarray(data.features)
-    confidence = np.asarray(jax.nn.sigmoid(trained.model.run(trained.params, features)))
-    length = trained.scores["static_length"]
-    static = np.ones_like(data.is_match) if length is None else data.depth < length
+def score(
+    model: LengthClassifier,
+    params: Any,
+    data: DraftFeatures,
+    threshold: float,
+    static_length: int | None,
+) -> dict[str, Any]:
+    """Scores a classifier with a threshold, and a static length, on texts of any origin."""
+    static = data.depth < (np.inf if static_length is None else static_length)
     return {
-        **scores_of(confidence >= trained.threshold, data.is_match),
+        **scores_of(_confidence(model, params, data) >= threshold, data.is_match),
         "static_f1": scores_of(static, data.is_match)["f1"],
         "num_tokens": len(data.is_match),
     }
+
+
+def _confidence(
+    model: LengthClassifier, params: Any, data: DraftFeatures
+) -> Float[np.ndarray, " N"]:
+    return np.asarray(jax.nn.sigmoid(model.run(params, jnp.asarray(data.features))))
+
+
+# ---- Scores of a rule that predicts acceptance (DISCO, table 4) --------------------------------
+
+
+def scores_of(
+    predicted: Bool[np.ndarray, " N"], accepted: Bool[np.ndarray, " N"]
+) -> dict[str, float]:
+    """Computes precision, recall and F1 of predicted acceptance; 0 where undefined."""
+    right = int(np.sum(predicted & accepted))
+    num_predicted, num_accepted = int(np.sum(predicted)), int(np.sum(accepted))
+    return {
+        "precision": right / max(num_predicted, 1),
+        "recall": right / max(num_accepted, 1),
+        "f1": 2 * right / max(num_predicted + num_accepted, 1),
+    }
+
+
+def best_threshold(confidence: Float[np.ndarray, " N"], accepted: Bool[np.ndarray, " N"]) -> float:
+    """Finds the threshold with the highest F1, half-way between two confidences that occur."""
+    order = np.argsort(-confidence, kind="stable")
+    ordered = confidence[order].astype(np.float64)
+    right = np.cumsum(accepted[order])
+    f1 = 2 * right / (np.arange(1, len(order) + 1) + right[-1])
+    below = np.append(ordered[1:], 0.0)
+    f1[ordered == below] = -1.0  # equal confidences stay on one side
+    best = int(np.argmax(f1))
+    return float((ordered[best] + below[best]) / 2)
+
+
+def best_static_length(
+    depth: Int[np.ndarray, " N"], accepted: Bool[np.ndarray, " N"]
+) -> int | None:
+    """Finds the static draft length with the highest F1; None if unlimited."""
+    lengths = range(1, int(depth.max()) + 1)
+    f1 = [scores_of(depth < length, accepted)["f1"] for length in lengths]
+    unlimited = scores_of(np.ones_like(accepted), accepted)["f1"]
+    return None if not f1 or unlimited >= max(f1) else 1 + int(np.argmax(f1))

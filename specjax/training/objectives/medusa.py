@@ -1,100 +1,119 @@
-"""How Medusa's heads are trained: each predicts the text's token at its own depth.
+"""Trains Medusa's heads: each predicts the text's token at its own depth.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
 equation 1, which Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative
 Decoding", repeats as equation 2: the cross-entropy of head k weighs `head_decay^k`, k from 1. The
-target is frozen (Medusa-1) and runs in the step itself. Slot t counts for head d where token
+target is frozen (Medusa-1) and runs in the training step. Slot t counts for head d if token
 t + 1 + d, which it predicts there, belongs to an answer; the first released trainer counts every
 token.
 """
 
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from specjax.models.heads.medusa import MedusaHeads
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.target import Target
 from specjax.training.data import slot_mask
-from specjax.training.features import target_features
-from specjax.training.loop import LossFn, Metrics
-from specjax.training.losses import check_top_loss, top_values
-from specjax.training.objectives.options import MedusaObjective, TopLossOptions
-from specjax.training.objectives.slots import SlotValues, later, means, over_slots
+from specjax.training.losses import LossFn
+from specjax.training.objectives.base import (
+    Batch,
+    HeadTraining,
+    SlotValues,
+    in_dtype,
+    later,
+    over_depths,
+    over_slots,
+    target_features,
+    weighted,
+)
+from specjax.training.optimizer import OptimizerOptions
+from specjax.training.ranges import check_not_negative
 
 
-def medusa_loss(
-    head: MedusaHeads, target: Target, settings: MedusaObjective, recompute: bool = False
-) -> LossFn:
-    """The loss for `training.loop`; its frozen params are the target's.
+@dataclass(frozen=True)
+class TokenTraining(HeadTraining):
+    """Trains heads that predict the tokens of the text, by Medusa's loss."""
 
-    The heads compute in the target's dtype, whatever the dtype of their own params. With
-    `recompute` their activations and logits are computed again for the gradients, not kept, and
-    logits are there of one head and `slots.LOGIT_SLOTS` slots of each row at a time.
+    head_decay: float = 0.8
+    """Weight of each head's loss relative to the head before."""
 
-    Raises:
-        SpecjaxError: for a top loss that cannot be, as `losses.check_top_loss`.
-    """
-    check_top_loss(settings.top_loss, settings.top_k, settings.top_p)
-    depths = range(1, head.config.num_heads + 1)
+    def __post_init__(self):
+        super().__post_init__()
+        check_not_negative(self, "head_decay")
 
-    def loss_fn(params: Any, frozen: Any, batch: dict[str, Array], key: Key[Array, ""]):
-        del key  # nothing is drawn
-        tokens, segments = batch["tokens"], batch["segments"]
-        features = target_features(target, frozen, tokens, batch["positions"], segments)
-        params = jax.tree.map(lambda leaf: leaf.astype(features.dtype), params)
+    def token_values(
+        self, logits: Float[Array, "B T V"], arrays: Batch, target: Target, frozen: Any
+    ) -> SlotValues:
+        """Returns the losses of each slot, by its label and for a top loss its wanted feature."""
+        labels = arrays["labels"]
+        values = {
+            "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
+            "is_right": jnp.argmax(logits, axis=-1) == labels,
+        }
+        if "wanted" not in arrays:
+            return values
+        return values | self.top_values(logits, target.logits(frozen, arrays["wanted"]))
 
-        def at_depth(depth: int) -> Metrics:
-            read = partial(_values_at, head, params, target, frozen, settings, depth)
-            arrays = {"features": features, "labels": later(tokens, 1 + depth)}
-            if settings.top_weight > 0:
-                arrays["wanted"] = later(features, depth)
-            values = over_slots(read, arrays, recompute)
-            counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-            return means(values, counts)
-
-        of_depths = [at_depth(depth) for depth in depths]
-        found = {name: jnp.stack([each[name] for each in of_depths]) for name in of_depths[0]}
-        loss = found["token_loss"]
-        if "top_loss" in found:
-            loss = loss + settings.top_weight * found["top_loss"]
-        metrics = {name: jnp.mean(value) for name, value in found.items() if name != "is_right"}
-        weights = jnp.array([settings.head_decay**depth for depth in depths])
-        return jnp.sum(weights * loss), metrics | {"accuracy": found["is_right"]}
-
-    return loss_fn
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the losses of one depth."""
+        return {"token_loss": 1.0, "top_loss": self.top_weight}
 
 
-def _values_at(
-    head: MedusaHeads,
-    params: Any,
-    target: Target,
-    frozen: Any,
-    settings: MedusaObjective,
-    depth: int,
-    arrays: dict[str, Array],
-) -> SlotValues:
-    """What the head of one depth says at each slot, compared with what is wanted there."""
-    logits = head.logits_at(params, target, frozen, arrays["features"], depth)
-    wanted = target.logits(frozen, arrays["wanted"]) if "wanted" in arrays else None
-    return token_values(settings, logits, arrays["labels"], wanted)
+@dataclass(frozen=True)
+class MedusaTraining(TokenTraining):
+    """Train Medusa heads: each predicts a token further ahead from the same feature."""
 
+    num_heads: int = 5
+    """Heads, and so tokens of the longest draft; the published tree uses 4 of them, a dynamic or a
+    tuned one all."""
+    num_layers: int = 1
+    """Residual blocks of each head."""
+    lm_heads: bool = True
+    """Give each head an LM head of its own (version 1); without, all use the target's (2)."""
 
-def token_values(
-    settings: TopLossOptions,
-    logits: Float[Array, "B T V"],
-    labels: Int[Array, "B T"],
-    wanted_logits: Float[Array, "B T V"] | None,
-) -> SlotValues:
-    """Cross-entropy with the text's tokens, whether they are the likeliest, and the top loss.
+    flags: ClassVar = MappingProxyType({"has_lm_heads": "--lm-heads"})
+    # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
+    optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
+        learning_rate=2e-3,
+        decay="cosine",
+        beta2=0.999,
+        weight_decay=0.0,
+        clip="norm",
+        clip_at=1.0,
+    )
 
-    `wanted_logits` are the target's own; without them there is no top loss.
-    """
-    values = {
-        "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
-        "is_right": jnp.argmax(logits, axis=-1) == labels,
-    }
-    return values if wanted_logits is None else values | top_values(settings, logits, wanted_logits)
+    def new_head(self, target: TransformerConfig) -> MedusaHeads:
+        shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
+        return MedusaHeads(shape)
+
+    def loss(self, head: MedusaHeads, target: Target, recompute: bool = False) -> LossFn:
+        depths = range(1, head.config.num_heads + 1)
+
+        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
+            del key  # nothing is drawn
+            tokens, segments = batch["tokens"], batch["segments"]
+            features = target_features(target, frozen, tokens, batch["positions"], segments)
+            params = in_dtype(params, features.dtype)
+
+            def at_depth(depth: int):
+                def read(arrays: dict[str, Array]) -> SlotValues:
+                    logits = head.logits_at(params, target, frozen, arrays["features"], depth)
+                    return self.token_values(logits, arrays, target, frozen)
+
+                arrays = {"features": features, "labels": later(tokens, 1 + depth)}
+                if self.top_weight > 0:
+                    arrays["wanted"] = later(features, depth)
+                counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
+                return weighted(over_slots(read, arrays, recompute), counts, self.weights)
+
+            parts = [at_depth(depth) for depth in depths]
+            return over_depths(parts, [self.head_decay**depth for depth in depths])
+
+        return loss_fn

@@ -1,6 +1,8 @@
-"""What gradients keep grows by HASS's step; recomputed, it is little, whatever the vocabulary."""
+"""What gradients keep grows by the step or depth; recomputed, it is little."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +10,14 @@ import numpy as np
 import pytest
 
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.transformer import Transformer
-from specjax.training.objectives import slots as slot_values
-from specjax.training.objectives.eagle import eagle_loss
-from specjax.training.objectives.hass import hass_loss
-from specjax.training.objectives.options import EagleObjective, HassObjective
+from specjax.training.objectives import base
+from specjax.training.objectives.base import HeadTraining
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 
 WIDTH = 32
+KEYS_AND_VALUES = 2 * 2 * 8  # of a slot and layer
 
 
 class Program:
@@ -23,14 +25,10 @@ class Program:
 
     length, vocabulary = 128, 1024
 
-    def __init__(self, align_steps: int | None, recompute: bool):
-        """Of HASS's steps; of EAGLE's one if they are None."""
+    def __init__(self, training: HeadTraining, recompute: bool):
         config = TransformerConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
-        target, head = Transformer(config), EagleHead(EagleConfig.for_target(config))
-        if align_steps is None:
-            self.loss = eagle_loss(head, target, EagleObjective(), recompute)
-        else:
-            self.loss = hass_loss(head, target, HassObjective(align_steps=align_steps), recompute)
+        target, head = Transformer(config), training.new_head(config)
+        self.loss: Any = training.loss(head, target, recompute)
         ints, bools = (jax.ShapeDtypeStruct((2, self.length), kind) for kind in (jnp.int32, bool))
         batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
         self.arguments = (
@@ -57,31 +55,45 @@ class Program:
         return analysis.temp_size_in_bytes
 
 
+def growth(trainings: Sequence[HeadTraining], recompute: bool) -> np.ndarray:
+    return np.diff([Program(training, recompute).kept() for training in trainings])
+
+
+def hass(*steps: int) -> list[HassTraining]:
+    return [HassTraining(align_steps=each) for each in steps]
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_gradients_need_grows_by_the_step(recompute):
     """Not by its square: steps see each other's keys and values, none has a copy for each other.
 
     But for diagonals: step n keeps n - 1 of keys and values moved by some slots, which is 1% here.
     """
-    growth = np.diff([Program(steps, recompute).kept() for steps in (1, 2, 3, 4, 5)])
-    assert growth[0] > 0
-    assert np.abs(np.diff(growth)).max() < 0.02 * growth[0]
+    by_step = growth(hass(1, 2, 3, 4, 5), recompute)
+    assert by_step[0] > 0
+    assert np.abs(np.diff(by_step)).max() < 0.02 * by_step[0]
 
 
-def test_recomputing_keeps_features_keys_and_values_of_each_step():
+@pytest.mark.parametrize(
+    "trainings, own",
+    [
+        (hass(2, 3), 4 * 2 * Program.length * WIDTH),  # features
+        ([ParallelEagleTraining(num_masks=each) for each in (1, 2, 3)], 4 * WIDTH),  # a mask
+        ([ParallelMedusaTraining(num_masks=each) for each in (1, 2, 3)], 4 * WIDTH),
+    ],
+    ids=["hass", "parallel-eagle", "parallel-medusa"],
+)
+def test_recomputing_keeps_keys_and_values_of_each_step(trainings, own):
     """No `[T, T]` of attention and no `[T, V]` of logits, which are the most by far."""
-    again, kept = (
-        np.diff([Program(steps, recompute).kept() for steps in (2, 3)])[0]
-        for recompute in (True, False)
-    )
     slots = 2 * Program.length
-    keys_and_values = 2 * 2 * 8
-    assert again <= 4 * slots * (WIDTH + keys_and_values) + 100  # and a few scalars
-    assert kept > 4 * slots * (4 * Program.length + Program.vocabulary)
+    again, kept = (growth(trainings, recompute) for recompute in (True, False))
+    assert (again == again[0]).all()
+    assert again[0] <= 4 * slots * KEYS_AND_VALUES + own + 100  # and a few scalars
+    assert kept.min() > 4 * slots * (4 * Program.length + Program.vocabulary)
 
 
 def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
-    one, four = (Program(steps, recompute=True).compiled() for steps in (1, 4))
+    one, four = (Program(training, recompute=True).compiled() for training in hass(1, 4))
     assert one < four < 2 * one
 
 
@@ -102,7 +114,8 @@ def test_recomputing_never_has_the_logits_of_all_slots(monkeypatch):
     Without, the logits wanted, the predicted ones, their softmax and their gradients are all there:
     more than four arrays on top.
     """
-    monkeypatch.setattr(slot_values, "LOGIT_SLOTS", Wide.length // 16)
-    again, kept = (Wide(3, recompute).compiled() for recompute in (True, False))
-    assert again - Narrow(3, recompute=True).compiled() < Wide.all_logits
+    monkeypatch.setattr(base, "LOGIT_SLOTS", Wide.length // 16)
+    [training] = hass(3)
+    again, kept = (Wide(training, recompute).compiled() for recompute in (True, False))
+    assert again - Narrow(training, recompute=True).compiled() < Wide.all_logits
     assert kept - again > 4 * Wide.all_logits

@@ -1,0 +1,223 @@
+"""What all objectives share: the base class of trainings, target features, and sums over slots."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from specjax.models.config import TransformerConfig
+from specjax.models.fingerprint import fingerprint
+from specjax.models.target import QueryRows, Taps, Target
+from specjax.training.losses import (
+    LossFn,
+    Metrics,
+    TopLoss,
+    check_top_loss,
+    soft_cross_entropy,
+    top_loss,
+)
+from specjax.training.optimizer import OptimizerOptions
+from specjax.training.ranges import check_not_negative
+
+# Slots of each row whose logits exist at a time when they are recomputed: with a vocabulary of 128k
+# and 8 rows such an array is 1 GB (8 GB for 2048 slots), and each read of the LM head still serves
+# 2048 slots. Chunks are even, and at most this long.
+LOGIT_SLOTS = 256
+
+SlotValues = dict[str, Array]  # `[B, T]` each, by name
+Batch = Mapping[str, Array]  # see `training.data`
+
+
+class FrozenModel(NamedTuple):
+    """A trained model that is only read; heads and classifiers carry its fingerprint."""
+
+    model: Target
+    params: Any
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, loaded: Any) -> "FrozenModel":
+        """Takes a model that `specjax.load` returned."""
+        return cls(loaded.model, loaded.params, fingerprint(loaded.config, loaded.params))
+
+
+@dataclass(frozen=True)
+class HeadTraining(ABC):
+    """How the head of one method is trained; the registry names a subclass in the method's row.
+
+    The docstring of a subclass is the help of `specjax train METHOD`. Its fields are the options of
+    the head's shape and of its loss; their defaults are the published ones.
+
+    Raises:
+        SpecjaxError: for a value out of its range.
+    """
+
+    top_loss: TopLoss = "top-k"
+    """The loss on the target's most likely tokens: top-k, or one of HASS's Table 3."""
+    top_weight: float = 0.0
+    """Its weight (w); at 0 the loss is left out, and the next two options have no effect."""
+    top_k: int = 10
+    """The number of tokens it covers (K)."""
+    top_p: float = 0.9
+    """With top-p: the probability that its tokens add up to."""
+
+    # Defaults of the run; 0 epochs stand for a fixed number of steps.
+    optimizer: ClassVar[OptimizerOptions] = OptimizerOptions()
+    epochs: ClassVar[float] = 0.0
+    # The method that measures the head while it trains; by default the one it is trained for.
+    measured_as: ClassVar[str] = ""
+    # Fields of the head's config that are set by a flag of another name, and that flag.
+    flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Kinds of head, besides its own, that `adopt` can start from.
+    adopts: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        check_top_loss(self.top_loss, self.top_k, self.top_p)
+        check_not_negative(self, "top_weight")
+
+    @abstractmethod
+    def new_head(self, target: TransformerConfig) -> Any:
+        """Returns the head that the options ask for, such as an `EagleHead`."""
+
+    @abstractmethod
+    def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
+        """Returns the loss for `training.loop`; its frozen params are the target's.
+
+        The head computes in the target's dtype, whatever the dtype of its own params. With
+        `recompute` activations and logits are computed again for the gradients instead of kept, and
+        the logits of at most `LOGIT_SLOTS` slots of each row exist at a time.
+        """
+
+    def adopt(self, head: Any, params: Any, key: Key[Array, ""]) -> tuple[Any, Any]:
+        """Turns a head that was loaded to start from into one of the trained kind."""
+        del key
+        return head, params
+
+    def logit_values(
+        self, logits: Float[Array, "B T V"], wanted_logits: Float[Array, "B T V"]
+    ) -> SlotValues:
+        """Returns the losses of each slot against the target's distribution."""
+        values = {
+            "logit_loss": soft_cross_entropy(logits, wanted_logits),
+            "is_right": jnp.argmax(logits, axis=-1) == jnp.argmax(wanted_logits, axis=-1),
+        }
+        return values | self.top_values(logits, wanted_logits)
+
+    def top_values(
+        self, logits: Float[Array, "... V"], wanted_logits: Float[Array, "... V"]
+    ) -> SlotValues:
+        """Returns the top loss of each slot by its name; nothing if its weight is 0."""
+        if self.top_weight == 0:
+            return {}
+        kind, k, p = self.top_loss, self.top_k, self.top_p
+        return {"top_loss": top_loss(kind, logits, wanted_logits, k, p)}
+
+
+def target_features(
+    target: Target,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """Returns the target's hidden states after the final norm, as constants for gradients.
+
+    Args:
+        target: the model; it runs in the training step, so features never touch the disk.
+        params: its weights.
+        tokens: rows of one text or of several, one after another.
+        positions: of each token within its text.
+        segments: the number of the text that each token belongs to; texts see only themselves.
+    """
+    batch, length = tokens.shape
+    is_same = segments[:, :, None] == segments[:, None, :]
+    visible = is_same & jnp.tril(jnp.ones((1, length, length), bool))
+    cache = target.new_cache(params, batch, length)
+    taps = Taps(hidden_layers=(-1,), logits=False)
+    output, _ = target.run(params, QueryRows(tokens, positions, visible), cache, taps)
+    assert output.hidden is not None
+    return lax.stop_gradient(output.hidden[:, :, 0])
+
+
+def in_dtype(params: PyTree, dtype: DTypeLike) -> PyTree:
+    """Casts all params."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def later(values: Array, ahead: int = 1) -> Array:
+    """Moves values `ahead` slots to the front; the last slots of a row wrap around, uncounted."""
+    return jnp.roll(values, -ahead, axis=1)
+
+
+def over_slots(
+    read: Callable[[Any], SlotValues], arrays: PyTree[Array], recompute: bool
+) -> SlotValues:
+    """Computes values of every slot, such as losses, that depend on the logits there.
+
+    With `recompute` no `[B, T, V]` ever exists: `read` is called with one chunk of slots after the
+    other, and again for the gradients.
+
+    Args:
+        read: from `arrays` of any number of slots to values of each; what it closes over may carry
+            gradients too.
+        arrays: `[B, T, ...]` each.
+        recompute: whether to go by chunks.
+    """
+    if not recompute:
+        return read(arrays)
+    batch, length = jax.tree.leaves(arrays)[0].shape[:2]
+    num_chunks = -(-length // LOGIT_SLOTS)
+    size = -(-length // num_chunks)
+
+    def split(values: Array) -> Array:
+        rest = values.shape[2:]
+        filling = [(0, 0), (0, num_chunks * size - length), *((0, 0) for _ in rest)]
+        filled = jnp.pad(values, filling)
+        return jnp.moveaxis(filled.reshape(batch, num_chunks, size, *rest), 1, 0)
+
+    def join(values: Array) -> Array:
+        return jnp.moveaxis(values, 0, 1).reshape(batch, -1)[:, :length]
+
+    return jax.tree.map(join, lax.map(jax.checkpoint(read), jax.tree.map(split, arrays)))
+
+
+def weighted(
+    values: SlotValues, counts: Bool[Array, "B T"], weights: Mapping[str, float]
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the weighted sum of the losses of one depth, and the losses as metrics.
+
+    Args:
+        values: losses of every slot, and `is_right`, whose mean becomes the accuracy.
+        counts: the slots that count; the mean over none is 0.
+        weights: of each loss, by name.
+    """
+    num_counted = jnp.maximum(jnp.sum(counts), 1)
+    found = {
+        name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted for name, value in values.items()
+    }
+    accuracy = found.pop("is_right")[None]
+    total = sum((weights[name] * loss for name, loss in found.items()), jnp.zeros(()))
+    return total, found | {"accuracy": accuracy}
+
+
+def over_depths(
+    parts: Sequence[tuple[Float[Array, ""], Metrics]], weights: Iterable[float]
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the weighted sum of the losses of all depths, and their metrics.
+
+    Metrics are averaged, except for the accuracy, which is listed depth by depth.
+    """
+    total = jnp.zeros(())
+    for (loss, _), weight in zip(parts, weights, strict=True):
+        total = total + weight * loss
+    columns = {name: [metrics[name] for _, metrics in parts] for name in parts[0][1]}
+    accuracy = jnp.concatenate(columns.pop("accuracy"))
+    means = {name: jnp.mean(jnp.stack(column)) for name, column in columns.items()}
+    return total, means | {"accuracy": accuracy}

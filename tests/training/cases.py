@@ -1,0 +1,318 @@
+"""The objectives of all heads by their definitions: text by text, slot by slot, by drafting."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.drafter import Params
+from specjax.models.cache import KVCache
+from specjax.models.target import causal_rows
+from specjax.training.examples import Example
+from specjax.training.objectives.base import HeadTraining
+from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.hydra import HydraTraining
+from specjax.training.objectives.medusa import MedusaTraining
+from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
+from tests.decoding import heads, tiny
+from tests.models import test_eagle_head, test_parallel_head
+from tests.models.test_eagle_head import Texts, gradients_differ_by
+
+LENGTH, VOCAB = 12, 40
+TARGET, RANDOM = tiny.target(VOCAB, layers=1)
+# Mostly one of two tokens is the likeliest, so that a random head is right now and then.
+TABLE = RANDOM["lm_head"]["weight"]
+FROZEN = RANDOM | {"lm_head": {"weight": TABLE.at[0].multiply(5).at[1].set(-5 * TABLE[0])}}
+TABLE = TARGET.lm_head(FROZEN)
+KEY = jax.random.key(11)
+NOISE = 0.005  # a quarter to each side in a text of 10 tokens: about as wide as features differ
+
+# ---- Texts and batches ---------------------------------------------------------------------------
+
+
+def _example(answers: Sequence[int], size: int, seed: int) -> Example:
+    tokens = np.random.default_rng(seed).integers(0, VOCAB, size).astype(np.int32)
+    return Example(tokens, np.isin(np.arange(size), answers))
+
+
+# Two answers of which one ends the text; one from the first counted token on; a single token.
+EXAMPLES = (
+    _example([3, 4, 5, 8], 9, seed=0),
+    _example([0, 1, 2, 3, 4], 6, seed=1),
+    _example([3], 4, seed=2),
+)
+PACKED = ((0,), (1, 2))  # the texts of each row
+ALONE = ((0,), (1,), (2,))
+
+
+def batch_of(
+    rows: Sequence[Sequence[int]] = PACKED, num_tokens: int = VOCAB
+) -> dict[str, np.ndarray]:
+    """A batch whose rows hold these of `EXAMPLES`, of so many different tokens, then padding."""
+    kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
+    batch = {name: np.zeros((len(rows), LENGTH), kind) for name, kind in kinds.items()}
+    for row, texts in enumerate(rows):
+        first = 0
+        for segment, text in enumerate(texts, start=1):
+            example = EXAMPLES[text]
+            end = first + len(example.tokens)
+            batch["tokens"][row, first:end] = example.tokens % num_tokens
+            batch["is_answer"][row, first:end] = example.is_answer
+            batch["segments"][row, first:end] = segment
+            batch["positions"][row, first:end] = np.arange(end - first)
+            first = end
+    return batch
+
+
+def counted(depth: int = 1) -> list[tuple[int, int]]:
+    """Texts and slots whose token `1 + depth` later is an answer of the text."""
+    return [
+        (text, slot)
+        for text, example in enumerate(EXAMPLES)
+        for slot in range(len(example.tokens) - 1 - depth)
+        if example.is_answer[slot + 1 + depth]
+    ]
+
+
+def each_alone(values: Any) -> np.ndarray:
+    """Texts of a batch of `PACKED` as rows `[3, T, ...]` of their own, then zeros."""
+    values = np.asarray(values)
+    found = np.zeros((len(EXAMPLES), *values.shape[1:]), values.dtype)
+    for row, texts in enumerate(PACKED):
+        first = 0
+        for text in texts:
+            size = len(EXAMPLES[text].tokens)
+            found[text, :size] = values[row, first : first + size]
+            first += size
+    return found
+
+
+@cache
+def slots_of(noise: float) -> Slots:
+    """What an EAGLE head sees of a batch of `PACKED`, its noise drawn with `KEY`."""
+    training, (_, params) = EagleTraining(noise=noise), heads.eagle_head(VOCAB, layers=1)
+    return jax.jit(lambda batch: training.prepare(params, TARGET, FROZEN, batch, KEY)[1])(
+        batch_of()
+    )
+
+
+@cache
+def clean_features(num_tokens: int = VOCAB) -> np.ndarray:
+    """The target's own feature of every token of each text, from a plain pass; then zeros."""
+    batch = batch_of(ALONE, num_tokens)
+    features = heads.features_of(Params(FROZEN, None), jnp.asarray(batch["tokens"]), TARGET)
+    return np.where(batch["segments"][..., None] > 0, features, 0)
+
+
+# ---- Cases ---------------------------------------------------------------------------------------
+
+At = Callable[[int, int, int], Any]  # step, text, slot -> what the head says there
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A training whose options are not the defaults, so that one that is not read shows."""
+
+    training: HeadTraining
+    head: Any
+    params: Any
+    predict: Callable[["Case", Any], At]  # the definition: logits, or the features they come from
+    weights: tuple[dict[str, float], ...]  # of the parts of the loss, by depth or step
+    is_aligned: bool = False  # steps of alignment all predict the same depth
+    num_tokens: int = VOCAB  # of two tokens a random head is right sometimes
+
+    @property
+    def learns_text(self) -> bool:
+        """Whether the text's tokens are learned, or else the target's distribution."""
+        return "token_loss" in self.weights[0]
+
+    @property
+    def batch(self) -> dict[str, np.ndarray]:
+        return batch_of(PACKED, self.num_tokens)
+
+    def measure(self, batch: Any = None, frozen: Any = FROZEN) -> tuple[Any, Any, Any]:
+        """Loss, gradient and metrics of the packed texts, or of another batch."""
+        batch = self.batch if batch is None else batch
+        run = measure_of(self.training, self.head)
+        (loss, metrics), gradient = run(self.params, frozen, batch, KEY)
+        return loss, gradient, metrics
+
+
+@cache
+def measure_of(training: HeadTraining, head: Any, recompute: bool = False) -> Callable:
+    """Loss, metrics and gradient, compiled."""
+    loss = training.loss(head, TARGET, recompute)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """Loss, gradient, and the parts of the loss by step; `predict` is for mutants."""
+    texts_alone(case)  # fills the caches before anything is traced
+    clean, tokens = clean_features(case.num_tokens), batch_of(ALONE, case.num_tokens)["tokens"]
+
+    def parts_at(at: At, step: int, depth: int, text: int, slot: int) -> dict[str, Any]:
+        said = at(step, text, slot)
+        wanted, token = clean[text, slot + depth], tokens[text, slot + 1 + depth]
+        is_logits = said.shape[-1] == VOCAB
+        log_own = jax.nn.log_softmax(said if is_logits else TABLE @ said)
+        law = jax.nn.softmax(TABLE @ wanted)
+        likeliest = jnp.argsort(-law)[: case.training.top_k]
+        distance = jnp.zeros(1) if is_logits else jnp.abs(said - wanted)
+        right = token if case.learns_text else jnp.argmax(law)
+        return {
+            "feature_loss": jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5)),
+            "logit_loss": -jnp.sum(law * log_own),
+            "token_loss": -log_own[token],
+            "top_loss": -jnp.sum(law[likeliest] * log_own[likeliest]),
+            "accuracy": (jnp.argmax(log_own) == right).astype(float),
+        }
+
+    def total(params):
+        at, loss, of_steps = (predict or case.predict)(case, params), 0.0, []
+        for step, weights in enumerate(case.weights):
+            depth = 1 if case.is_aligned else 1 + step
+            own = [parts_at(at, step, depth, *place) for place in counted(depth)]
+            parts = {name: sum(each[name] for each in own) / len(own) for name in own[0]}
+            loss += sum(weights[name] * parts[name] for name in weights)
+            of_steps.append(parts)
+        return loss, of_steps
+
+    (loss, of_steps), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(case.params)
+    return loss, gradient, of_steps
+
+
+def texts_alone(case: Case) -> Texts:
+    """Each text by itself, with the features that the head reads."""
+    batch, features = batch_of(ALONE, case.num_tokens), clean_features(case.num_tokens)
+    if "feature_loss" in case.weights[0]:
+        features = each_alone(slots_of(NOISE).features)
+    behind = np.pad(batch["tokens"][:, 1:], ((0, 0), (0, 1)))
+    places = (jnp.asarray(batch[name]) for name in ("positions", "segments"))
+    read = heads.features_for(case.head, jnp.asarray(features))
+    return Texts(jnp.asarray(behind), read, *places)
+
+
+def by_drafting(case: Case, params: Any, drafts: Any = None) -> At:
+    """What an EAGLE head says at each slot as the n-th token of a draft."""
+    drafts = drafts or test_eagle_head.drafts
+    found = drafts(case.head, params, FROZEN, texts_alone(case), len(case.weights))
+    return lambda *place: found[place]
+
+
+def by_groups(case: Case, params: Any) -> At:
+    """What a ParallelSpec head says of each group alone."""
+    found = test_parallel_head.drafts(case.head, params, FROZEN, texts_alone(case))
+    return lambda *place: found[place]
+
+
+def by_formula(case: Case, params: Any) -> At:
+    """What a Medusa head says to the target's feature."""
+
+    def at(step: int, text: int, slot: int):
+        x = clean_features(case.num_tokens)[text, slot]
+        block = params[f"blocks_{step}"]
+        for _ in range(2):
+            inner = block["weight"] @ x + block["bias"]
+            x = x + inner / (1 + jnp.exp(-inner))
+        return params.get(f"lm_heads_{step}", {"weight": TABLE})["weight"] @ x
+
+    return at
+
+
+def by_cache(case: Case, params: Any) -> At:
+    """What Hydra heads say after the tokens of the text; the prefix layer goes slot by slot."""
+    read = []
+    for text, example in enumerate(EXAMPLES):
+        features = jnp.asarray(clean_features(case.num_tokens)[text : text + 1])
+        cache, found = KVCache.create(case.head.config.layers, 1, features.shape[1]), []
+        for slot in range(len(example.tokens)):
+            rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)
+            feature = features[:, slot : slot + 1]
+            one, cache = case.head.run(params, TARGET, FROZEN, rows, feature, cache)
+            cache = cache.advance(jnp.ones_like(cache.length))
+            found.append(one[0, 0])
+        read.append(jnp.stack(found))
+
+    def at(step: int, text: int, slot: int):
+        behind = jnp.asarray(EXAMPLES[text].tokens[slot + 1 : slot + 2 + step])
+        embedded = TARGET.embed(FROZEN, behind)[None, None]
+        feature = read[text][None, None, slot]
+        return case.head.logits(params, TARGET, FROZEN, step + 1, feature, embedded)[0, 0]
+
+    return at
+
+
+OF_FEATURES: Any = {"feature_weight": 0.7, "logit_weight": 0.3, "noise": NOISE}
+FEATURE_LOSS = {"feature_loss": 0.7, "logit_loss": 0.3}
+TOP: Any = {"top_weight": 0.8, "top_k": 4}
+DEPTHS = 3  # of Medusa and Hydra; a parallel head has one more
+
+
+def _decayed(weights: dict[str, float], decay: float, steps: Sequence[int]) -> tuple[Any, ...]:
+    return tuple({name: weight * decay**step for name, weight in weights.items()} for step in steps)
+
+
+def _medusa(has_lm_heads: bool) -> Case:
+    weights = _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.7, (1, 2, 3))
+    head = heads.medusa_head(VOCAB, 1, DEPTHS, has_lm_heads)
+    return Case(MedusaTraining(head_decay=0.7, **TOP), *head, by_formula, weights)
+
+
+def _hydra(has_prefix: bool, has_lm_heads: bool) -> Case:
+    weights = ({"logit_loss": 1.0, "top_loss": 0.8},) * DEPTHS
+    head = heads.hydra_head(has_prefix, VOCAB, 1, DEPTHS, has_lm_heads)
+    return Case(HydraTraining(**TOP), *head, by_cache, weights)
+
+
+HASS = HassTraining(align_steps=3, step_decay=0.6, **OF_FEATURES, **TOP)
+CASES = {
+    "eagle": Case(
+        EagleTraining(**OF_FEATURES),
+        *heads.eagle_head(VOCAB, layers=1),
+        by_drafting,
+        (FEATURE_LOSS,),
+    ),
+    "hass": Case(
+        HASS,
+        *heads.eagle_head(VOCAB, layers=1),
+        by_drafting,
+        _decayed(FEATURE_LOSS | {"top_loss": 0.8}, 0.6, (0, 1, 2)),
+        is_aligned=True,
+    ),
+    "medusa": _medusa(has_lm_heads=True),
+    "medusa with the target's LM head": _medusa(has_lm_heads=False),
+    "hydra with prefix": _hydra(has_prefix=True, has_lm_heads=True),
+    "hydra with the target's LM head": _hydra(has_prefix=False, has_lm_heads=False),
+    "parallel-eagle": Case(
+        ParallelEagleTraining(**OF_FEATURES, **TOP),
+        *heads.parallel_head(True, VOCAB, layers=1),
+        by_groups,
+        (FEATURE_LOSS | {"top_loss": 0.8},) * (heads.MASKS + 1),
+    ),
+    "parallel-medusa": Case(
+        ParallelMedusaTraining(head_decay=0.6, **TOP),
+        *heads.parallel_head(False, VOCAB, layers=1),
+        by_groups,
+        _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.6, range(heads.MASKS + 1)),
+        num_tokens=2,
+    ),
+    "parallel-medusa with features": Case(
+        ParallelMedusaTraining(head_decay=0.6),
+        *heads.parallel_head(True, VOCAB, layers=1),
+        by_groups,
+        _decayed({"token_loss": 1.0}, 0.6, range(heads.MASKS + 1)),
+        num_tokens=2,
+    ),
+}
+BY_METHOD = ("eagle", "hass", "medusa", "hydra with prefix", "parallel-eagle", "parallel-medusa")
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Two pairs of loss and gradient, each leaf of it against its largest entry."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
+    assert gradients_differ_by(found[1], expected[1]) <= tolerance

@@ -1,0 +1,110 @@
+"""Accuracy of Medusa and Hydra, Hydra's slots against drafting, and what ParallelSpec runs."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import from_ids
+from specjax.training.objectives.hydra import HydraTraining
+from specjax.training.objectives.medusa import MedusaTraining
+from specjax.training.objectives.parallel_spec import ParallelMedusaTraining
+from tests.decoding import heads
+from tests.training.cases import (
+    CASES,
+    DEPTHS,
+    EXAMPLES,
+    FROZEN,
+    KEY,
+    TABLE,
+    TARGET,
+    VOCAB,
+    batch_of,
+    by_formula,
+    clean_features,
+    counted,
+    definition,
+    each_alone,
+    measure_of,
+)
+
+
+def test_the_default_weight_is_that_of_the_released_code():
+    assert MedusaTraining().head_decay == 0.8 and MedusaTraining().top_weight == 0
+
+
+def test_medusas_accuracy_counts_the_tokens_of_the_text():
+    """Each head is made to say one token, which some of its texts have there."""
+    case = CASES["medusa"]
+    params = jax.tree.map(jnp.zeros_like, case.params)
+    for depth in range(1, DEPTHS + 1):
+        text, slot = counted(depth)[0]
+        table = np.zeros((VOCAB, 32), np.float32)
+        table[EXAMPLES[text].tokens[slot + 1 + depth]] = clean_features()[text, slot]
+        params[f"lm_heads_{depth - 1}"] = {"weight": jnp.asarray(table)}
+    (_, metrics), _ = measure_of(MedusaTraining(), case.head)(params, FROZEN, batch_of(), KEY)
+    of_steps = definition(case, lambda case, _: by_formula(case, params))[2]
+    accuracy = [step["accuracy"] for step in of_steps]
+    assert metrics.keys() == {"token_loss", "accuracy"}
+    assert min(accuracy) > 0
+    np.testing.assert_allclose(metrics["accuracy"], accuracy, atol=1e-6)
+
+
+def test_hydras_accuracy_counts_what_the_target_would_say():
+    """Heads that repeat the target's next token are right where it says the same one again."""
+    module, _ = heads.hydra_head(False, VOCAB, 1, DEPTHS)
+    params = module.initialise(jax.random.key(0), lm_head=TABLE)
+    likeliest = np.asarray(clean_features() @ TABLE.T).argmax(-1)
+    expected = [
+        np.mean([likeliest[text, slot] == likeliest[text, slot + depth] for text, slot in pairs])
+        for depth, pairs in ((depth, counted(depth)) for depth in range(1, DEPTHS + 1))
+    ]
+    assert 0 < np.mean(expected) < 1
+    (_, metrics), _ = measure_of(HydraTraining(), module)(params, FROZEN, batch_of(), KEY)
+    np.testing.assert_allclose(metrics["accuracy"], expected, atol=1e-6)
+    assert metrics.keys() == {"logit_loss", "accuracy"}
+
+
+def test_what_hydra_trains_is_what_drafts(monkeypatch):
+    """Logits of every slot and depth in a packed row, and the drafter's behind that much text."""
+    case = CASES["hydra with prefix"]
+    module, given = case.head, Params(FROZEN, case.params)
+    trained: list[Any] = []  # by depth, with each text as a row of its own
+    logit_values = HydraTraining.logit_values
+
+    def record(self, logits, wanted_logits):
+        trained.append(each_alone(logits))
+        return logit_values(self, logits, wanted_logits)
+
+    monkeypatch.setattr(HydraTraining, "logit_values", record)
+    batch = jax.tree.map(jnp.asarray, batch_of())
+    HydraTraining().loss(module, TARGET)(case.params, FROZEN, batch, KEY)
+    engine = Engine(TARGET, Hydra(module), max_new_tokens=4)
+    for text in (0, 2):  # one that has its row for itself, and one that follows another
+        tokens = EXAMPLES[text].tokens.tolist()
+        roots = range(1, len(tokens) - 1)  # each the last token of a prompt of its own
+        prompts = from_ids([tokens[: root + 1] for root in roots], bucket=16)
+        state = engine.prefill(given, prompts, KEY)
+        context = Context(state.tokens, state.length)
+        features, _ = Hydra(module).catch_up(TARGET, given, state.drafter, context)
+        for row, root in enumerate(roots):
+            for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
+                behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))
+                said = partial(module.logits, case.params, TARGET, FROZEN, depth)
+                said = said(features[row : row + 1], behind[None])[0, 0]
+                found = trained[depth - 1][text, root - 1]
+                assert np.abs(found - said).max() <= 1e-5 * np.abs(said).max()
+
+
+def test_the_target_runs_only_where_its_features_are_read():
+    case = CASES["parallel-medusa"]
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, FROZEN)
+    broken |= {name: FROZEN[name] for name in ("embed_tokens", "lm_head")}
+    loss = jax.jit(ParallelMedusaTraining().loss(case.head, TARGET))
+    found, metrics = loss(case.params, broken, case.batch, KEY)
+    assert np.isfinite(found) and metrics["accuracy"].shape == (heads.MASKS + 1,)

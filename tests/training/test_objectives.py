@@ -1,0 +1,137 @@
+"""What every objective passes: its definition, masks, recomputation and precision."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.methods import METHODS
+from specjax.training.objectives import base
+from tests.models.test_eagle_head import gradients_differ_by
+from tests.training.cases import (
+    BY_METHOD,
+    CASES,
+    FROZEN,
+    HASS,
+    KEY,
+    TARGET,
+    VOCAB,
+    assert_same,
+    batch_of,
+    definition,
+    measure_of,
+)
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_method = pytest.mark.parametrize("case", [CASES[name] for name in BY_METHOD], ids=BY_METHOD)
+
+
+def test_every_training_of_the_registry_has_a_case():
+    trainings = {row.training for row in METHODS.values()} - {None}
+    assert {type(CASES[name].training) for name in BY_METHOD} == trainings
+
+
+@every_case
+def test_loss_and_gradient_are_those_of_the_definition(case):
+    """Of packed and padded rows, noise and all; the definition takes one slot at a time."""
+    expected, expected_gradient, of_steps = definition(case)
+    loss, gradient, metrics = case.measure()
+    assert_same((loss, gradient), (expected, expected_gradient), tolerance=2e-5)
+    assert metrics.keys() == {*case.weights[0], "accuracy"}
+    for name in case.weights[0]:
+        parts = [step[name] for step in of_steps]
+        assert len(parts) == 1 or np.abs(np.diff(parts)).min() > 1e-3  # each step's is its own
+        np.testing.assert_allclose(metrics[name], np.mean(parts), rtol=1e-5)
+    accuracy = [step["accuracy"] for step in of_steps]
+    assert case is CASES["hydra with prefix"] or max(accuracy) > 0
+    np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
+
+
+@every_method
+def test_a_top_loss_that_cannot_be_is_refused_before_training(case):
+    with pytest.raises(SpecjaxError, match="bild compares tokens in pairs"):
+        type(case.training)(top_loss="bild", top_k=1)
+
+
+# ---- Masks ---------------------------------------------------------------------------------------
+
+
+@every_method
+def test_what_stands_in_padding_changes_nothing(case):
+    padding = case.batch["segments"] == 0
+    assert padding.sum() == 5
+    filled = {
+        "tokens": np.where(padding, 7, case.batch["tokens"]),
+        "is_answer": case.batch["is_answer"] | padding,
+        "positions": np.where(padding, 90, case.batch["positions"]),
+    }
+    assert_same(case.measure(case.batch | filled), case.measure(), tolerance=1e-6)
+
+
+@every_method
+def test_a_batch_in_which_no_slot_counts_gives_nothing(case):
+    """One row is all padding, and in the other only tokens that no slot predicts are answers."""
+    batch = batch_of(((0,), ()))
+    batch["is_answer"][:] = batch["positions"] < 2
+    for leaf in jax.tree.leaves(case.measure(batch)):
+        np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+@every_method
+@pytest.mark.parametrize("shift", [-2, -1, 1])
+def test_slots_counted_elsewhere_would_be_caught(case, shift):
+    """EAGLE's released code counts the slots of answers themselves, two places later."""
+    moved = {"is_answer": np.roll(case.batch["is_answer"], shift, axis=1)}
+    loss, gradient, _ = case.measure()
+    other_loss, other, _ = case.measure(case.batch | moved)
+    assert abs(loss - other_loss) > 1e-3 * loss
+    assert gradients_differ_by(other, gradient) > 1e-2
+
+
+# ---- Recomputation and precision -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*BY_METHOD, "hass with token alignment"])
+def test_recomputing_changes_nothing(name, monkeypatch):
+    """12 slots a row are no multiple of a chunk of 5; chunks are even, so they are of 4."""
+    case = CASES.get(name) or replace(CASES["hass"], training=replace(HASS, token_alignment=0.5))
+    monkeypatch.setattr(base, "LOGIT_SLOTS", 5)
+    run = measure_of.__wrapped__(case.training, case.head, recompute=True)
+    (loss, metrics), gradient = run(case.params, FROZEN, case.batch, KEY)
+    kept_loss, kept_gradient, kept = case.measure()
+    assert_same((loss, gradient), (kept_loss, kept_gradient))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), metrics, kept)
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra with prefix"])
+def test_recomputing_never_has_all_logits(name, monkeypatch):
+    """12 slots a row in chunks of 4; without recomputation their logits are there at once."""
+    monkeypatch.setattr(base, "LOGIT_SLOTS", 5)
+    case = CASES[name]
+    kept, again = (
+        str(
+            jax.make_jaxpr(
+                jax.value_and_grad(case.training.loss(case.head, TARGET, recompute), has_aux=True)
+            )(case.params, FROZEN, case.batch, KEY)
+        )
+        for recompute in (False, True)
+    )
+    assert f"f32[2,12,{VOCAB}]" in kept and f"f32[2,12,{VOCAB}]" not in again
+    assert f"f32[2,4,{VOCAB}]" in again
+    assert f",4,{VOCAB}]" not in again.replace(f"f32[2,4,{VOCAB}]", "")  # of all chunks
+
+
+@every_method
+def test_a_bfloat16_target_trains_float32_params(case):
+    """All that comes out is float32 as well, and the gradient points where it did."""
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
+    loss, gradient, metrics = case.measure(frozen=narrow)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
+    wide, wide_gradient, _ = case.measure()
+    np.testing.assert_allclose(loss, wide, rtol=0.05)
+    for own, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(wide_gradient), strict=True):
+        assert np.vdot(own, other) > 0.9 * np.linalg.norm(own) * np.linalg.norm(other)
