@@ -1,1 +1,34 @@
-"""The engine: drafters propose, the target decides, one loop for all."""
+"""The engine: drafters propose, the target decides, one loop serves all."""
+
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.state import Generation, Stats
+from specjax.decoding.tree import DraftTree, chain, from_choices, merge_paths
+
+__all__ = [
+    # generate
+    "Engine",
+    "Generation",
+    "Params",
+    "Prompt",
+    "Sampling",
+    "Stats",
+    "reference_generate",
+    "speculative_generate",
+    "stream",
+    # write a drafter
+    "Context",
+    "Draw",
+    "Drafter",
+    "DraftTree",
+    "Outcome",
+    "Probe",
+    "Proposal",
+    "chain",
+    "from_choices",
+    "merge_paths",
+]

@@ -1,112 +1,347 @@
-"""Random EAGLE heads for the tiny targets, their drafters, and what they say without a tree."""
+"""Random heads of every kind for the tiny targets, their drafters, and what they say literally."""
 
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
-from specjax.decoding.drafters._trees import Choices
+from jaxtyping import Array, Float, Int
 
-from specjax.decoding.drafter import Context, Params
-from specjax.decoding.drafters._heads import HeadDrafter
-from specjax.decoding.drafters.eagle import Eagle, EagleSettings
-from specjax.decoding.drafters.eagle2 import Eagle2, Eagle2Settings
-from specjax.decoding.generate import start_loop
-from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling
-from specjax.decoding.tree import DraftTree
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.drafters._trees import Choices
+from specjax.decoding.drafters.eagle import Eagle
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec
+from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.target import Taps, causal_rows
+from tests.decoding.rounds import Round, rounds_of, some_path
 from tests.decoding.tiny import target
 
-LONGEST = 96  # tokens of a text, for `features_of` and `predicted`
+LONGEST = 96  # tokens of a text that the literal readings can take
+MASKS = 3
+Path = tuple[int, ...]
+
+# ---- Heads, each a module and its params -------------------------------------------------------
 
 
 @cache
-def head(vocab_size: int = 40, layers: int = 2, seed: int = 7):
-    """A random head for `target(vocab_size, layers)`, large enough for its context to matter."""
-    module = EagleHead(EagleConfig.for_target(target(vocab_size, layers)[0].config, fc_bias=True))
-    params = module.initialise(jax.random.key(seed))
+def eagle_head(vocab_size: int = 40, layers: int = 2) -> tuple[EagleHead, Any]:
+    config = EagleConfig.for_target(target(vocab_size, layers)[0].config, fc_bias=True)
+    return _wide(EagleHead(config))
+
+
+@cache
+def parallel_head(
+    reads_features: bool = True, vocab_size: int = 40, layers: int = 2
+) -> tuple[ParallelHead, Any]:
+    config = target(vocab_size, layers)[0].config
+    return _wide(ParallelHead(ParallelConfig.for_target(config, MASKS, reads_features)))
+
+
+def _wide(module: Any) -> tuple[Any, Any]:
+    """A head with weights large enough for its context to matter."""
 
     def larger(path, leaf):
-        is_attention = path[1].key == "self_attn" and path[2].key != "v_proj"
+        if path[0].key.startswith("mask"):
+            return leaf * 50
+        is_attention = path[-2].key in ("q_proj", "k_proj", "o_proj")
         return leaf * (20 if is_attention else 8) if leaf.ndim == 2 else leaf
 
+    params = module.initialise(jax.random.key(7))
     return module, jax.tree_util.tree_map_with_path(larger, params)
 
 
 @cache
-def params_of(vocab_size: int = 40, layers: int = 2, seed: int = 7, **of_target) -> Params:
-    return Params(target(vocab_size, layers, **of_target)[1], head(vocab_size, layers, seed)[1])
+def medusa_head(
+    vocab_size: int = 40, layers: int = 2, num_heads: int = 4, has_lm_heads: bool = True
+) -> tuple[MedusaHeads, Any]:
+    config = target(vocab_size, layers)[0].config
+    module = MedusaHeads(MedusaConfig.for_target(config, num_heads, 2, has_lm_heads))
+    return module, noisy(module.initialise(jax.random.key(7)))
 
 
-@partial(jax.jit, static_argnums=2)
-def features_of(params, tokens: Int[Array, "B S"], model) -> Float[Array, "B S H"]:
-    """The target's feature of every token, from one pass."""
-    taps = Taps(hidden_layers=(model.config.num_hidden_layers,), logits=False)
-    cache = KVCache.create(model.config, tokens.shape[0], tokens.shape[1])
-    rows = causal_rows(tokens, jnp.zeros(len(tokens), jnp.int32))
-    return model.run(params.target, rows, cache, taps)[0].hidden[:, :, 0]
+@cache
+def hydra_head(
+    has_prefix: bool = False,
+    vocab_size: int = 40,
+    layers: int = 2,
+    num_heads: int = 4,
+    has_lm_heads: bool = True,
+) -> tuple[HydraHeads, Any]:
+    """Heads of three blocks; tokens weigh about as much as features."""
+    config = target(vocab_size, layers)[0].config
+    module = HydraHeads(HydraConfig.for_target(config, has_prefix, num_heads, 3, has_lm_heads))
+    params = noisy(module.initialise(jax.random.key(7)))
+    for number in range(num_heads):
+        for each in params[f"first_blocks_{number}"].values():
+            each["weight"] = each["weight"].at[:, module.config.hidden_size :].multiply(6)
+    return module, params
 
 
-@partial(jax.jit, static_argnums=3)
-def predicted(
-    params, tokens: Int[Array, "B S"], features: Float[Array, "B S H"], module
-) -> tuple[Float[Array, "B S H"], KVCache]:
-    """The head's outputs at slots of `features[:, t]` and `tokens[:, t + 1]`, and its cache."""
-    behind = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-    cache = KVCache.create(module.config.layers, tokens.shape[0], tokens.shape[1])
-    rows = causal_rows(behind, jnp.zeros(len(tokens), jnp.int32))
-    return module.run(params.drafter, params.target, rows, features, cache)
+def noisy(params: Any) -> Any:
+    """Params none of which is without effect."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    noise = [0.3 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, [x + each for x, each in zip(leaves, noise, strict=True)])
 
+
+# ---- Drafters ----------------------------------------------------------------------------------
 
 TREE: Choices = (  # with every kind of node
     *((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)),
     *((0, 1, 0), (2, 0, 0), (2, 0, 1), (2, 0, 2), (2, 0, 1, 0)),
 )
-EAGLE = Eagle(head()[0], target()[0], EagleSettings(TREE))
-EAGLE2 = Eagle2(head()[0], target()[0], Eagle2Settings(top_k=3, depth=3, num_tokens=12))
+CHOICES: Choices = (  # one depth less than the heads below predict
+    *((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0)),
+    *((0, 0, 0), (0, 0, 1), (2, 0, 0)),
+)
+SMALL_DYNAMIC = {"tree": "dynamic", "top_k": 3, "num_tokens": 12, "depth": 3}
 
 
-def first_trees(
-    own: HeadDrafter, sampling: Sampling, params: Params, given: Prompt, key: Key[Array, ""]
-) -> DraftTree:
-    """What is proposed at the start of a generation."""
-    settings = {"target": own.target, "drafter": own, "max_new_tokens": 8}
-    state = start_loop(params, given, key, **settings)
-    draw = Draw(state.row_keys, state.length, sampling)
-    context = Context(state.tokens, state.length)
-    return jax.device_get(jax.jit(own.propose)(params, state.drafter, context, draw)[0].tree)
+class Headed(NamedTuple):
+    """A drafter with a head, and the head's params."""
+
+    drafter: Drafter
+    params: Any
+    target_params: Any = None  # of `target()`, if they are not its own
+
+    @classmethod
+    def of(cls, kind: type, head: tuple[Any, Any], **settings: Any) -> "Headed":
+        return cls(kind(head[0], **settings), head[1])
+
+    @property
+    def request(self) -> Params:
+        return Params(self.target_params or target()[1], self.params)
+
+
+EAGLE = Headed.of(Eagle, eagle_head(), choices=TREE)
+EAGLE2 = Headed.of(Eagle2, eagle_head(), top_k=3, depth=3, num_tokens=12)
+MEDUSA = Headed.of(Medusa, medusa_head(), choices=CHOICES)
+HYDRA = Headed.of(Hydra, hydra_head(), choices=CHOICES)
+HYDRA_PREFIX = Headed.of(Hydra, hydra_head(has_prefix=True), choices=CHOICES)
+PARALLEL = Headed.of(ParallelSpec, parallel_head(), choices=CHOICES)
+PARALLEL_TOKENS = Headed.of(ParallelSpec, parallel_head(reads_features=False), choices=CHOICES)
+STATIC = {  # whose trees have a fixed shape
+    "eagle": EAGLE,
+    "hydra": HYDRA,
+    "hydra with prefix": HYDRA_PREFIX,
+    "medusa": MEDUSA,
+    "parallel": PARALLEL,
+    "parallel of tokens": PARALLEL_TOKENS,
+}
+DYNAMIC = {  # whose trees grow where the head is confident
+    "eagle2": EAGLE2,
+    "medusa dynamic": Headed.of(Medusa, medusa_head(), **SMALL_DYNAMIC),
+    "parallel dynamic": Headed.of(ParallelSpec, parallel_head(), **SMALL_DYNAMIC),
+}
+END = (27, 32)  # end some rows in the middle of a path
+
+
+@cache
+def played_by(name: str) -> list[Round]:
+    """All rounds of a greedy generation in which paths of all lengths are accepted."""
+    headed = (STATIC | DYNAMIC)[name]
+    engine = Engine(target()[0], headed.drafter, max_new_tokens=60, eos=END)
+    return rounds_of(engine, headed.request, verify=some_path)
+
+
+# ---- Whole texts, in one pass ------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=2)
+def features_of(params, tokens: Int[Array, "B S"], model) -> Float[Array, "B S H"]:
+    """The target's feature of every token."""
+    taps = Taps(hidden_layers=(-1,), logits=False)
+    cache = KVCache.create(model.config, tokens.shape[0], tokens.shape[1])
+    rows = causal_rows(tokens, jnp.zeros(len(tokens), jnp.int32))
+    return model.run(params.target, rows, cache, taps)[0].hidden[:, :, 0]
+
+
+def features_for(module: Any, features: Array) -> Array:
+    """What the head reads of the target's features: all, or nothing."""
+    reads_features = getattr(module.config, "reads_features", True)
+    return features if reads_features else jnp.zeros((*features.shape[:2], 0))
+
+
+@partial(jax.jit, static_argnums=3)
+def predicted(
+    params, tokens: Int[Array, "B S"], features: Float[Array, "B S H"], module
+) -> tuple[Float[Array, "B S D"], KVCache]:
+    """The head's outputs at slots of `features[:, t]` and `tokens[:, t + 1]`, and its cache."""
+    behind = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+    cache = KVCache.create(module.config.layers, tokens.shape[0], tokens.shape[1])
+    rows = causal_rows(behind, jnp.zeros(len(tokens), jnp.int32))
+    return module.run(params.drafter, target()[0], params.target, rows, features, cache)
+
+
+def padded(texts: list[list[int]]) -> Int[Array, "B {LONGEST}"]:
+    """The tokens of each text, then zeros."""
+    return jnp.asarray([text + [0] * (LONGEST - len(text)) for text in texts], jnp.int32)
+
+
+# ---- What a head says below a text, each path by itself ----------------------------------------
 
 
 class Literal:
-    """What a head says below a text: each path by itself, in a pass over text and path."""
+    """Base of the readings below: `logits(path)` are those for the token after text and path."""
 
-    def __init__(self, params: Params, module, model, text: list[int]):
-        self.params, self.module, self.model = params, module, model
-        self.text = text
-        padded = np.zeros((1, LONGEST), np.int32)
-        padded[0, : len(text)] = text
-        self.known = np.asarray(features_of(params, jnp.asarray(padded), model))
-        self.features: dict[tuple[int, ...], np.ndarray] = {}
+    def __init__(self, headed: Headed, text: list[int]):
+        self.params, self.module, self.text = headed.request, headed.drafter.head, text
+        self.model = target()[0]
+        features = features_of(self.params, padded([text]), self.model)
+        self.known = np.asarray(features_for(self.module, features))
 
-    def feature(self, path: tuple[int, ...]) -> np.ndarray:
-        """Predicted at the last token of `path`; () is the root."""
+    def logits(self, path: Path) -> Float[Array, " V"]:
+        """The tokens of `path` follow the text; () is its last token, the root."""
+        raise NotImplementedError
+
+
+class EagleLiteral(Literal):
+    """In a pass over text and path for every token of the path."""
+
+    def __init__(self, headed: Headed, text: list[int]):
+        super().__init__(headed, text)
+        self.features: dict[Path, np.ndarray] = {}
+
+    def feature(self, path: Path) -> np.ndarray:
+        """Predicted at the last token of `path`."""
         if path not in self.features:
-            tokens = np.zeros((1, LONGEST), np.int32)
-            whole = [*self.text, *path]
-            tokens[0, : len(whole)] = whole
             features, root = self.known.copy(), len(self.text) - 1
             for steps in range(len(path)):
                 features[0, root + steps] = self.feature(path[:steps])
-            output, _ = predicted(
-                self.params, jnp.asarray(tokens), jnp.asarray(features), self.module
-            )
+            tokens = padded([[*self.text, *path]])
+            output, _ = predicted(self.params, tokens, jnp.asarray(features), self.module)
             self.features[path] = np.asarray(output[0, root + len(path) - 1])
         return self.features[path]
 
-    def logits(self, path: tuple[int, ...]) -> Float[Array, " V"]:
-        """For the token after `path`."""
+    def logits(self, path: Path) -> Float[Array, " V"]:
         return self.model.logits(self.params.target, jnp.asarray(self.feature(path)))
+
+
+class HydraLiteral(Literal):
+    """By the formula, from what the prefix layer makes of the whole text."""
+
+    def __init__(self, headed: Headed, text: list[int]):
+        super().__init__(headed, text)
+        features, _ = predicted(self.params, padded([text]), jnp.asarray(self.known), self.module)
+        self.read = np.asarray(features[0, len(text) - 2])
+
+    def logits(self, path: Path) -> Float[Array, " V"]:
+        own = self.params.target
+        embedded = np.asarray(self.model.embed(own, jnp.array([self.text[-1], *path])))
+        lm_head = np.asarray(self.model.lm_head(own))
+        said = hydra_logits(self.module, self.params.drafter, self.read, embedded, lm_head)
+        return jnp.asarray(said, jnp.float32)
+
+
+class MedusaLiteral(Literal):
+    """By the formula; a head does not know the path, only its length."""
+
+    def __init__(self, headed: Headed, text: list[int]):
+        super().__init__(headed, text)
+        lm_head = np.asarray(self.model.lm_head(self.params.target))
+        feature = self.known[0, len(text) - 2]
+        said = medusa_logits(self.module, self.params.drafter, feature, lm_head)
+        self.by_depth = jnp.asarray(said, jnp.float32)
+
+    def logits(self, path: Path) -> Float[Array, " V"]:
+        return self.by_depth[len(path)]
+
+
+class ParallelLiteral(Literal):
+    """As the training pass over the whole text says it; again only the length matters."""
+
+    def __init__(self, headed: Headed, text: list[int]):
+        super().__init__(headed, text)
+        predictions = trained(self.params, padded([text]), jnp.asarray(self.known), self.module)
+        features = predictions[:, 0, len(text) - 2]
+        self.by_depth = self.model.logits(self.params.target, features)
+
+    def logits(self, path: Path) -> Float[Array, " V"]:
+        return self.by_depth[len(path)]
+
+
+@partial(jax.jit, static_argnums=3)
+def trained(params: Params, tokens, features, module: ParallelHead) -> Float[Array, "K B S D"]:
+    """What the training pass predicts at every slot of whole texts, by depth."""
+    embedded = target()[0].embed(params.target, jnp.roll(tokens, -1, axis=1))
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    streams, predictions = (), []
+    for _ in range(module.config.num_depths):
+        prediction, stream = module.step(
+            params.drafter, embedded, features, streams, positions, jnp.ones_like(positions)
+        )
+        predictions.append(prediction)
+        streams = (*streams, stream)
+    return jnp.stack(predictions)
+
+
+LITERALS = {
+    EagleHead: EagleLiteral,
+    HydraHeads: HydraLiteral,
+    MedusaHeads: MedusaLiteral,
+    ParallelHead: ParallelLiteral,
+}
+
+
+def literal(headed: Headed, text: list[int]) -> Literal:
+    """What the head of a drafter says below a text."""
+    return LITERALS[type(headed.drafter.head)](headed, text)
+
+
+# ---- Formulas, in float64 ----------------------------------------------------------------------
+
+
+def medusa_logits(
+    module: MedusaHeads, params: Any, feature: np.ndarray, lm_head: np.ndarray
+) -> Float[np.ndarray, "K V"]:
+    """The logits of all heads at one feature; `lm_head` is the target's."""
+    found = []
+    for number in range(module.config.num_heads):
+        block = _float64(params[f"blocks_{number}"])
+        x = np.asarray(feature, np.float64)
+        for _ in range(module.config.num_layers):
+            x = x + _silu(_linear(block, x))
+        own = params[f"lm_heads_{number}"]["weight"] if module.config.has_lm_heads else lm_head
+        found.append(np.asarray(own, np.float64) @ x)
+    return np.stack(found)
+
+
+def hydra_logits(
+    module: HydraHeads,
+    params: Any,
+    feature: np.ndarray,
+    embedded: np.ndarray,
+    lm_head: np.ndarray,
+) -> Float[np.ndarray, " V"]:
+    """The logits after the tokens `embedded [K, D]`; `lm_head` is the target's."""
+    number, own = len(embedded) - 1, _float64(params)
+    x = np.concatenate([feature, *embedded]).astype(np.float64)
+    first = own[f"first_blocks_{number}"]
+    x = _linear(first["res_connection"], x) + _silu(_linear(first["linear"], x))
+    for _ in range(module.config.num_layers - 1):
+        x = x + _silu(_linear(own[f"later_blocks_{number}"], x))
+    if module.config.has_lm_heads:
+        return _linear(own[f"lm_heads_{number}"], x)
+    return np.asarray(lm_head, np.float64) @ x
+
+
+def _float64(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+
+def _linear(weights: Any, x: np.ndarray) -> np.ndarray:
+    return weights["weight"] @ x + weights["bias"]
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))

@@ -1,17 +1,19 @@
 """Trees from one distribution per depth: against trees written down node by node."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.decoding.drafters._trees import MEDUSA_TREE, TreeSettings, depth_tree
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters.parallel_spec import ParallelSettings
+from specjax.decoding.drafters._trees import MEDUSA_TREE, DepthTreeDrafter
 from specjax.decoding.sampling import Draw, Sampling, row_keys
+from tests.decoding.test_head_trees import found_paths
+from tests.decoding.test_tree import assert_well_formed
 
 BATCH, DEPTHS, VOCABULARY, LENGTH = 2, 3, 7, 5
 LOGITS = 2 * jax.random.normal(jax.random.key(3), (BATCH, DEPTHS, VOCABULARY))
@@ -23,92 +25,68 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.9)
 REJECTION = Sampling(temperature=0.8, top_p=0.9, verification="rejection")
 
 
-def tree_of(settings: TreeSettings, sampling: Sampling, key: int = 0):
-    keys = row_keys(jax.random.key(key), BATCH)
-    draw = Draw(keys, CONTEXT.length, sampling)
-    return jax.device_get(depth_tree(settings, LOGITS, CONTEXT, draw)), draw
+@dataclass(frozen=True)
+class Given(DepthTreeDrafter):
+    """A head that always says the same."""
+
+    head: None = None
+    num_depths = DEPTHS
+
+    def propose(self, target, params, state, context, draw):
+        raise NotImplementedError
 
 
-def paths_of(tree, row: int) -> list[tuple[int, ...]]:
-    """The tokens below the root of every valid node."""
-    paths: list[tuple[int, ...]] = [()]
-    for node in range(1, tree.num_nodes):
-        parent = tree.parents[row, node]
-        assert parent < node
-        paths.append((*paths[parent], int(tree.tokens[row, node])))
-        assert tree.depth[row, node] == len(paths[-1])
-    valid = tree.valid[row]
-    assert list(valid) == sorted(valid, reverse=True), "valid nodes stand in front"
-    return [path for path, is_valid in zip(paths, valid, strict=True) if is_valid]
-
-
-def scores_of(draw: Draw, depth: int, row: int) -> np.ndarray:
-    """The greedy scores, or what the target would draw at temperature T if it had these logits."""
-    logits = np.asarray(LOGITS[row, depth], np.float64)
-    if draw.sampling.is_greedy:
-        return logits
-    temperature = draw.sampling.temperature
-    noise = np.asarray(draw.noise(CONTEXT.length[:, None] + depth, VOCABULARY))[row, 0]
-    cut = np.isinf(np.asarray(draw.filtered(LOGITS[:, depth])))[row]
-    return logits + temperature * noise - 2.0 * temperature * cut
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_static_tree_is_the_best_tokens_of_each_depth(sampling):
-    tree, draw = tree_of(TreeSettings(CHOICES), sampling)
-    for row in range(BATCH):
-        best = [np.argsort(-scores_of(draw, depth, row)) for depth in range(DEPTHS)]
-        expected = {tuple(best[d][rank] for d, rank in enumerate(c)) for c in CHOICES} | {()}
-        assert set(paths_of(tree, row)) == expected
-        assert tree.tokens[row, 0] == CONTEXT.root[row]
+def tree_of(drafter: Given, sampling: Sampling):
+    draw = Draw(row_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
+    tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
+    assert_well_formed(tree)
+    return tree, draw
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_dynamic_tree_is_the_most_likely_paths(sampling, share):
-    settings = TreeSettings(tree="dynamic", top_k=3, num_tokens=12, noise_share=share)
-    tree, draw = tree_of(settings, sampling)
+def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
+    tree, draw = tree_of(Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=share), sampling)
     for row in range(BATCH):
         laws = []
         for depth in range(DEPTHS):
-            scores = scores_of(draw, depth, row)
-            blind = np.asarray(LOGITS[row, depth], np.float64)
+            blind = scores = np.asarray(LOGITS[row, depth], np.float64)
+            if not sampling.is_greedy:
+                noise = draw.noise(CONTEXT.length[:, None] + depth, VOCABULARY)[row, 0]
+                is_cut = np.isinf(draw.filtered(LOGITS[row, depth]))
+                scores = blind + sampling.temperature * (np.asarray(noise) - 2.0 * is_cut)
             seeing, blind = (np.exp(x) / np.exp(x).sum() for x in (scores, blind))
-            weight = 0.0 if sampling.is_greedy else share
-            laws.append(weight * seeing + (1 - weight) * blind)
+            laws.append(share * seeing + (1 - share) * blind)
         likely = {
             path: np.prod([laws[d][token] for d, token in enumerate(path)])
             for count in range(1, DEPTHS + 1)
             for path in product(*(np.argsort(-law)[:3].tolist() for law in laws[:count]))
         }
         best = sorted(likely, key=lambda path: -likely[path])[:11]
-        assert set(paths_of(tree, row)) == {(), *best}
+        assert set(found_paths(tree, row)) == set(best)
 
 
-def test_drawn_siblings_are_distinct_and_carry_their_law():
-    """Row n of the proposal is what the children of node n were drawn from: that of their depth."""
-    tree, draw = tree_of(TreeSettings(CHOICES), REJECTION)
+def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():
+    tree, draw = tree_of(Given(choices=CHOICES), REJECTION)
     law = np.exp(np.asarray(draw.filtered(LOGITS)))
     for row in range(BATCH):
-        paths = paths_of(tree, row)
+        paths = [(), *found_paths(tree, row)]
         assert len(set(paths)) == len(paths)
         for node, path in enumerate(paths):
-            has_children = any(other[:-1] == path for other in paths if other)
-            if has_children:
+            if any(other[:-1] == path for other in paths[1:]):  # it has children
                 np.testing.assert_allclose(tree.proposal[row, node], law[row, len(path)], rtol=1e-6)
-            for depth, token in enumerate(path):
-                assert law[row, depth, token] > 0
+            assert all(law[row, depth, token] > 0 for depth, token in enumerate(path))
 
 
-def test_first_children_are_drawn_from_the_law():
+def test_children_are_drawn_from_the_distribution_without_replacement():
     draws = 4000
     keys = jax.random.split(jax.random.key(5), draws)
-    settings = TreeSettings(((0,), (1,), (0, 0)))
+    drafter = Given(choices=((0,), (1,), (0, 0)))
 
     def first_two(key):
         draw = Draw(key[None], CONTEXT.length[:1], REJECTION)
         context = Context(CONTEXT.tokens[:1], CONTEXT.length[:1])
-        tree = depth_tree(settings, LOGITS[:1], context, draw)
+        tree = drafter.tree_of(LOGITS[:1], context, draw)
         return tree.tokens[0, 1:3], tree.tokens[0, 3]
 
     (pairs, below) = jax.vmap(first_two)(keys)
@@ -123,20 +101,11 @@ def test_first_children_are_drawn_from_the_law():
     np.testing.assert_allclose(after / after.sum(), others / others.sum(), atol=0.06)
 
 
-def test_nodes_that_filters_leave_no_token_for_are_not_valid():
-    sure = Sampling(temperature=0.5, top_k=2, verification="rejection")
-    tree, _ = tree_of(TreeSettings(CHOICES), sure)
-    kept = sum(max(choice) < 2 for choice in CHOICES)
-    np.testing.assert_array_equal(tree.num_valid(), np.full(BATCH, kept + 1))
-
-
 def test_choices_deeper_than_the_head_are_left_out():
-    settings = TreeSettings()
-    assert (settings.max_depth(5), settings.num_nodes(5)) == (4, 64)
-    assert (settings.max_depth(3), settings.num_nodes(3)) == (3, 62)
     assert len(MEDUSA_TREE) == 63
-    chain = TreeSettings(tree="dynamic", top_k=1, num_tokens=3)
-    assert (chain.max_depth(5), chain.num_nodes(5)) == (2, 3)
+    assert (Given().max_depth, Given().num_nodes) == (3, 62)
+    chain = Given(tree="dynamic", top_k=1, num_tokens=3)
+    assert (chain.max_depth, chain.num_nodes) == (2, 3)
     assert tree_of(chain, Sampling())[0].is_chain
 
 
@@ -153,7 +122,7 @@ def test_choices_deeper_than_the_head_are_left_out():
 )
 def test_settings_that_draft_nothing_are_refused(settings, reason):
     with pytest.raises(SpecjaxError, match=reason):
-        TreeSettings(**settings)
+        Given(**settings)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +130,8 @@ def test_settings_that_draft_nothing_are_refused(settings, reason):
 )
 def test_a_static_tree_refuses_what_only_a_dynamic_one_reads(name, value):
     with pytest.raises(SpecjaxError, match=f"^{name} {value} .* static tree; add tree=dynamic"):
-        ParallelSettings(**{name: value})
-    for settings in (TreeSettings, ParallelSettings):  # whose choices may be tuned ones
-        assert getattr(settings(CHOICES, "dynamic", **{name: value}), name) == value
-    default = getattr(TreeSettings(), name)
-    assert TreeSettings(CHOICES, "static", **{name: default}) == TreeSettings(CHOICES)
-
-
-def test_more_children_than_tokens_are_refused():
-    with pytest.raises(SpecjaxError, match="only 7 tokens"):
-        TreeSettings().check(VOCABULARY)
+        Given(**{name: value})
+    dynamic = Given(choices=CHOICES, tree="dynamic", **{name: value})  # choices may be tuned ones
+    assert getattr(dynamic, name) == value
+    default = getattr(Given(), name)
+    assert Given(choices=CHOICES, **{name: default}) == Given(choices=CHOICES)

@@ -1,8 +1,7 @@
 """Speculative sampling through the real loop: its text, its chains, its cache and its passes."""
 
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import NamedTuple
+from dataclasses import replace
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -20,23 +19,29 @@ from specjax.decoding.drafters.length_rules import (
     Heuristic,
     Oracle,
 )
-from specjax.decoding.generate import speculative_generate, start_loop
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.request import check_request
-from specjax.decoding.round import one_round
 from specjax.decoding.sampling import Draw, Sampling
-from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
-from tests.decoding.test_distribution import ROWS, VOCAB, p_value
+from tests.decoding.contract import (
+    KEY,
+    ROWS,
+    SAMPLINGS,
+    VOCAB,
+    assert_lossless,
+    p_value,
+    truth,
+    whole_texts,
+)
+from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_length_rules import classifier, wants_more
-from tests.decoding.tiny import prompt, target
+from tests.decoding.tiny import BATCH, Lying, prompt, target
 
-BATCH, NEW_TOKENS, LONGEST = 3, 60, 4
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+NEW_TOKENS, LONGEST = 60, 4
 RULES = {
     "fixed": Fixed(3),
     "heuristic": Heuristic(start=2),
@@ -44,7 +49,6 @@ RULES = {
     "disco": Disco(0.5, "generation"),
     "oracle": Oracle(),
 }
-KEY = jax.random.key(1)
 
 
 def drafter(rule: str, **settings) -> DraftModel:
@@ -62,103 +66,54 @@ def weights(draft: str):
     return jax.tree.map(lambda mine, its: mine + share * (its - mine), params, other)
 
 
-@cache
-def truth(sampling: str, batch: int, eos: tuple[int, ...] = (), new_tokens: int = NEW_TOKENS):
-    model, params = target()
-    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": new_tokens, "eos": eos}
-    out = reference_generate(params, prompt(batch), KEY, target=model, **settings)
-    return jax.device_get(out)
-
-
-@cache
-def whole_texts(sampling: str, batch: int) -> jax.Array:
-    given, (tokens, _) = prompt(batch), truth(sampling, batch)
-    texts = np.zeros((batch, 30 + NEW_TOKENS), np.int32)
-    for row, length in enumerate(given.length.tolist()):
-        texts[row, :length] = given.tokens[row, :length]
-        texts[row, length : length + NEW_TOKENS] = tokens[row]
-        texts[row, length + NEW_TOKENS :] = -1
-    return jnp.asarray(texts)
-
-
 def params_of(rule: str, draft: str, sampling: str = "greedy", batch: int = BATCH) -> Params:
-    known = {"disco": classifier(), "oracle": whole_texts(sampling, batch)}.get(rule)
-    return Params(target()[1], {"draft": weights(draft), "rule": known})
+    known = {"disco": classifier, "oracle": partial(whole_texts, sampling, batch)}.get(rule)
+    return Params(target()[1], {"draft": weights(draft), "rule": known and known()})
 
 
-def generate(rule: str, draft: str, sampling: str, batch: int, eos=(), new_tokens=NEW_TOKENS):
-    return speculative_generate(
-        params_of(rule, draft, sampling, batch),
-        prompt(batch),
-        KEY,
-        target=target()[0],
-        drafter=drafter(rule),
-        sampling=SAMPLINGS[sampling],
-        max_new_tokens=new_tokens,
-        eos=eos,
-    )
+# ---- Text --------------------------------------------------------------------------------------
 
 
-# ---- losslessness ------------------------------------------------------------------------------
+@cache
+def generated(rule: str, draft: str, sampling: str, batch: int, ends: bool = False):
+    """The counts of a text, which is asserted to be that of plain decoding."""
+    params = params_of(rule, draft, sampling, batch).drafter
+    cases = ((sampling, batch, ends),)
+    found = assert_lossless(drafter(rule), params, new_tokens=NEW_TOKENS, cases=cases)
+    return found[sampling, batch].stats
 
 
-@pytest.mark.parametrize("sampling, batch", [("greedy", 1), ("greedy", BATCH), ("sampled", BATCH)])
+@pytest.mark.parametrize("sampling, batch", [("greedy", 1), ("sampled", BATCH)])
 @pytest.mark.parametrize("rule", RULES)
-def test_says_what_plain_decoding_says(rule, sampling, batch):
-    tokens, length = truth(sampling, batch)
-    accepted = {}
-    for draft in ("same", "near", "other"):
-        out = generate(rule, draft, sampling, batch)
-        np.testing.assert_array_equal(out.tokens, tokens)
-        np.testing.assert_array_equal(out.length, length)
-        accepted[draft] = float(out.stats.mean_accepted_length)
-        if draft == "same":  # all is accepted, up to the cut: the draft draws with the same noise
-            cut = out.stats.drafted + out.stats.rounds - out.length
-            assert (cut >= 0).all() and (cut <= LONGEST).all()
-    assert accepted["same"] > accepted["near"] > accepted["other"] >= 1
-    assert accepted["near"] > 1.3
+def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sampling, batch):
+    same, near, other = (
+        generated(rule, draft, sampling, batch) for draft in ("same", "near", "other")
+    )
+    # All is accepted up to the cut: the draft draws with the same noise.
+    cut = same.drafted + same.rounds - NEW_TOKENS
+    assert (cut >= 0).all() and (cut <= LONGEST).all()
+    accepted = [float(stats.mean_accepted_length) for stats in (same, near, other)]
+    assert accepted[0] > accepted[1] > accepted[2] >= 1
+    assert accepted[1] > 1.3
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("rule", ["fixed", "heuristic"])
-def test_ends_after_the_first_eos(rule, sampling):
-    tokens, _ = truth(sampling, BATCH)
-    eos = (int(tokens[0, 21]), int(tokens[1, 34]))
-    expected, length = truth(sampling, BATCH, eos)
-    assert len(set(length.tolist())) > 1, "rows should end at different lengths"
-    out = generate(rule, "same", sampling, BATCH, eos)
-    np.testing.assert_array_equal(out.length, length)
-    np.testing.assert_array_equal(out.tokens, expected)
-
-
-@pytest.mark.parametrize("new_tokens", [1, 10])
-def test_ends_at_max_new_tokens_in_the_middle_of_a_path(new_tokens):
-    out = generate("fixed", "same", "greedy", BATCH, new_tokens=new_tokens)
-    np.testing.assert_array_equal(out.tokens, truth("greedy", BATCH)[0][:, :new_tokens])
-    np.testing.assert_array_equal(out.length, [new_tokens] * BATCH)
-    np.testing.assert_array_equal(out.stats.rounds, [-(-new_tokens // 4)] * BATCH)
+def test_the_text_ends_after_the_first_eos(rule):
+    generated(rule, "same", "sampled", BATCH, ends=True)
 
 
 @pytest.mark.parametrize("rule", ["heuristic", "disco"])
 def test_a_row_drafts_the_same_whatever_its_neighbours_do(rule):
-    together, alone = (generate(rule, "near", "greedy", batch).stats for batch in (BATCH, 1))
+    together, alone = (generated(rule, "near", "greedy", batch) for batch in (BATCH, 1))
     assert together.drafted[0] == alone.drafted[0]
     np.testing.assert_array_equal(together.accepted_lengths[0], alone.accepted_lengths[0])
 
 
 def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
-    settings = {"target": target()[0], "sampling": SAMPLINGS["sampled"]}
-    params, given = params_of("fixed", "same"), prompt(BATCH)
-    out = speculative_generate(
-        params,
-        given,
-        KEY,
-        drafter=drafter("fixed", is_drawn=False),
-        max_new_tokens=NEW_TOKENS,
-        **settings,
-    )
-    np.testing.assert_array_equal(out.tokens, truth("sampled", BATCH)[0])
-    drawn = generate("fixed", "same", "sampled", BATCH).stats.mean_accepted_length
+    cases, params = (("sampled", BATCH, False),), params_of("fixed", "same").drafter
+    chosen = drafter("fixed", is_drawn=False)
+    out = assert_lossless(chosen, params, new_tokens=NEW_TOKENS, cases=cases)["sampled", BATCH]
+    drawn = generated("fixed", "same", "sampled", BATCH).mean_accepted_length
     assert out.stats.mean_accepted_length < drawn - 0.3
 
 
@@ -168,40 +123,13 @@ def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
 STEPPED = [*((rule, "sampled") for rule in RULES), ("confidence", "greedy")]
 
 
-class Round(NamedTuple):
-    before: LoopState
-    tree: DraftTree
-    proposed: object  # the drafter's state after `propose`
-    after: LoopState
-
-
-@cache
-def stepper(rule: str, sampling: str):
-    """One round, and what is proposed in it, compiled."""
-    model, own = target()[0], drafter(rule)
-    eos = tuple(truth(sampling, BATCH)[0][0, 16:17].tolist())  # so that rows end on their own
-
-    def step(params, state):
-        context = Context(state.tokens, state.length)
-        draw = Draw(state.row_keys, state.length, SAMPLINGS[sampling])
-        proposal, proposed = own.propose(params, state.drafter, context, draw)
-        after = one_round(params, state, model, own, SAMPLINGS[sampling], NEW_TOKENS, eos)
-        return proposal.tree, proposed, after
-
-    return jax.jit(step)
-
-
 @cache
 def rounds(rule: str, sampling: str) -> list[Round]:
-    """All rounds of a generation with the near draft."""
-    params = params_of(rule, "near", sampling)
-    settings = {"target": target()[0], "drafter": drafter(rule), "max_new_tokens": NEW_TOKENS}
-    state, found = start_loop(params, prompt(BATCH), KEY, **settings), []
-    while not state.is_done.all():
-        tree, proposed, after = stepper(rule, sampling)(params, state)
-        found.append(jax.device_get(Round(state, tree, proposed, after)))
-        state = after
-    return found
+    """All rounds of a generation with the near draft, whose rows end on their own."""
+    eos = tuple(truth(sampling, BATCH)[0, 16:17].tolist())
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS, "eos": eos}
+    engine = Engine(target()[0], drafter(rule), **settings)
+    return rounds_of(engine, params_of(rule, "near", sampling), key=KEY)
 
 
 @jax.jit
@@ -258,7 +186,7 @@ def test_every_chain_is_what_the_draft_says_and_as_long_as_the_rule_wants(rule, 
 
 
 def truth_after(sampling: str, row: int, at: int) -> list[int]:
-    return truth(sampling, BATCH, (), NEW_TOKENS + LONGEST)[0][row, at:].tolist()
+    return truth(sampling, BATCH)[row, at : NEW_TOKENS + LONGEST].tolist()
 
 
 def accepted_of(tree: DraftTree, row: int, true: list[int]) -> int:
@@ -287,15 +215,16 @@ def test_passes_are_as_many_as_drafted_tokens_and_run_as_often_as_the_longest_ro
     finished = 0
     for found in rounds(rule, "sampled"):
         before, proposed = found.before.drafter, found.proposed
-        drafted = found.tree.valid.sum(axis=1) - 1
-        np.testing.assert_array_equal(proposed.num_wanted - before.num_wanted, drafted)
-        assert proposed.num_passes - before.num_passes == max(1, drafted.max())
+        drafted, is_done = found.tree.valid.sum(axis=1) - 1, found.before.is_done
+        wanted = proposed.num_wanted - before.num_wanted
+        np.testing.assert_array_equal(np.where(is_done, 0, wanted), drafted)
+        assert proposed.num_passes - before.num_passes == max(1, wanted.max())
         # Each pass leaves one row in the cache, the first those that had been missing.
-        cached = np.where(drafted > 0, found.before.length - 1 + drafted, before.cache.length)
+        cached = np.where(wanted > 0, found.before.length - 1 + wanted, before.cache.length)
         np.testing.assert_array_equal(proposed.cache.length, cached)
         # A finished row is known by the round after its last, which committed nothing.
         known = before.is_finished
-        assert not (known & ~found.before.is_done).any() and not drafted[known].any()
+        assert not (known & ~is_done).any() and not wanted[known].any()
         finished += known.sum()
         after = found.after.drafter
         np.testing.assert_array_equal(after.is_finished, found.before.is_done)
@@ -341,7 +270,7 @@ class Counted(Transformer):
 def test_no_pass_is_run_for_tokens_that_nobody_wants():
     own = replace(drafter("heuristic"), draft=Counted(target()[0].config))
     params = params_of("heuristic", "near")
-    propose = jax.jit(own.propose)
+    propose = jax.jit(partial(own.propose, target()[0]))
     longest = []
     for found in rounds("heuristic", "sampled"):
         state = jax.tree.map(jnp.asarray, found.before)
@@ -351,7 +280,7 @@ def test_no_pass_is_run_for_tokens_that_nobody_wants():
             propose(params, state.drafter, Context(state.tokens, state.length), draw)
         )
         jax.effects_barrier()
-        longest.append(int(found.tree.valid.sum(axis=1).max()) - 1)
+        longest.append(int((found.proposed.num_wanted - state.drafter.num_wanted).max()))
         expected = [2] + [1] * (longest[-1] - 1)
         assert expected == CALLS
     assert len(set(longest)) > 1
@@ -361,8 +290,8 @@ def test_long_prompts_are_cached_in_chunks():
     numbers, model = np.random.default_rng(0), target()[0]
     ids = [numbers.integers(0, 40, count).tolist() for count in (300, 128, 129, 2)]
     given = from_ids(ids, bucket=20)
-    settings = {"target": model, "drafter": drafter("fixed"), "max_new_tokens": 8}
-    cache = start_loop(params_of("fixed", "near"), given, KEY, **settings).drafter.cache
+    engine = Engine(model, drafter("fixed"), max_new_tokens=8)
+    cache = engine.prefill(params_of("fixed", "near"), given, KEY).drafter.cache
     _, fresh = draft_pass(weights("near"), given.tokens)
     np.testing.assert_array_equal(cache.length, given.length - 1)
     for row, count in enumerate(cache.length.tolist()):
@@ -374,15 +303,8 @@ def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     model, _ = target()
     short = Transformer(replace(model.config, max_position_embeddings=37))
     own = replace(drafter("fixed"), draft=short)
-    out = speculative_generate(
-        params_of("fixed", "same"),
-        prompt(BATCH),
-        KEY,
-        target=model,
-        drafter=own,
-        max_new_tokens=NEW_TOKENS,
-    )
-    np.testing.assert_array_equal(out.tokens, truth("greedy", BATCH)[0])
+    cases, params = (("greedy", BATCH, False),), params_of("fixed", "same").drafter
+    out = assert_lossless(own, params, new_tokens=NEW_TOKENS, cases=cases)["greedy", BATCH]
     # The last pass feeds position 36, after which position 37 is drafted.
     for row, length in enumerate(prompt(BATCH).length.tolist()):
         last = np.flatnonzero(out.from_draft[row])[-1] + length
@@ -401,16 +323,15 @@ REJECTION_RULES = {
 }
 
 
-def test_the_tree_tells_the_filtered_law_that_tokens_were_drawn_from():
+def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     sampling = Sampling(temperature=0.5, top_p=0.8, verification="rejection")
     own, params = drafter("fixed"), params_of("fixed", "near")
-    settings = {"target": target()[0], "drafter": own, "max_new_tokens": NEW_TOKENS}
-    state = start_loop(params, prompt(BATCH), KEY, **settings)
+    state = Engine(target()[0], own, max_new_tokens=NEW_TOKENS).prefill(params, prompt(), KEY)
 
     def propose(own, sampling):
         draw = Draw(state.row_keys, state.length, sampling)
         context = Context(state.tokens, state.length)
-        return jax.jit(own.propose)(params, state.drafter, context, draw)[0].tree
+        return own.propose(target()[0], params, state.drafter, context, draw)[0].tree
 
     tree = propose(own, sampling)
     texts = np.array(state.tokens)
@@ -437,38 +358,35 @@ def rejection_case(rule: str) -> tuple[DraftModel, dict]:
 
 
 @pytest.mark.parametrize("rule", REJECTION_RULES)
-def test_drawn_drafts_keep_the_law(rule):
+def test_drawn_drafts_keep_the_distribution(rule):
     assert p_value(*rejection_case(rule)) > 1e-3
 
 
-def test_chosen_drafts_keep_the_law():
+def test_chosen_drafts_keep_the_distribution():
     own, params = rejection_case("confidence")
     assert p_value(replace(own, is_drawn=False), params) > 1e-3
 
 
-@dataclass(frozen=True)
-class Lying(DraftModel):
-    """Drops tokens for what they are, or claims a law that they were not drawn from."""
+class Peeking(DraftModel):
+    """Drops tokens for what they are."""
 
-    lie: str = "peek"
-
-    def propose(self, params, state, context, draw):
-        (tree, _), state = super().propose(params, state, context, draw)
+    def propose(self, target, params, state, context, draw):
+        (tree, _), state = super().propose(target, params, state, context, draw)
         assert tree.proposal is not None
-        if self.lie == "flat":
-            flat = jnp.full_like(tree.proposal, 1 / VOCAB)
-            return Proposal(replace(tree, proposal=flat)), state
         own = jnp.take_along_axis(tree.proposal[:, :-1], tree.tokens[:, 1:, None], axis=2)[..., 0]
         kept = jnp.cumprod(own >= 0.4, axis=1).astype(bool)
         valid = tree.valid & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)
         return Proposal(replace(tree, valid=valid)), state
 
 
-@pytest.mark.parametrize("lie", ["peek", "flat"])
-def test_lies_about_what_was_drawn_break_it(lie):
+class LyingDraft(Lying, DraftModel):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Peeking, LyingDraft])
+def test_lies_about_what_was_drawn_are_caught(kind):
     own, params = rejection_case("confidence")
-    lying = Lying(own.draft, own.rule, own.max_length, lie=lie)
-    assert p_value(lying, params) < 1e-6
+    assert p_value(kind(own.draft, own.rule, max_length=own.max_length), params) < 1e-6
 
 
 # ---- settings and params -----------------------------------------------------------------------
@@ -482,13 +400,31 @@ def test_the_chain_is_as_long_as_the_rule_may_want():
         assert own.num_nodes == own.max_depth + 1
         shapes[name] = own.max_depth
     assert shapes == {**dict.fromkeys(RULES, 20), "fixed": 3, "default": 5}
-    assert DraftModel(model) == DraftModel(model, Fixed(5), max_length=20, is_drawn=True)
+    assert DraftModel(model) == DraftModel(model, "fixed", 5, max_length=20, is_drawn=True)
     assert hash(DraftModel(model)) == hash(DraftModel(Transformer(model.config)))
+
+
+@pytest.mark.parametrize(
+    "settings, rule",
+    [
+        ({}, Fixed(5)),
+        ({"rule": "fixed", "length": 7}, Fixed(7)),
+        ({"rule": "heuristic", "length": 7}, Heuristic(7)),
+        ({"rule": "confidence"}, Confidence(0.4)),
+        ({"rule": "confidence", "threshold": 0.3}, Confidence(0.3)),
+        ({"rule": "disco"}, Disco(0.5, "draft")),
+        ({"rule": "disco", "threshold": 0.3, "position": "generation"}, Disco(0.3, "generation")),
+        ({"rule": Oracle()}, Oracle()),
+    ],
+)
+def test_a_rule_is_named_or_given(settings, rule):
+    assert DraftModel(target()[0], **settings).length_rule == rule
 
 
 @pytest.mark.parametrize(
     "rule, max_length, message",
     [
+        ("oracle", 20, "rule 'oracle' is unknown; use fixed, heuristic, confidence, disco"),
         (Confidence(), 0, "max_length 0 must be at least 1: nothing would be drafted"),
         (Fixed(5), 4, "length 5 exceeds max_length 4"),
         (Heuristic(5), 4, "start 5 exceeds max_length 4"),
@@ -496,13 +432,13 @@ def test_the_chain_is_as_long_as_the_rule_may_want():
 )
 def test_settings_out_of_range_are_refused(rule, max_length, message):
     with pytest.raises(SpecjaxError, match=message):
-        DraftModel(target()[0], rule, max_length)
+        DraftModel(target()[0], rule, max_length=max_length)
 
 
 def refused(own: DraftModel, params, message: str):
     model, weights = target()
     with pytest.raises(SpecjaxError, match=message) as error:
-        check_request(Params(weights, params), prompt(1), model, own, 4)
+        Engine(model, own, max_new_tokens=4).check(Params(weights, params), prompt(1))
     assert "\n" not in str(error.value)
 
 
@@ -524,4 +460,5 @@ def test_params_that_do_not_belong_together_are_refused():
         refused(own, {"draft": wrong, "rule": None}, message)
     refused(own, {"draft": right, "rule": classifier()}, "length rule Fixed has no params")
     refused(drafter("disco"), {"draft": right, "rule": None}, "Disco needs the weights")
-    check_request(params_of("disco", "near"), prompt(1), target()[0], drafter("disco"), 4)
+    engine = Engine(target()[0], drafter("disco"), max_new_tokens=4)
+    engine.check(params_of("disco", "near"), prompt(1))

@@ -1,39 +1,42 @@
-"""A request that is stopped early."""
+"""Requests as programs: what compiles once, what is cut short, and what a batch is."""
+
+from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.generate import num_slots, speculative_generate
-from tests.decoding.tiny import prompt, target
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import from_ids
+from specjax.models.config import Rope
+from specjax.models.transformer import Transformer
+from tests.decoding.contract import KEY, SAMPLINGS, truth
+from tests.decoding.tiny import BATCH, prompt, target
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_max_rounds_cuts_the_text_and_compiles_nothing(batch):
-    (model, params), given = target(), prompt(batch)
+def test_max_rounds_cuts_the_text_and_compiles_nothing():
+    (model, params), given = target(), prompt()
     chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)
     def generate(max_rounds):
-        return speculative_generate(
-            Params(params),
-            given,
-            jax.random.key(1),
-            target=model,
-            drafter=PromptLookup(),
-            max_new_tokens=64,
-            max_rounds=max_rounds,
-        )
+        settings = {"target": model, "drafter": PromptLookup(), "max_new_tokens": 64}
+        return speculative_generate(Params(params), given, KEY, **settings, max_rounds=max_rounds)
 
     whole = generate(64)
     for max_rounds in (1, 5):
         cut = generate(max_rounds)
-        np.testing.assert_array_equal(cut.stats.rounds, [max_rounds] * batch)
-        for row in range(batch):
+        np.testing.assert_array_equal(cut.stats.rounds, [max_rounds] * BATCH)
+        for row in range(BATCH):
             length = int(cut.length[row])
             assert max_rounds <= length < whole.length[row]
             np.testing.assert_array_equal(cut.tokens[row, :length], whole.tokens[row, :length])
@@ -41,4 +44,56 @@ def test_max_rounds_cuts_the_text_and_compiles_nothing(batch):
 
 @pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
 def test_slots_are_whole_chunks_of_prompt_the_new_tokens_and_a_round(prompt_length, padded):
-    assert num_slots(prompt_length, 100, PromptLookup(num_tokens=10)) == padded + 100 + 11
+    engine = Engine(target()[0], PromptLookup(num_tokens=10), max_new_tokens=100)
+    assert engine.num_slots(prompt_length) == padded + 100 + 11
+
+
+@pytest.mark.parametrize(
+    "drafter, rope", [(Autoregressive(), "dynamic"), (PromptLookupPlus(layer=1), "default")]
+)
+def test_a_row_of_a_batch_equals_its_prompt_alone(drafter, rope):
+    """Also with a dynamic RoPE, which depends on how long a text may become: 45 to 70 tokens."""
+    model, params = target()
+    config = replace(model.config, max_position_embeddings=48, rope=Rope(rope, factor=2.0))
+    model = Transformer(config) if rope == "dynamic" else model
+    batch = prompt()
+    run = partial(
+        speculative_generate,
+        target=model,
+        drafter=drafter,
+        sampling=SAMPLINGS["sampled"],
+        max_new_tokens=40,
+    )
+    together = run(Params(params), batch, KEY)
+    for row in range(BATCH):
+        bucket = 1 if rope == "dynamic" else 32
+        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket)
+        out = run(Params(params), alone, jax.random.fold_in(KEY, row))
+        np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_it_runs_under_an_outer_jit(donate):
+    model, params = target()
+    run = partial(speculative_generate, target=model, drafter=PromptLookup(), max_new_tokens=40)
+    outer = jax.jit(lambda *given: run(*given).tokens, donate_argnums=(0,) if donate else ())
+    tokens = outer(Params(jax.tree.map(jnp.copy, params)), prompt(), KEY)
+    np.testing.assert_array_equal(tokens, truth("greedy", BATCH)[:, :40])
+
+
+def test_fifty_prompts_of_one_bucket_trace_once():
+    model, params = target()
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def run(params, prompt, key):
+        settings = {"target": model, "drafter": PromptLookup(), "max_new_tokens": 20}
+        return speculative_generate(params, prompt, key, **settings)
+
+    numbers = np.random.default_rng(0)
+    for _ in range(50):
+        ids = numbers.integers(0, 40, numbers.integers(2, 33)).tolist()
+        out = run(Params(params), from_ids([ids], bucket=32), jax.random.key(0))
+        assert out.length == 20
+    with pytest.raises(AssertionError, match="traced"):
+        run(Params(params), from_ids([[1] * 40], bucket=32), jax.random.key(0))

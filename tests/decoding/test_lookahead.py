@@ -1,7 +1,7 @@
 """Lookahead against the published algorithm in plain Python: window, pool, and what is drafted."""
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,47 +17,36 @@ from specjax.decoding.drafters.lookahead import (
     insert,
     insert_text,
 )
-from specjax.decoding.generate import speculative_generate, start_loop
+from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.request import check_request
-from specjax.decoding.round import one_round, query_rows
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import LoopState
+from specjax.decoding.widths import query_rows
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
-from tests.decoding.tiny import prompt, target
+from tests.decoding.contract import KEY, truth
+from tests.decoding.tiny import BATCH, prompt, target
 
-VOCAB, BATCH, NEW_TOKENS = 40, 3, 80
+VOCAB, NEW_TOKENS = 40, 80
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
 NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_prompt=True)
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
 
 
 @cache
-def truth(sampling: str, batch: int) -> np.ndarray:
-    model, params = target()
-    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
-    given = prompt(batch)
-    return np.asarray(
-        reference_generate(params, given, jax.random.key(1), target=model, **settings)[0]
-    )
+def engine(drafter: Lookahead) -> Engine:
+    return Engine(target()[0], drafter, max_new_tokens=NEW_TOKENS)
 
 
+@cache
 def start(drafter: Lookahead) -> LoopState:
-    model, params = target()
-    settings = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
-    return start_loop(Params(params), prompt(BATCH), jax.random.key(1), **settings)
+    return engine(drafter).prefill(Params(target()[1]), prompt(), KEY)
 
 
 @cache
 def rounds(drafter: Lookahead):
     """One greedy round, compiled."""
-    model, params = target()
-    settings = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
-    return jax.jit(
-        lambda state: one_round(Params(params), state, sampling=Sampling(), eos=(), **settings)
-    )
+    play = jax.jit(engine(drafter).round)
+    return lambda state: play(Params(target()[1]), state)
 
 
 def text_of(state: LoopState, row: int) -> list[int]:
@@ -73,24 +62,6 @@ def buckets(pool: np.ndarray) -> dict[int, list[tuple[int, ...]]]:
         if entries:
             held[token] = entries
     return held
-
-
-# ---- losslessness ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch", [1, BATCH])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", [SMALL, NARROW], ids=["small", "narrow"])
-def test_says_what_plain_decoding_says(drafter, sampling, batch):
-    model, params = target()
-    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
-    given, key = prompt(batch), jax.random.key(1)
-    out = speculative_generate(
-        Params(params), given, key, target=model, drafter=drafter, **settings
-    )
-    np.testing.assert_array_equal(out.tokens, truth(sampling, batch))
-    if sampling == "greedy":
-        assert out.stats.mean_accepted_length > 1.2, "nothing was drafted"
 
 
 # ---- the window --------------------------------------------------------------------------------
@@ -136,7 +107,8 @@ def test_probe_rows_stand_and_see_as_the_definition_says(settings):
     text = jnp.zeros((len(filled), 1), jnp.int32) + 7
     context = Context(text, jnp.ones((len(filled),), jnp.int32))
     draw = Draw(row_keys(jax.random.key(0), len(filled)), context.length, Sampling())
-    (tree, probe), _ = jax.jit(drafter.propose)(Params(None), state, context, draw)
+    propose = jax.jit(partial(drafter.propose, target()[0]))
+    (tree, probe), _ = propose(Params(None), state, context, draw)
     assert tree.num_nodes == drafter.num_nodes
     assert probe.tokens.shape[1] == drafter.num_probes
     rows = query_rows(tree, probe, jnp.asarray(root_slot), drafter.max_depth)
@@ -344,7 +316,7 @@ def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     state = with_guesses(state, guesses)
     context = Context(state.tokens, state.length)
     draw = Draw(state.row_keys, state.length, Sampling())
-    (tree, _), _ = jax.jit(SMALL.propose)(Params(None), state.drafter, context, draw)
+    (tree, _), _ = SMALL.propose(target()[0], Params(None), state.drafter, context, draw)
     rows = zip(tree.tokens, tree.num_valid(), strict=True)
     drafted = [row[1:count].tolist() for row, count in rows]
     assert drafted == [[3, 4, 5, 6], [1, 2, 3, 2, 2, 2], [7, 8, 9]]
@@ -376,4 +348,4 @@ def test_settings_that_draft_nothing_are_refused(settings, message):
 def test_params_of_another_drafter_are_refused():
     model, params = target()
     with pytest.raises(SpecjaxError, match="Lookahead has no params but was given some"):
-        check_request(Params(params, {"weight": 1}), prompt(1), model, SMALL, max_new_tokens=4)
+        Engine(model, SMALL, max_new_tokens=4).check(Params(params, {"weight": 1}), prompt(1))

@@ -1,6 +1,7 @@
 """PLD+ against slow readings of equations 2 and 3, and what it remembers of the target."""
 
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,20 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.decoding.generate import start_loop
-from specjax.decoding.request import check_request
-from specjax.decoding.round import one_round
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.target import Taps, causal_rows
-from tests.decoding.lookup import SLOTS, TEXTS, WIDTH, compare, drafts, propose, texts
-from tests.decoding.tiny import prompt, target
+from tests.decoding.rounds import Round, rounds_of
+from tests.decoding.test_prompt_lookup import (
+    SLOTS,
+    TEXTS,
+    WIDTH,
+    assert_drafts,
+    drafts,
+    propose,
+    texts,
+)
+from tests.decoding.tiny import BATCH, prompt, target
 
 
 def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -> list[int]:
@@ -48,7 +55,7 @@ def test_hidden_states_rank_as_equation_3_says(num_tokens, min_similarity, prefi
     drafter = PromptLookupPlus(
         num_tokens, layer=1, min_similarity=min_similarity, prefix_length=prefix_length
     )
-    compare(drafter, partial(equation_3, drafter), states.astype(np.float32))
+    assert_drafts(drafter, partial(equation_3, drafter), states.astype(np.float32))
 
 
 def equation_2(drafter, text: list[int], _, weights: np.ndarray, prompt_length: int) -> list[int]:
@@ -70,7 +77,7 @@ def test_attention_ranks_as_equation_2_says(num_tokens, candidates):
     prompt_length = numbers.integers(2, 1 + texts()[1])
     drafter = PromptLookupPlusAttention(num_tokens, candidates, heads=((0, 0),))
     reading = partial(equation_2, drafter)
-    compare(drafter, reading, weights=weights, prompt_length=prompt_length)
+    assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
 
 
 def test_pld_takes_the_first_occurrence_where_pld_plus_takes_the_like_one():
@@ -86,106 +93,104 @@ def test_pld_takes_the_first_occurrence_where_pld_plus_takes_the_like_one():
     assert drafts(propose(strict, text, length, hidden)) == [[]]
 
 
-@pytest.mark.parametrize("min_similarity", [-1.1, 1.01, float("nan")])
-def test_pld_plus_refuses_a_similarity_that_no_cosine_has(min_similarity):
-    with pytest.raises(
-        SpecjaxError, match=rf"min_similarity {min_similarity} is outside \[-1, 1\]"
-    ):
-        PromptLookupPlus(min_similarity=min_similarity)
+# ---- What the target reveals -------------------------------------------------------------------
 
 
-def after_rounds(drafter, count: int, taps: Taps):
-    """The loop's state after `count` rounds of three texts, and a plain pass over what they say."""
+@cache
+def played(drafter) -> list[Round]:
+    engine = Engine(target()[0], drafter, max_new_tokens=80)
+    return rounds_of(engine, Params(target()[1]), key=jax.random.key(0))
+
+
+@partial(jax.jit, static_argnums=1)
+def one_pass(tokens, taps: Taps):
+    """A plain pass over whole texts."""
     model, params = target()
-    settings = {"target": model, "drafter": drafter, "max_new_tokens": 80}
-    state = start_loop(Params(params), prompt(3), jax.random.key(0), **settings)
-    advance = jax.jit(
-        lambda state: one_round(Params(params), state, sampling=Sampling(), eos=(), **settings)
-    )
-    for _ in range(count):
-        state = advance(state)
-    rows = causal_rows(state.tokens, jnp.zeros((3,), jnp.int32))
-    cache = KVCache.create(model.config, *state.tokens.shape)
-    output, _ = jax.jit(model.run, static_argnums=3)(params, rows, cache, taps)
-    return state, output
-
-
-def has_long_path(state) -> bool:
-    return bool(state.stats.accepted_lengths[:, 3:].any())
+    rows = causal_rows(tokens, jnp.zeros((len(tokens),), jnp.int32))
+    return model.run(params, rows, KVCache.create(model.config, *tokens.shape), taps)[0]
 
 
 @pytest.mark.parametrize("layer, prefix_length", [(1, 1), (2, 1), (1, 3)])
 def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text(layer, prefix_length):
     drafter = PromptLookupPlus(layer=layer, num_tokens=5, prefix_length=prefix_length)
-    state, output = after_rounds(drafter, 12, Taps(hidden_layers=(layer,), logits=False))
-    assert has_long_path(state)
+    state = played(drafter)[11].after
+    assert state.stats.accepted_lengths[:, 3:].any(), "no path was long"
+    output = one_pass(jnp.asarray(state.tokens), Taps(hidden_layers=(layer,), logits=False))
     expected = np.asarray(output.hidden[:, :, 0])
     expected = sum(
         np.pad(expected, ((0, 0), (back, 0), (0, 0)))[:, : expected.shape[1]]
         for back in range(prefix_length)
     )
     expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
-    for row in range(3):
+    for row in range(BATCH):
         count = int(state.length[row]) - 1  # the root's is not known yet
         found = state.drafter.states[row, :count]
         np.testing.assert_allclose(found, expected[row, :count], atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [-1, 3, 9])
-def test_pld_plus_refuses_a_layer_that_the_target_lacks(layer):
-    model, params = target()
-    drafter = PromptLookupPlus(layer=layer)
-    message = f"hidden layer {layer} does not exist: the model has layers 0 to 2"
-    with pytest.raises(SpecjaxError, match=message):
-        check_request(Params(params), prompt(1), model, drafter, max_new_tokens=4)
-
-
-@pytest.mark.parametrize("layers, expected", [(1, 1), (2, 1), (4, 1), (16, 4), (32, 9), (80, 22)])
-def test_pld_plus_takes_a_layer_as_deep_as_the_papers(layers, expected):
-    model, _ = target()
-    config = type(model.config)(**vars(model.config) | {"num_hidden_layers": layers})
-    assert PromptLookupPlus.layer_for(config) == expected
-
-
-# ---- PLD+ (a) ----------------------------------------------------------------------------------
-
 HEADS = ((0, 1), (1, 0), (1, 3))
 
 
 @pytest.mark.parametrize("aggregate", ["max", "sum"])
-@pytest.mark.parametrize("rounds", [1, 5, 25])
-def test_attention_is_that_of_the_token_before_the_root(aggregate, rounds):
+def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
     drafter = PromptLookupPlusAttention(num_tokens=5, heads=HEADS, aggregate=aggregate)
-    state, output = after_rounds(drafter, rounds, Taps(attention_heads=HEADS, logits=False))
-    assert has_long_path(state) == (rounds == 25)
+    states = [played(drafter)[number].after for number in (0, 4, 24)]
+    assert states[-1].stats.accepted_lengths[:, 3:].any(), "no path was long"
     combine = {"max": np.max, "sum": np.sum}[aggregate]
-    expected = combine(np.asarray(output.attention), axis=1)
-    for row in range(3):
-        count = int(state.length[row]) - 1
-        found = state.drafter.weights[row, :count]
-        np.testing.assert_allclose(found, expected[row, count - 1, :count], atol=1e-5)
+    for state in states:
+        taps = Taps(attention_heads=HEADS, logits=False)
+        expected = combine(np.asarray(one_pass(jnp.asarray(state.tokens), taps).attention), axis=1)
+        for row in range(BATCH):
+            count = int(state.length[row]) - 1
+            found = state.drafter.weights[row, :count]
+            np.testing.assert_allclose(found, expected[row, count - 1, :count], atol=1e-5)
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers, expected", [(1, 1), (2, 1), (4, 1), (16, 4), (32, 9), (80, 22)])
+def test_pld_plus_takes_a_layer_as_deep_as_the_papers(layers, expected):
+    config = replace(target()[0].config, num_hidden_layers=layers)
+    assert PromptLookupPlus.layer_for(config) == expected
 
 
 def test_heads_of_a_layer_stand_in_for_induction_heads():
-    model, _ = target()
-    heads = PromptLookupPlusAttention.heads_for(model.config)
-    assert heads == tuple((1, head) for head in range(model.config.num_attention_heads))
-    assert PromptLookupPlusAttention.heads_for(model.config, 0)[0] == (0, 0)
+    config = target()[0].config
+    heads = PromptLookupPlusAttention.heads_for(config)
+    assert heads == tuple((1, head) for head in range(config.num_attention_heads))
+    assert PromptLookupPlusAttention.heads_for(config, 0)[0] == (0, 0)
+
+
+@pytest.mark.parametrize("min_similarity", [-1.1, 1.01, float("nan")])
+def test_pld_plus_refuses_a_similarity_that_no_cosine_has(min_similarity):
+    message = rf"min_similarity {min_similarity} is outside \[-1, 1\]"
+    with pytest.raises(SpecjaxError, match=message):
+        PromptLookupPlus(min_similarity=min_similarity)
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "kind, settings, message",
     [
-        ({"heads": ((2, 0),)}, r"attention head \(layer 2, head 0\) does not exist"),
-        ({"heads": ((0, 9),)}, r"attention head \(layer 0, head 9\) does not exist"),
-        ({"heads": ()}, "no heads are chosen"),
-        ({"aggregate": "mean"}, "aggregate 'mean' is unknown"),
-        ({"candidates": "output"}, "candidates 'output' are unknown"),
-        ({"num_tokens": 0}, "num_tokens 0 must be at least 1"),
+        (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
+        (PromptLookupPlus, {"layer": 3}, "hidden layer 3 does not exist: the model has layers 0"),
+        (
+            PromptLookupPlusAttention,
+            {"heads": ((2, 0),)},
+            r"\(layer 2, head 0\) does not",
+        ),
+        (
+            PromptLookupPlusAttention,
+            {"heads": ((0, 9),)},
+            r"\(layer 0, head 9\) does not",
+        ),
+        (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
+        (PromptLookupPlusAttention, {"aggregate": "mean"}, "aggregate 'mean' is unknown"),
+        (PromptLookupPlusAttention, {"candidates": "output"}, "candidates 'output' are unknown"),
+        (PromptLookupPlusAttention, {"num_tokens": 0}, "num_tokens 0 must be at least 1"),
     ],
 )
-def test_pld_plus_attention_refuses_what_cannot_be(settings, message):
+def test_pld_plus_refuses_what_cannot_be(kind, settings, message):
     model, params = target()
     with pytest.raises(SpecjaxError, match=message):
-        drafter = PromptLookupPlusAttention(**settings)
-        check_request(Params(params), prompt(1), model, drafter, max_new_tokens=4)
+        Engine(model, kind(**settings), max_new_tokens=4).check(Params(params), prompt(1))

@@ -86,19 +86,18 @@ BAD = {
     "fewer than no new tokens": ({"max_new_tokens": -3}, "max_new_tokens -3 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
-        "the target's params belong to another model: vocabulary, widths (hidden, query, key, "
-        "feed-forward) and layers are (6, 32, 32, 16, 48, 2), the model wants "
-        "(40, 32, 32, 16, 48, 2); pass the params loaded with this target",
+        "the target's params do not fit this model (wrong shape: embed_tokens.weight is "
+        "(6, 32), expected (40, 32)); pass the params that were loaded with it",
     ),
     "other layers": (
         {"params": Params({name: PARAMS[name] for name in PARAMS if name != "layers_1"})},
-        "(40, 32, 32, 16, 48, 1), the model wants (40, 32, 32, 16, 48, 2); pass the params loaded",
+        "the target's params do not fit this model (missing: layers_1.",
     ),
     "no params": (
         {"params": Params(None)},
-        "the target's params are not those of a Llama; pass target.params, which",
+        "the target's params do not fit this model (missing: ",
     ),
-    "params of something else": ({"params": Params({"kernel": 1})}, "are not those of a Llama"),
+    "params of something else": ({"params": Params({"kernel": 1})}, "unexpected: kernel)"),
     **{
         f"params for {type(drafter).__name__}": (
             {"drafter": drafter, "params": Params(PARAMS, {"weight": 1})},

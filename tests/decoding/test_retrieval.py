@@ -14,16 +14,13 @@ from specjax.datastore import build, params
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.decoding.generate import speculative_generate
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.request import check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import NO_PARENT, DraftTree
-from tests.decoding.tiny import prompt, target
+from tests.decoding.tiny import target
 
 CORPORA, DOCUMENTS, TOKENS = 12, 14, 260  # all of one size, so that one program serves them
 TEXTS, SLOTS = 40, 24
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+MODEL = target()[0]
 
 
 @cache
@@ -56,8 +53,8 @@ def texts(number: int) -> tuple[np.ndarray, np.ndarray]:
 @partial(jax.jit, static_argnames="drafter")
 def propose(drafter: Retrieval, arrays, tokens, length) -> DraftTree:
     draw = Draw(row_keys(jax.random.key(0), len(tokens)), length, Sampling())
-    given = Params(None, arrays)
-    return drafter.propose(given, None, Context(tokens, length), draw)[0].tree
+    context = Context(tokens, length)
+    return drafter.propose(MODEL, Params(None, arrays), None, context, draw)[0].tree
 
 
 def drafted(drafter: Retrieval, documents, rows) -> list[list[tuple[int, ...]]]:
@@ -201,31 +198,6 @@ def test_large_ids_are_drafted():
     assert drafted(Retrieval(), documents, [[70_000 - 65_536, largest]]) == [[]]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_says_what_plain_decoding_says(sampling, batch):
-    model, weights = target()
-    given, key = prompt(batch), jax.random.key(1)
-    settings = {"target": model, "sampling": SAMPLINGS[sampling], "max_new_tokens": 96}
-    tokens, length = reference_generate(weights, given, key, **settings)
-    # Every other stretch of the truth is known, along with one that goes astray.
-    known = [row[at : at + 16].tolist() for row in np.asarray(tokens) for at in range(0, 96, 32)]
-    astray = [[*stretch[:5], (stretch[5] + 1) % 40, *stretch[6:]] for stretch in known]
-    datastore = build([*known, *astray, [3, 4, 5]], 40)
-    out = speculative_generate(
-        Params(weights, params(datastore)),
-        given,
-        key,
-        drafter=Retrieval(max_drafted=14),
-        **settings,
-    )
-    np.testing.assert_array_equal(out.tokens, tokens)
-    np.testing.assert_array_equal(out.length, length)
-    assert out.stats.mean_accepted_length > 1.3
-    deepest = np.flatnonzero(np.asarray(out.stats.accepted_lengths).sum(axis=0)).max()
-    assert deepest >= Retrieval().num_tokens, "no path was long"
-
-
 def test_settings_and_what_it_needs():
     drafter = Retrieval()
     assert (drafter.num_nodes, drafter.max_depth, drafter.num_probes) == (65, 10, 0)
@@ -260,26 +232,25 @@ ROW = jnp.zeros(3, jnp.int32)
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "given",
     [
-        (None, "REST needs a datastore: build one with `specjax datastore build`"),
-        (ROW, "other params than those of a datastore"),
-        ({"tokens": ROW}, "other params than those of a datastore"),
-        ({"tokens": ROW, "suffixes": ROW.astype(jnp.int8)}, "other params"),
-        ({"tokens": ROW[None], "suffixes": ROW}, "other params"),
-        ({"tokens": ROW, "suffixes": ROW[:0]}, "other params"),
-        ({"tokens": [0, -1], "suffixes": [0]}, "other params"),
+        ROW,
+        {"tokens": ROW},
+        {"tokens": ROW, "suffixes": ROW.astype(jnp.int8)},
+        {"tokens": ROW[None], "suffixes": ROW},
+        {"tokens": ROW, "suffixes": ROW[:0]},
+        {"tokens": [0, -1], "suffixes": [0]},
     ],
 )
-def test_params_that_are_no_datastore_are_refused(given, message):
-    model, weights = target()
-    with pytest.raises(SpecjaxError, match=message):
-        check_request(Params(weights, given), prompt(1), model, Retrieval(), max_new_tokens=4)
+def test_params_that_are_not_a_datastore_are_refused(given):
+    with pytest.raises(SpecjaxError, match="the params given to REST are not a datastore; build"):
+        Retrieval().check(MODEL, given)
+    with pytest.raises(SpecjaxError, match="REST needs a datastore: build one with `specjax dat"):
+        Retrieval().check(MODEL, None)
 
 
 def test_ids_outside_the_vocabulary_are_refused_where_they_are_known():
-    model, _ = target()
-    check = partial(Retrieval().check, model.config)
+    check = partial(Retrieval().check, MODEL)
     check(params(build([[1, 39]], 40)))
     wrong = params(build([[1, 40], [7]], 50))
     with pytest.raises(SpecjaxError, match=r"token id 40, outside the target's vocabulary of 40;"):

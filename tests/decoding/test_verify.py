@@ -1,4 +1,4 @@
-"""Verification against exact enumeration, with wrong rules that must be told apart.
+"""Verification against exact enumeration, with wrong rules that must be caught.
 
 The walk is a step function of its uniform numbers, so its exact distribution is found by bisection
 of every threshold: nothing of the rule itself is assumed.
@@ -133,7 +133,7 @@ def test_rejection_on_trees_is_exactly_plain_decoding(drawn):
 @pytest.mark.parametrize(
     ("mutant", "drawn"), [("no residual", True), ("softmax q of chosen drafts", False)]
 )
-def test_wrong_rules_are_told_apart(mutant, drawn):
+def test_wrong_rules_are_caught(mutant, drawn):
     p, q = tables(0)
     found = exact_distribution(partial(rule, mutant=mutant), p, q, drawn)
     assert np.abs(found - plain(p)).max() > 0.01
@@ -149,7 +149,7 @@ def test_a_vanished_residual_leaves_the_target():
         proposal=p,
         target=p,
         uniform=jnp.array([0.0, 1.0]),
-        last_valid=jnp.array(2),
+        num_tried=jnp.array(2),
     )
     assert last == 0
     np.testing.assert_allclose(rest, p[0])
@@ -214,12 +214,8 @@ def random_trees(seed: int) -> tuple[DraftTree, np.ndarray]:
     return tree, numbers.normal(0, 0.7, (ROWS, NODES, TOKENS)).astype(np.float32)
 
 
-def judged(tree: DraftTree, logits, sampling: Sampling) -> Verification:
-    return _judged(tree, jnp.asarray(logits), sampling)
-
-
 @partial(jax.jit, static_argnums=2)
-def _judged(tree, logits, sampling):
+def verified(tree: DraftTree, logits, sampling: Sampling) -> Verification:
     return verify(tree, logits, draws(len(logits), sampling), jnp.full(len(logits), START), 3)
 
 
@@ -246,7 +242,7 @@ def slow_typical(tree: DraftTree, probs: np.ndarray, row: int, sampling: Samplin
 def test_typical_acceptance_is_the_definition(epsilon, delta):
     sampling = Sampling(0.7, None, 0.9, "typical", epsilon, delta)
     tree, logits = random_trees(0)
-    found = judged(tree, logits, sampling)
+    found = verified(tree, logits, sampling)
     probs = np.exp(np.asarray(sampling.filtered(jnp.asarray(logits)), np.float64))
     parents, depth = np.asarray(tree.parents), np.asarray(tree.depth[0])
     positions = jnp.broadcast_to(START + 1 + jnp.arange(4), (ROWS, 4))
@@ -275,21 +271,16 @@ def test_typical_acceptance_is_the_definition(epsilon, delta):
 def test_typical_at_its_extremes_takes_all_and_nothing():
     tree, _ = random_trees(1)
     flat = np.zeros((ROWS, NODES, TOKENS))  # every token is as likely as the entropy tells
-    takes_all = judged(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
+    takes_all = verified(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
     deepest = jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
     np.testing.assert_array_equal(takes_all.num_accepted, deepest)
     assert {0, 3} < set(deepest.tolist()), "padding is there, and was never accepted"
     strict = Sampling(1.0, None, 1.0, "typical", 1.0, 1.0)
-    assert not judged(tree, flat, strict).num_accepted.any()
+    assert not verified(tree, flat, strict).num_accepted.any()
 
 
 def test_greedy_typical_is_coupled():
     tree, logits = random_trees(2)
-    typical = judged(tree, logits, Sampling(verification="typical", typical_delta=0.0))
-    jax.tree.map(np.testing.assert_array_equal, typical, judged(tree, logits, Sampling()))
+    typical = verified(tree, logits, Sampling(verification="typical", typical_delta=0.0))
+    jax.tree.map(np.testing.assert_array_equal, typical, verified(tree, logits, Sampling()))
     assert typical.num_accepted.any()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_sampling_settings_are_checked(temperature):
-    assert Sampling(temperature=temperature).is_greedy == (temperature == 0)

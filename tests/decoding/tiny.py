@@ -1,24 +1,25 @@
-"""What the engine's tests share: tiny random targets, and drafters that misbehave on purpose."""
+"""Tiny random targets, prompts, and drafters that know the truth, spoil it, or lie."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.drafter import Context, Draw, Outcome, Params, Probe, Proposal
+from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
+from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain, from_choices
 from specjax.models.config import TransformerConfig
-from specjax.models.target import Taps
 from specjax.models.transformer import Transformer
+
+BATCH = 3
 
 
 @cache
 def target(vocab_size: int = 40, layers: int = 2, seed: int = 0, scale: float = 8.0):
-    """A random Llama whose weights are large enough for its context to matter."""
+    """A random model, its weights large enough for its context to matter, and those weights."""
     config = TransformerConfig(vocab_size, 32, 48, layers, 4, 2, 8, max_position_embeddings=512)
     model = Transformer(config)
     params = model.initialise(jax.random.key(seed))
@@ -26,36 +27,22 @@ def target(vocab_size: int = 40, layers: int = 2, seed: int = 0, scale: float = 
 
 
 @cache
-def prompt(batch: int, vocab_size: int = 40) -> Prompt:
+def prompt(batch: int = BATCH, vocab_size: int = 40) -> Prompt:
     """One prompt, or a ragged batch whose first row is the same prompt."""
     numbers = np.random.default_rng(5)
     lengths = [17, 30, 5, 23][:batch]
     return from_ids([numbers.integers(0, vocab_size, n).tolist() for n in lengths], bucket=32)
 
 
-@dataclass(frozen=True)
-class Stateless:
-    """What the drafters below have in common."""
+class Trusting(Drafter):
+    """Takes whatever params it is given."""
 
-    num_probes = 0
-    taps = Taps()
-
-    @property
-    def num_nodes(self) -> int:
-        return self.max_depth + 1
-
-    def check(self, config: TransformerConfig, params: Any) -> None:
+    def check(self, target, params):
         pass
 
-    def init(self, params: Params, prompt: Prompt, prefill, num_slots: int):
-        return None
-
-    def update(self, params: Params, state, outcome: Outcome):
-        return state
-
 
 @dataclass(frozen=True)
-class Oracle(Stateless):
+class Oracle(Trusting):
     """Knows what the target will say (`params.drafter [B, S]`, whole texts) and may spoil it.
 
     Of every `wrong_every` drafted positions of the text one is wrong: 1 never agrees, 0 always.
@@ -65,7 +52,11 @@ class Oracle(Stateless):
     wrong_every: int = 0
     vary_length: bool = False  # drafts 0..max_depth tokens, by position
 
-    def propose(self, params: Params, state, context: Context, draw: Draw):
+    @property
+    def num_nodes(self) -> int:
+        return self.max_depth + 1
+
+    def propose(self, target, params: Params, state, context: Context, draw: Draw):
         at = context.length[:, None] + jnp.arange(self.max_depth)[None, :]
         drafted = jnp.take_along_axis(params.drafter, at, axis=1, mode="clip")
         if self.wrong_every:
@@ -77,7 +68,7 @@ class Oracle(Stateless):
 
 
 @dataclass(frozen=True)
-class OracleTree(Stateless):
+class OracleTree(Trusting):
     """A branching tree in which the truth has another rank at every position of the text.
 
     It also carries probe rows, which must change nothing.
@@ -94,7 +85,7 @@ class OracleTree(Stateless):
     def num_nodes(self) -> int:
         return len(self.choices) + 1
 
-    def propose(self, params: Params, state, context: Context, draw: Draw):
+    def propose(self, target, params: Params, state, context: Context, draw: Draw):
         at = context.length[:, None] + jnp.arange(self.max_depth)[None, :]
         truth = jnp.take_along_axis(params.drafter, at, axis=1, mode="clip")
         shifts = (jnp.arange(3)[None, None, :] - (at % 4)[..., None]) % 40
@@ -111,13 +102,17 @@ def bigram(vocab_size: int, seed: int = 3):
 
 
 @dataclass(frozen=True)
-class DrawnChain(Stateless):
+class DrawnChain(Trusting):
     """Draws from the bigram table in `params.drafter`, and says so."""
 
     max_depth: int = 2
     lie: str = ""  # "" | "greedy": drafts argmax, claims the table | "peek": drops unlikely draws
 
-    def propose(self, params: Params, state, context: Context, draw: Draw):
+    @property
+    def num_nodes(self) -> int:
+        return self.max_depth + 1
+
+    def propose(self, target, params: Params, state, context: Context, draw: Draw):
         token, tokens, tables = context.root, [], []
         count, goes_on = jnp.zeros_like(context.length), jnp.ones_like(context.length, bool)
         for step in range(self.max_depth):
@@ -130,21 +125,18 @@ class DrawnChain(Stateless):
                 own = jnp.take_along_axis(tables[-1], token[:, None], axis=1)[:, 0]
                 goes_on = goes_on & (own > 0.25)
             count = count + goes_on
-        tables.append(jnp.zeros_like(tables[0]))
-        return (
-            Proposal(chain(context.root, jnp.stack(tokens, 1), count, jnp.stack(tables, 1))),
-            state,
-        )
+        proposal = jnp.stack([*tables, jnp.zeros_like(tables[0])], 1)
+        return Proposal(chain(context.root, jnp.stack(tokens, 1), count, proposal)), state
 
 
 @dataclass(frozen=True)
-class DrawnTree(Stateless):
+class DrawnTree(Trusting):
     """Two siblings below the root and two below each, drawn without replacement."""
 
     max_depth = 2
     num_nodes = 7
 
-    def propose(self, params: Params, state, context: Context, draw: Draw):
+    def propose(self, target, params: Params, state, context: Context, draw: Draw):
         def two(token, position):
             table = params.drafter[token]
             scores = draw.perturbed(table[:, None], position[:, None])[:, 0]
@@ -154,19 +146,23 @@ class DrawnTree(Stateless):
         # Positions below two siblings differ, so that their draws do.
         left, left_q = two(first[:, 0], context.length + 1)
         right, right_q = two(first[:, 1], context.length + 1001)
-        one = jnp.ones_like(context.root)[:, None]
-        parents = jnp.array([-1, 0, 0, 1, 1, 2, 2])[None, :] * one
-        tree = chain(context.root, jnp.concatenate([first, left, right], 1), context.length)
-        nothing = jnp.zeros_like(root_q)
-        return (
-            Proposal(
-                type(tree)(
-                    tokens=tree.tokens,
-                    parents=parents,
-                    depth=jnp.array([0, 1, 1, 2, 2, 2, 2])[None, :] * one,
-                    valid=jnp.ones_like(tree.valid),
-                    proposal=jnp.stack([root_q, left_q, right_q, *[nothing] * 4], axis=1),
-                )
-            ),
-            state,
+        drafted = jnp.concatenate([first, left, right], 1)
+        rows = jnp.ones_like(context.root)[:, None]
+        tree = replace(
+            chain(context.root, drafted, 6 * rows[:, 0]),
+            parents=jnp.array([-1, 0, 0, 1, 1, 2, 2])[None, :] * rows,
+            depth=jnp.array([0, 1, 1, 2, 2, 2, 2])[None, :] * rows,
+            proposal=jnp.stack([root_q, left_q, right_q, *[jnp.zeros_like(root_q)] * 4], axis=1),
+            is_chain=False,
         )
+        return Proposal(tree), state
+
+
+class Lying:
+    """Mixed into a drafter: claims that its tokens were drawn from a flat distribution."""
+
+    def propose(self, target, params, state, context, draw):
+        (tree, _), state = super().propose(target, params, state, context, draw)
+        assert tree.proposal is not None
+        flat = jnp.full_like(tree.proposal, 1 / tree.proposal.shape[-1])
+        return Proposal(replace(tree, proposal=flat)), state

@@ -1,40 +1,53 @@
-"""One round's target pass: who sees whom, what probes get, and that its width changes nothing."""
+"""One round's target pass: who sees whom, what probes get, and that its width changes nothing.
 
+And the branches that it is made of: one that is not taken computes nothing.
+"""
+
+import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from specjax.decoding import round as round_module
-from specjax.decoding.drafter import Context, Params, Probe, Proposal
+from specjax.decoding.drafter import Drafter, Probe, Proposal
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.round import judge, query_rows
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
+from specjax.decoding.widths import (
+    if_in_place,
+    pass_widths,
+    query_rows,
+    switch_in_place,
+    verify_pass,
+)
 from specjax.models.cache import KVCache
 from specjax.models.prefill import prefill
 from specjax.models.target import Taps, causal_rows
-from tests.decoding.tiny import Stateless, prompt, target
+from tests.decoding.test_tree import path_of
+from tests.decoding.tiny import BATCH, prompt, target
 
-BATCH, VOCAB, DEPTH, NODES = 3, 6, 5, 16  # a pass of 1, 8 or 16 nodes
+VOCAB, DEPTH, NODES = 6, 5, 16
 PROBES = 5  # two runs of text: 3 rows and 2 rows
 RUNS = np.array([0, 0, 0, 1, 1])
 
 
 @dataclass(frozen=True)
-class Reader(Stateless):
-    """Taps everything; `judge` gets its proposal from the test."""
+class Reader(Drafter):
+    """Taps everything; `verify_pass` gets its proposal from the test."""
 
-    max_depth: int = DEPTH
+    row_widths: tuple[int, ...] | None = None  # the engine's: 1, 8 or 16 nodes
+
+    max_depth = DEPTH
     num_nodes = NODES
     num_probes = PROBES
     taps = Taps(hidden_layers=(1, 2), attention_heads=((0, 1), (1, 3)))
 
-    def propose(self, params: Params, state, context: Context, draw: Draw):
-        return params.drafter, state
+    def propose(self, target, params, state, context, draw):
+        raise NotImplementedError
 
 
 def random_tree(seed: int, num_nodes: int = NODES) -> DraftTree:
@@ -65,14 +78,6 @@ def random_probe(seed: int, num_nodes: int) -> Probe:
         anchor=jnp.asarray(numbers.integers(0, num_nodes, (BATCH, PROBES))),
         visible=jnp.asarray(numbers.random((BATCH, PROBES, PROBES)) < 0.5),
     )
-
-
-def path_of(tree: DraftTree, row: int, node: int) -> list[int]:
-    """The nodes from the root to `node`."""
-    path = [node]
-    while path[0] != 0:
-        path.insert(0, int(tree.parents[row, path[0]]))
-    return path
 
 
 # ---- query_rows --------------------------------------------------------------------------------
@@ -106,7 +111,7 @@ def test_nodes_see_their_path_and_probes_see_their_anchors_path_and_what_they_as
     np.testing.assert_array_equal(rows.tokens, tokens)
 
 
-# ---- judge -------------------------------------------------------------------------------------
+# ---- verify_pass ---------------------------------------------------------------------------------
 
 
 @cache
@@ -126,17 +131,14 @@ def roots() -> jax.Array:
     return jnp.take_along_axis(given.tokens, given.length[:, None] - 1, axis=1)[:, 0]
 
 
-def judged(proposal: Proposal):
-    """What `judge` says, in a program of its own for each setting of its widths."""
-    model, params = target(VOCAB)
-    draw = Draw(row_keys(jax.random.key(3), BATCH), start().length + 1, Sampling())
-    return program(round_module.ROW_WIDTHS)(params, start(), proposal, draw, model, Reader())
+def verified(proposal: Proposal, drafter: Reader):
+    return _verified(proposal, start(), target(VOCAB)[1], drafter)
 
 
-@cache
-def program(widths: tuple[int, ...]):
-    del widths  # `judge` reads them from its module
-    return jax.jit(lambda *given: judge(*given), static_argnums=(4, 5))
+@partial(jax.jit, static_argnums=3)
+def _verified(proposal: Proposal, cache: KVCache, params, drafter: Reader):
+    draw = Draw(row_keys(jax.random.key(3), BATCH), cache.length + 1, Sampling())
+    return verify_pass(target(VOCAB)[0], drafter, params, cache, proposal, draw)
 
 
 def text_logits(texts: list[list[int]]) -> np.ndarray:
@@ -164,7 +166,7 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
             jnp.asarray((RUNS[:, None] == RUNS) & (step[:, None] >= step)), (BATCH, PROBES, PROBES)
         ),
     )
-    output, _, _ = judged(Proposal(tree, probe))
+    output, _, _ = verified(Proposal(tree, probe), Reader())
     given = prompt(BATCH, VOCAB)
     texts = []
     tree = jax.tree.map(np.asarray, tree)
@@ -183,15 +185,15 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
-def test_a_narrow_pass_judges_as_a_wide_one(most, monkeypatch):
+def test_a_narrow_pass_says_what_a_wide_one_does(most):
     counts = np.array([most, max(1, most // 2), 1])
     tree = random_tree(1)
     tree = replace(tree, valid=jnp.arange(NODES)[None, :] < counts[:, None])
     probe = random_probe(1, num_nodes=1)  # at the root, which every width holds
     proposal = Proposal(tree, probe)
-    narrow, found, narrow_cache = judged(proposal)
-    monkeypatch.setattr(round_module, "ROW_WIDTHS", ())
-    wide, expected, wide_cache = judged(proposal)
+    narrow, found, narrow_cache = verified(proposal, Reader())
+    wide, expected, wide_cache = verified(proposal, Reader(row_widths=()))
+    assert pass_widths(Reader()) == [1, 8, NODES] and pass_widths(Reader(())) == [NODES]
 
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     if most >= 8:
@@ -215,3 +217,49 @@ def test_a_narrow_pass_judges_as_a_wide_one(most, monkeypatch):
         slots = slice(0, int(start().length[row]) + count)
         for some, every in zip(narrow_cache.keys, wide_cache.keys, strict=True):
             np.testing.assert_allclose(some[row, :, slots], every[row, :, slots], atol=1e-4)
+
+
+# ---- Branches ---------------------------------------------------------------------------------
+
+MATRIX = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def loops_around(program: str, operation: str) -> list[int]:
+    """Within how many loops the operation stands, at each of its places in a compiled program."""
+    parts = re.findall(r"^(ENTRY )?%([\w.-]+) \((.*?)^\}", program, re.MULTILINE | re.DOTALL)
+    bodies = {name: body for _, name, body in parts}
+    [entry] = [name for is_entry, name, _ in parts if is_entry]
+
+    def within(name: str, depth: int) -> list[int]:
+        found = [depth] * bodies[name].count(f" {operation}(")
+        for role, called in re.findall(r"(body|calls|to_apply)=%([\w.-]+)", bodies[name]):
+            found += within(called, depth + (role == "body"))
+        return found
+
+    return within(entry, 0)
+
+
+def one_of_two(condition, branch, given, carry):
+    branches = (lambda given, carry: carry, branch)
+    return switch_in_place(condition.astype(jnp.int32), branches, given, carry)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere XLA has branches for this")
+@pytest.mark.parametrize("in_place", [if_in_place, one_of_two])
+def test_no_product_is_moved_in_front_of_its_branch(in_place):
+    weights = jnp.ones(MATRIX.shape)
+
+    def branch(given, carry):
+        kept, sums = carry  # the second product is of what the branch leaves as it was
+        return kept, sums + jnp.dot(given, weights) + jnp.dot(kept, weights)
+
+    def rounds(conditions, given, carry):
+        def one(carry, condition):
+            return in_place(condition, branch, given, carry), None
+
+        return lax.scan(one, carry, conditions)[0]
+
+    conditions = jax.ShapeDtypeStruct((9,), bool)
+    program = jax.jit(rounds).lower(conditions, MATRIX, (MATRIX, MATRIX)).compile().as_text()
+    assert program is not None
+    assert loops_around(program, "dot") == [2, 2], "that of the rounds, and that of the branch"

@@ -1,0 +1,186 @@
+"""The two promises of every drafter, as helpers.
+
+`assert_lossless`: under `coupled` verification the tokens are those of plain decoding, one for one.
+`p_value`: under `rejection` their distribution is.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import chisquare
+
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import Generation
+from specjax.models.cache import KVCache
+from specjax.models.target import causal_rows
+from tests.decoding.tiny import prompt, target
+
+NEW_TOKENS = 256
+KEY = jax.random.key(1)
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
+# Sampling, batch, and whether EOS ends the rows: each is one program to compile.
+CASES = (("greedy", 3, False), ("greedy", 1, True), ("sampled", 3, True), ("sampled", 1, False))
+
+
+# ---- The same tokens ---------------------------------------------------------------------------
+
+
+@cache
+def truth(sampling: str, batch: int) -> np.ndarray:
+    """The tokens of plain decoding without cache, tree or drafter, `[batch, NEW_TOKENS]`."""
+    model, params = target()
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
+    return np.asarray(reference_generate(params, prompt(batch), KEY, target=model, **settings)[0])
+
+
+def cut_at(tokens: np.ndarray, eos: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts every row after its first end token: the tokens, zero beyond, and their number."""
+    is_end = np.isin(tokens, eos)
+    num_tokens = tokens.shape[1]
+    length = np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, num_tokens)
+    return np.where(np.arange(num_tokens) < length[:, None], tokens, 0), length
+
+
+def end_token(tokens: np.ndarray) -> int:
+    """The token that ends the rows at the most different lengths, and late."""
+    lengths = {token: cut_at(tokens, (token,))[1] for token in np.unique(tokens).tolist()}
+    return max(lengths, key=lambda token: (len(set(lengths[token])), lengths[token].min()))
+
+
+@cache
+def whole_texts(sampling: str, batch: int) -> jax.Array:
+    """The prompt and the true continuation of each row, -1 beyond: what an oracle knows."""
+    given, tokens = prompt(batch), truth(sampling, batch)
+    texts = np.full((batch, int(given.length.max()) + NEW_TOKENS), -1, np.int32)
+    for row, length in enumerate(given.length.tolist()):
+        texts[row, :length] = given.tokens[row, :length]
+        texts[row, length : length + NEW_TOKENS] = tokens[row]
+    return jnp.asarray(texts)
+
+
+def assert_lossless(
+    drafter: Drafter,
+    drafter_params: Any | Callable[[str, int], Any] = None,
+    *,
+    new_tokens: int = NEW_TOKENS,
+    cases: tuple[tuple[str, int, bool], ...] = CASES,
+) -> dict[tuple[str, int], Generation]:
+    """Asserts that the tiny target says with this drafter what it says without, and counts right.
+
+    One text is generated in one call, a batch is streamed. A drafter may want params that depend on
+    the text: a function of sampling and batch.
+
+    Returns:
+        What was generated, by sampling and batch.
+    """
+    model, params = target()
+    found = {}
+    for sampling, batch, ends in cases:
+        expected = truth(sampling, batch)[:, :new_tokens]
+        eos = (end_token(expected),) if ends else ()
+        known = drafter_params(sampling, batch) if callable(drafter_params) else drafter_params
+        generate = speculative_generate if batch == 1 else _streamed
+        out = generate(
+            Params(params, known),
+            prompt(batch),
+            KEY,
+            target=model,
+            drafter=drafter,
+            sampling=SAMPLINGS[sampling],
+            max_new_tokens=new_tokens,
+            eos=eos,
+        )
+        found[sampling, batch] = out = jax.device_get(out)
+        tokens, length = cut_at(expected, eos)
+        np.testing.assert_array_equal(out.tokens, tokens)
+        np.testing.assert_array_equal(out.length, length)
+        assert_counts_add_up(out)
+    return found
+
+
+def _streamed(*given: Any, **settings: Any) -> Generation:
+    """The last part of a stream; those before must be beginnings of it."""
+    parts = [*stream(*given, **settings, rounds_per_call=40)]
+    parts = [jax.device_get(part) for part in parts]  # earlier parts stay readable to the end
+    whole = parts[-1]
+    for part in parts:
+        is_told = np.arange(part.tokens.shape[1]) < part.length[:, None]
+        np.testing.assert_array_equal(part.tokens, np.where(is_told, whole.tokens, 0))
+        np.testing.assert_array_equal(part.from_draft, is_told & whole.from_draft)
+    return whole
+
+
+def assert_counts_add_up(out: Generation):
+    """Asserts that every round and every token is counted once."""
+    stats, rows = out.stats, np.arange(len(out.length))
+    lengths = np.arange(stats.accepted_lengths.shape[1])
+    np.testing.assert_array_equal(stats.accepted_lengths @ lengths, out.length)
+    np.testing.assert_array_equal(stats.accepted_lengths.sum(axis=1), stats.rounds)
+    # Every round adds one token of the target's own, unless the last one was cut before it.
+    was_cut = out.from_draft[rows, out.length - 1]
+    own_tokens = out.length - out.from_draft.sum(axis=1)
+    np.testing.assert_array_equal(own_tokens, stats.rounds - was_cut)
+    assert (stats.drafted >= out.length - stats.rounds).all()
+
+
+# ---- The same distribution ---------------------------------------------------------------------
+
+VOCAB = 6
+ROWS = 4096
+TEXT = (1, 4, 2, 4, 2)
+REJECTION = Sampling(temperature=0.9, top_p=0.95, verification="rejection")
+
+
+@cache
+def exact_probabilities() -> np.ndarray:
+    """The probability of each continuation of TEXT by three tokens, `[VOCAB**3]`."""
+    model, params = target(VOCAB, layers=1, scale=4.0)
+
+    def next_probs(texts):
+        cache = KVCache.create(model.config, *texts.shape)
+        rows = causal_rows(texts, jnp.zeros(len(texts), jnp.int32))
+        output, _ = model.run(params, rows, cache)
+        return np.exp(np.asarray(REJECTION.filtered(output.logits[:, -1]), np.float64))
+
+    joint, texts = np.ones(1), np.array([TEXT])
+    for _ in range(3):
+        probs = next_probs(jnp.asarray(texts))
+        joint = (joint[:, None] * probs).reshape(-1)
+        texts = np.concatenate(
+            [np.repeat(texts, VOCAB, axis=0), np.tile(np.arange(VOCAB), len(texts))[:, None]], 1
+        )
+    return joint / joint.sum()
+
+
+def p_value(drafter: Drafter, drafter_params: Any = None, sampling: Sampling = REJECTION) -> float:
+    """How likely samples at least this far from plain decoding's distribution are, by chance.
+
+    The target is that of VOCAB tokens and one layer; a right drafter stays above 1e-3 here, and a
+    wrong one falls below 1e-6.
+    """
+    model, params = target(VOCAB, layers=1, scale=4.0)
+    out = speculative_generate(
+        Params(params, drafter_params),
+        Prompt(jnp.tile(jnp.array([TEXT]), (ROWS, 1)), jnp.full((ROWS,), len(TEXT))),
+        jax.random.key(0),
+        target=model,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=3,
+    )
+    code = np.asarray(out.tokens) @ np.array([VOCAB**2, VOCAB, 1])
+    counts = np.bincount(code, minlength=VOCAB**3).astype(float)
+    expected = exact_probabilities() * ROWS
+    assert counts[expected == 0].sum() == 0, "a token outside the filters came out"
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    return chisquare(counts, expected).pvalue

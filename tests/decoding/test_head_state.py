@@ -1,0 +1,384 @@
+"""What drafters with a head carry from round to round, their passes, and what they refuse."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters._trees import MEDUSA_TREE
+from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.sampling import Sampling
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.parallel import ParallelHead
+from tests.decoding.contract import KEY
+from tests.decoding.heads import (
+    CHOICES,
+    DYNAMIC,
+    EAGLE,
+    EAGLE2,
+    END,
+    HYDRA,
+    HYDRA_PREFIX,
+    LONGEST,
+    MEDUSA,
+    PARALLEL,
+    PARALLEL_TOKENS,
+    STATIC,
+    Headed,
+    eagle_head,
+    features_for,
+    features_of,
+    hydra_head,
+    medusa_head,
+    padded,
+    parallel_head,
+    played_by,
+    predicted,
+)
+from tests.decoding.rounds import rounds_of, some_path
+from tests.decoding.tiny import BATCH, prompt, target
+
+WITH_CACHE = {name: headed for name, headed in (STATIC | DYNAMIC).items() if "medusa" not in name}
+WITH_CACHE.pop("parallel dynamic")  # keeps what "parallel" keeps
+PLAYED = [*WITH_CACHE, "medusa"]
+assert_close = partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5)
+
+
+def committed(state) -> jax.Array:
+    """The committed text of each row, then zeros."""
+    rows = zip(state.tokens, state.length, strict=True)
+    return padded([tokens[:length].tolist() for tokens, length in rows])
+
+
+# ---- After every round, wherever the path was cut ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_paths_of_all_lengths_are_accepted_and_rows_end_by_eos_and_by_length(name):
+    played = played_by(name)
+    counts = np.array([each.after.length - each.before.length for each in played])
+    assert set(counts.flat) == set(range((STATIC | DYNAMIC)[name].drafter.max_depth + 2))
+    last = played[-1].after
+    ends = np.isin(last.tokens[np.arange(BATCH), last.length - 1], END)
+    assert ends.any() and not ends.all()
+
+
+@pytest.mark.parametrize("name", WITH_CACHE)
+def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name):
+    """As from one pass over it: masks and drafted nodes leave nothing behind."""
+    headed, played, pending = WITH_CACHE[name], played_by(name), set()
+    module = headed.drafter.head
+    for state in [played[0].before, *(each.after for each in played)]:
+        tokens, kept = committed(state), state.drafter
+        features = features_for(module, features_of(headed.request, tokens, target()[0]))
+        _, fresh = predicted(headed.request, tokens, features, module)
+        np.testing.assert_array_equal(kept.cache.length + kept.num_pending, state.length - 1)
+        width = headed.drafter.max_depth + 1
+        assert kept.pending.shape == (BATCH, width, features.shape[2])
+        for row, held in enumerate(kept.cache.length):
+            count = kept.num_pending[row]
+            pending.add(int(count))
+            assert_close(kept.pending[row, :count], features[row, held : held + count])
+            if fresh.keys:
+                np.testing.assert_array_equal(kept.cache.positions[row, :held], np.arange(held))
+            for mine, its in zip(
+                kept.cache.keys + kept.cache.values, fresh.keys + fresh.values, strict=True
+            ):
+                assert_close(mine[row, :, :held], its[row, :, :held])
+    assert len(pending) > 2
+
+
+def before_roots(state) -> np.ndarray:
+    """The target's feature of the token before each root, from one pass over the texts."""
+    features = np.asarray(features_of(MEDUSA.request, committed(state), target()[0]))
+    return features[np.arange(BATCH), np.asarray(state.length) - 2]
+
+
+def test_medusas_feature_is_that_of_the_token_before_the_root():
+    for each in played_by("medusa"):
+        assert_close(each.before.drafter, before_roots(each.before))
+        assert_close(each.after.drafter, before_roots(each.after))
+
+
+class Uncut(Medusa):
+    """Takes the last accepted node's feature, whether or not it is part of the text."""
+
+    def update(self, target, params, state, outcome):
+        return outcome.at_last_node(outcome.output.hidden[:, :, 0])
+
+
+def test_a_feature_beyond_the_end_of_a_text_is_caught():
+    uncut = Uncut(MEDUSA.drafter.head, choices=CHOICES)
+    engine = Engine(target()[0], uncut, max_new_tokens=60, eos=END)
+    for each in rounds_of(engine, MEDUSA.request, verify=some_path):
+        state = each.after
+        wrong = np.abs(state.drafter - before_roots(state)).max(axis=1) > 1e-3
+        assert not (wrong & ~state.is_done).any()
+    assert wrong.any()
+
+
+@pytest.mark.parametrize("name", ["eagle", "parallel"])
+def test_finished_rows_no_longer_change(name):
+    num_still = 0
+    for each in played_by(name):
+        before, after = each.before.drafter, each.after.drafter
+        for row in np.flatnonzero(each.before.is_done):
+            assert after.num_pending[row] == 0
+            held = each.before.length[row] - 1
+            assert after.cache.length[row] == held
+            if before.cache.length[row] == held:  # it had caught up
+                num_still += 1
+                mine, its = before.cache.keys[0][row, :, :held], after.cache.keys[0][row, :, :held]
+                np.testing.assert_array_equal(mine, its)
+    assert num_still > 0
+
+
+def test_a_long_prompt_is_taken_in_by_chunks():
+    model, module = target()[0], EAGLE2.drafter.head
+    numbers = np.random.default_rng(3)
+    texts = [numbers.integers(0, 40, count).tolist() for count in (300, 2, 130)]
+    given = from_ids(texts, bucket=50)
+    engine = Engine(model, EAGLE2.drafter, max_new_tokens=8)
+    state = engine.prefill(EAGLE2.request, given, KEY).drafter
+    features = features_of(EAGLE2.request, given.tokens, model)
+    _, fresh = predicted(EAGLE2.request, given.tokens, features, module)
+    np.testing.assert_array_equal(state.cache.length, [298, 0, 128])
+    np.testing.assert_array_equal(state.num_pending, [1, 1, 1])
+    for row, held in enumerate([298, 0, 128]):
+        assert_close(state.pending[row, 0], features[row, held])
+        for mine, its in ((state.cache.keys, fresh.keys), (state.cache.values, fresh.values)):
+            assert_close(mine[0][row, :, :held], its[0][row, :, :held])
+
+
+# ---- Passes ------------------------------------------------------------------------------------
+
+CALLS: list[int] = []
+
+
+class Counted:
+    """Mixed into a head: notes how many rows each of its passes has."""
+
+    @nn.nowrap
+    def run(self, params, target, target_params, rows, features, cache):
+        CALLS.append(rows.tokens.shape[1])
+        return super().run(params, target, target_params, rows, features, cache)
+
+
+class CountedEagle(Counted, EagleHead):
+    pass
+
+
+class CountedParallel(Counted, ParallelHead):
+    pass
+
+
+def program(headed: Headed):
+    """The jaxpr of one proposal."""
+    engine = Engine(target()[0], headed.drafter, max_new_tokens=8)
+    state = jax.eval_shape(engine.prefill, headed.request, prompt(), KEY)
+    CALLS.clear()
+    return jax.make_jaxpr(engine.propose)(headed.request, state)
+
+
+@pytest.mark.parametrize(
+    "headed, rows",
+    [
+        (EAGLE, [5, 3, 2, 1]),
+        (Headed.of(Eagle, eagle_head()), [6, 4, 4, 1, 1]),
+        (Headed.of(Eagle, eagle_head(), choices=((0,), (1,))), [2]),
+        (EAGLE2, [4, 3, 3]),
+        (Headed.of(Eagle2, eagle_head()), [7, 10, 10, 10, 10, 10]),
+        (Headed.of(Eagle2, eagle_head(), top_k=3, depth=6, num_tokens=3), [3, 3]),
+        # All masks that the tree needs stand in the one pass.
+        (PARALLEL, [4 + 2]),
+        (PARALLEL_TOKENS, [4 + 2]),
+        (DYNAMIC["parallel dynamic"], [4 + 2]),
+        (Headed.of(ParallelSpec, parallel_head()), [5 + 3]),  # a tree deeper than that
+        (Headed.of(ParallelSpec, parallel_head(), choices=((0,), (1,))), [2]),
+    ],
+)
+def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(headed, rows):
+    drafter = headed.drafter
+    kind = CountedEagle if isinstance(drafter.head, EagleHead) else CountedParallel
+    counted = headed._replace(drafter=replace(drafter, head=kind(drafter.head.config)))
+    jaxpr = program(counted)
+    assert not {"cond", "while", "scan"} & {str(equation.primitive) for equation in jaxpr.eqns}
+    assert rows == CALLS
+
+
+@pytest.mark.parametrize(
+    "choices, num_products",
+    [
+        (CHOICES, 3 * 3),  # a block, applied twice, and an LM head each
+        (MEDUSA_TREE, 4 * 3),  # the published tree is as deep as four heads
+        (((0,),), 3),
+    ],
+)
+def test_medusa_heads_deeper_than_the_tree_are_not_computed(choices, num_products):
+    headed = Headed.of(Medusa, medusa_head(), choices=choices)
+    assert str(program(headed)).count("dot_general[") == num_products
+
+
+# ---- Sizes and settings ------------------------------------------------------------------------
+
+
+def sizes(drafter) -> tuple[int, int, int]:
+    return drafter.num_nodes, drafter.max_depth, drafter.num_fed
+
+
+def test_defaults_are_those_published():
+    head, tokens_head = eagle_head()[0], parallel_head(reads_features=False)[0]
+    assert sizes(Eagle(head)) == (26, 5, 10)
+    assert Eagle2(head) == Eagle2(head, top_k=10, depth=6, num_tokens=60, noise_share=0.8)
+    assert sizes(Eagle2(head)) == (60, 6, 50)
+    assert len(Eagle2(head).pool_depth) == 10 + 5 * 100
+    assert sizes(Hydra(hydra_head()[0])) == (64, 4, 0)
+    assert ParallelSpec(tokens_head).choices == PUBLISHED_TREE
+    assert ParallelSpecMedusa(tokens_head).choices == MEDUSA_TREE
+    assert sizes(ParallelSpecMedusa(tokens_head)) == (64, 4, 3)
+    assert PARALLEL_TOKENS.drafter.taps.hidden_layers == ()
+    assert PARALLEL.drafter.taps.hidden_layers == (-1,)
+    for drafter in (EAGLE.drafter, MEDUSA.drafter, PARALLEL.drafter):
+        assert drafter == replace(drafter) and hash(drafter) == hash(replace(drafter))
+
+
+def test_the_published_tree_of_eagle_has_25_nodes_and_15_leaves():
+    depths = np.bincount([len(choice) for choice in PUBLISHED_TREE])
+    assert depths.tolist() == [0, 4, 8, 8, 3, 2]
+    parents = {choice[:-1] for choice in PUBLISHED_TREE}
+    assert len(set(PUBLISHED_TREE) - parents) == 15
+
+
+def test_hydras_choices_deeper_than_its_heads_are_left_out():
+    own = Hydra(hydra_head(num_heads=2)[0], CHOICES)
+    assert own.used_choices == tuple(choice for choice in CHOICES if len(choice) < 3)
+    assert sizes(own) == (8, 2, 0)
+    assert sizes(HYDRA.drafter) == (11, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        ((), "there are no tree choices"),
+        (((0,), ()), r"tree choice \(\) is not a path"),
+        (((0,), (0, 0, 0)), r"tree choice \(0, 0, 0\) has no parent; add \(0, 0\) to the choices"),
+        (((0,), (2,)), r"tree choice \(2,\) leaves out its better sibling; add \(1,\)"),
+    ],
+)
+@pytest.mark.parametrize("name", STATIC)
+def test_choices_that_are_no_tree_are_refused(name, choices, message):
+    with pytest.raises(SpecjaxError, match=message) as caught:
+        replace(STATIC[name].drafter, choices=choices)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"top_k": 0}, "top_k 0 must be at least 1"),
+        ({"depth": 0}, "depth 0 must be at least 1"),
+        ({"num_tokens": 1}, "num_tokens 1 must be at least 2: it counts the root"),
+        ({"noise_share": -0.1}, r"noise_share -0.1 is outside \[0, 1\]; try 0.8"),
+        ({"noise_share": 1.5}, r"noise_share 1.5 is outside \[0, 1\]"),
+        ({"noise_share": float("nan")}, r"noise_share nan is outside \[0, 1\]"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(SpecjaxError, match=message) as caught:
+        replace(EAGLE2.drafter, **settings)
+    assert "\n" not in str(caught.value)
+
+
+# ---- What does not belong together -------------------------------------------------------------
+
+
+def refused(drafter, params: Any, message: str):
+    model, weights = target()
+    with pytest.raises(SpecjaxError, match=message) as caught:
+        Engine(model, drafter, max_new_tokens=4).check(Params(weights, params), prompt(1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STATIC | DYNAMIC)
+def test_params_of_something_else_are_refused(name):
+    headed = (STATIC | DYNAMIC)[name]
+    Engine(target()[0], headed.drafter, max_new_tokens=4).check(headed.request, prompt(1))
+    others = (HYDRA if "hydra with" in name else HYDRA_PREFIX).params, target()[1]
+    broken = {**headed.params, next(iter(headed.params)): {}}
+    for wrong in (None, {}, jnp.zeros(3), broken, *others):
+        refused(headed.drafter, wrong, "the params are not the weights of this head .*; pass those")
+
+
+@pytest.mark.parametrize("make", [eagle_head, hydra_head, medusa_head, parallel_head])
+def test_heads_of_other_targets_are_refused(make):
+    kind = {eagle_head: Eagle, hydra_head: Hydra, medusa_head: Medusa}.get(make, ParallelSpec)
+    head, params = make(vocab_size=41)
+    refused(kind(head), params, "target of vocab_size 41, this one has 40; use a head that was")
+
+
+def test_heads_of_another_width_are_refused():
+    shape = replace(EAGLE.drafter.head.config.layers, hidden_size=64)
+    wide = EagleHead(replace(EAGLE.drafter.head.config, layers=shape))
+    refused(Eagle(wide), EAGLE.params, "target of hidden_size 64, this one has 32; use a head")
+
+
+@pytest.mark.parametrize(
+    "headed, settings",
+    [
+        *(
+            (headed, {"choices": tuple((rank,) for rank in range(41))})
+            for headed in STATIC.values()
+        ),
+        (EAGLE2, {"top_k": 41}),
+        (DYNAMIC["parallel dynamic"], {"top_k": 41}),
+    ],
+)
+def test_more_children_than_tokens_are_refused(headed, settings):
+    message = "41 children of one node, but the target has only 40|top_k 41 exceeds .* 40 tokens"
+    refused(replace(headed.drafter, **settings), headed.params, message)
+
+
+# ---- Medusa's own acceptance, which is lossy ---------------------------------------------------
+
+
+def test_typical_acceptance_takes_what_is_likely_enough_and_nothing_else():
+    """In the finished text every accepted token is as likely as the rule asks."""
+    epsilon, delta = 0.05, 0.6
+    sampling = Sampling(1.0, verification="typical", typical_epsilon=epsilon, typical_delta=delta)
+    model, given = target()[0], prompt()
+    run = partial(
+        *(speculative_generate, MEDUSA.request, given, KEY),
+        target=model,
+        drafter=MEDUSA.drafter,
+        max_new_tokens=LONGEST - 40,
+        eos=(7,),
+    )
+    out, coupled = run(sampling=sampling), run(sampling=Sampling(1.0))
+    assert (np.asarray(out.tokens) != np.asarray(coupled.tokens)).any(), "nothing is lost"
+    accepted = 0
+    for row in range(BATCH):
+        start, count = int(given.length[row]), int(out.length[row])
+        text = jnp.concatenate([given.tokens[row, :start], out.tokens[row, :count]])
+        features = features_of(MEDUSA.request, padded([text.tolist()]), model)[0]
+        logits = model.logits(MEDUSA.request.target, features)
+        law = np.exp(np.asarray(jax.nn.log_softmax(logits), np.float64))
+        for place in np.flatnonzero(np.asarray(out.from_draft[row, :count])):
+            before = law[start + place - 1]
+            least = min(epsilon, delta * np.exp(np.sum(before * np.log(before + 1e-5))))
+            assert before[int(out.tokens[row, place])] > least - 1e-5
+            accepted += 1
+    assert accepted > 10

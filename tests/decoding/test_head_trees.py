@@ -1,0 +1,337 @@
+"""What drafters with a head draft, against literal readings of one path at a time."""
+
+from dataclasses import replace
+from functools import cache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.drafters._trees import CUT_PENALTY, Choices
+from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec
+from specjax.decoding.engine import Engine
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.state import LoopState
+from specjax.decoding.tree import DraftTree
+from specjax.models.transformer import Transformer
+from tests.decoding.contract import REJECTION, VOCAB, p_value
+from tests.decoding.heads import (
+    DYNAMIC,
+    STATIC,
+    Headed,
+    Literal,
+    eagle_head,
+    hydra_head,
+    literal,
+    medusa_head,
+    parallel_head,
+    played_by,
+)
+from tests.decoding.rounds import KEY, proposals
+from tests.decoding.test_tree import assert_well_formed, path_of
+from tests.decoding.tiny import BATCH, Lying, prompt, target
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, top_k=9, top_p=0.9),
+    "rejection": Sampling(temperature=0.8, top_k=2, verification="rejection"),
+}
+Paths = list[tuple[int, ...]]
+
+
+def first_state(headed: Headed) -> LoopState:
+    engine = Engine(target()[0], headed.drafter, max_new_tokens=60)
+    return jax.device_get(engine.prefill(headed.request, prompt(), KEY))
+
+
+def trees_of(headed: Headed, sampling: Sampling, states: list[LoopState], model=None):
+    """What is drafted in these states; each must be a tree of the drafter's own size."""
+    engine = Engine(model or target()[0], headed.drafter, sampling, max_new_tokens=60)
+    trees = proposals(engine, headed.request, states)
+    for tree in trees:
+        assert_well_formed(tree)
+        assert tree.num_nodes == headed.drafter.num_nodes
+        assert tree.depth.max() <= headed.drafter.max_depth
+    return trees
+
+
+def found_paths(tree: DraftTree, row: int) -> Paths:
+    """The tokens from the root to each valid node, in the order of the nodes."""
+    nodes = [path_of(tree, row, node)[1:] for node in range(1, int(tree.valid[row].sum()))]
+    return [tuple(tree.tokens[row, path].tolist()) for path in nodes]
+
+
+# ---- Trees of a fixed shape --------------------------------------------------------------------
+
+
+def by_choices(choices: Choices, draw: Draw, row: int, literal: Literal):
+    """The paths of tokens by `choices`, one node at a time, and what each was drawn from."""
+    sampling, length = draw.sampling, draw.round_start[:, None]
+    paths: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+    laws: dict[tuple[int, ...], np.ndarray] = {}
+    for choice in sorted(choices, key=lambda choice: (len(choice), choice)):
+        if choice[:-1] not in paths:  # cannot be drawn
+            continue
+        path = paths[choice[:-1]]
+        scores = literal.logits(path)
+        if not sampling.is_greedy:
+            law = np.asarray(draw.filtered(scores))
+            noise = np.asarray(draw.noise(length + len(path), len(law)))[row, 0]
+            laws[path] = np.exp(law)
+            # What the target would draw; a token that its filters cut is set back.
+            scores = scores / sampling.temperature + noise - CUT_PENALTY * np.isneginf(law)
+            if sampling.needs_proposal:
+                scores = law + noise
+        ranked = np.argsort(-np.asarray(scores), kind="stable")
+        if np.isfinite(scores[ranked[choice[-1]]]):
+            paths[choice] = (*path, int(ranked[choice[-1]]))
+    return [path for choice, path in paths.items() if choice], laws
+
+
+def assert_by_choices(
+    headed: Headed, sampling: Sampling, states: list[LoopState], trees: list[DraftTree]
+):
+    choices = headed.drafter.choices
+    for state, tree in zip(states, trees, strict=True):
+        draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
+        assert (tree.proposal is not None) == sampling.needs_proposal
+        for row in np.flatnonzero(~state.is_done):
+            text = state.tokens[row, : state.length[row]].tolist()
+            expected, laws = by_choices(choices, draw, row, literal(headed, text))
+            assert tree.tokens[row, 0] == text[-1]
+            assert found_paths(tree, row) == expected
+            if tree.proposal is None:
+                assert tree.valid[row].all()
+                continue
+            assert len(expected) < len(choices), "no token was filtered out"
+            for path, law in laws.items():  # what each node says that its children are drawn from
+                node = 1 + expected.index(path) if path else 0
+                np.testing.assert_allclose(tree.proposal[row, node], law, atol=1e-4)
+                assert all(law[other[-1]] > 0 for other in expected if other[:-1] == path)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", STATIC)
+def test_every_node_is_the_token_of_its_rank_below_its_parent(name, sampling):
+    """At the start of texts, and in their middle after paths of several lengths."""
+    headed, played = STATIC[name], played_by(name)[:8:2]
+    states, trees = [each.before for each in played], [each.tree for each in played]
+    if sampling != "greedy":
+        trees = trees_of(headed, SAMPLINGS[sampling], states)
+    assert_by_choices(headed, SAMPLINGS[sampling], states, trees)
+
+
+@pytest.mark.parametrize("choices", [PUBLISHED_TREE, ((0,), (0, 0), (0, 0, 0))])
+def test_trees_of_other_shapes_are_right_too(choices):
+    headed = Headed.of(Eagle, eagle_head(), choices=choices)
+    states = [first_state(headed)]
+    trees = trees_of(headed, Sampling(), states)
+    assert_by_choices(headed, Sampling(), states, trees)
+    assert trees[0].is_chain == (len(choices) == 3)
+
+
+def test_hydra_knows_the_token_above():
+    """Tokens at depth 2 stand below 3 nodes, where Medusa has the same 2 below each."""
+    paths = [found_paths(each.tree, row) for each in played_by("hydra") for row in range(BATCH)]
+    assert max(len({path[1] for path in each if len(path) == 2}) for each in paths) > 2
+
+
+# ---- Trees that grow where the head is confident -----------------------------------------------
+
+SAMPLED = Sampling(temperature=0.8, top_p=0.9)
+
+
+def by_confidence(headed: Headed, draw: Draw, row: int, literal: Literal) -> Paths:
+    """The paths of the nodes that are kept, in the order in which they were drafted.
+
+    EAGLE-2 drafts below the `top_k` best nodes of a depth, the others below all.
+    """
+    drafter, sampling, length = headed.drafter, draw.sampling, draw.round_start[:, None]
+
+    def log_probs(path: tuple[int, ...]) -> np.ndarray:
+        logits = literal.logits(path)
+        if sampling.is_greedy or sampling.needs_proposal:
+            return np.asarray(jax.nn.log_softmax(logits))
+        blind = np.exp(jax.nn.log_softmax(logits), dtype=np.float64)
+        is_cut = np.isneginf(draw.filtered(logits))
+        noise = draw.noise(length + len(path), len(logits))[row, 0]
+        bent = logits + sampling.temperature * (noise - CUT_PENALTY * is_cut)
+        seeing = np.exp(jax.nn.log_softmax(bent), dtype=np.float64)
+        share = drafter.noise_share
+        return np.log(share * seeing + (1 - share) * blind).astype(np.float32)
+
+    def best(scored: dict, count: int) -> list:
+        return sorted(scored, key=lambda path: -scored[path])[:count]  # stable: earlier wins ties
+
+    pool, beam = {}, {(): np.float32(0)}
+    for _ in range(drafter.max_depth):
+        drafted = {}
+        for path, score in beam.items():
+            own_scores = log_probs(path)
+            tokens = best(dict(enumerate(own_scores)), drafter.top_k)
+            drafted |= {(*path, token): score + own_scores[token] for token in tokens}
+        pool |= drafted
+        count = drafter.top_k if isinstance(drafter, Eagle2) else len(drafted)
+        beam = {path: drafted[path] for path in best(drafted, count)}
+    kept = set(best(pool, drafter.num_tokens - 1))
+    return [path for path in pool if path in kept]
+
+
+def assert_by_confidence(headed: Headed, sampling: Sampling, state: LoopState, tree: DraftTree):
+    assert tree.proposal is None
+    draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
+    for row in np.flatnonzero(~state.is_done):
+        text = state.tokens[row, : state.length[row]].tolist()
+        expected = by_confidence(headed, draw, row, literal(headed, text))
+        found = found_paths(tree, row)
+        assert tree.tokens[row, 0] == text[-1]
+        assert tree.valid[row].all()
+        if isinstance(headed.drafter, Eagle2):
+            assert found == expected
+        else:
+            assert set(found) == set(expected)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_trees_in_the_middle_of_a_text_are_the_most_likely_nodes(name):
+    headed = DYNAMIC[name]
+    played = played_by(name.removesuffix(" dynamic"))  # the state is that of a static tree
+    states = [each.before for each in played[:8:2]]
+    for sampling in (Sampling(), SAMPLED):
+        for state, tree in zip(states, trees_of(headed, sampling, states), strict=True):
+            assert_by_confidence(headed, sampling, state, tree)
+
+
+def eagle2(
+    *settings: int, params: str = "random", sampling: Sampling = SAMPLED, noise_share: float = 0.8
+):
+    table = target()[1]["lm_head"]["weight"]
+    table = {
+        "random": table * 4,
+        "all alike": table * 0,
+        "mostly alike": table.at[5:].set(0),
+        "certain": table * 1e4,
+    }[params]
+    weights = target()[1] | {"lm_head": {"weight": table}}
+    headed = Headed.of(
+        Eagle2,
+        eagle_head(),
+        top_k=settings[0],
+        depth=settings[1],
+        num_tokens=settings[2],
+        noise_share=noise_share,
+    )
+    return headed._replace(target_params=weights), sampling
+
+
+GREEDY = {"sampling": Sampling()}
+EAGLE2_CASES = {
+    "greedy": eagle2(3, 4, 14, **GREEDY),
+    "sampled": eagle2(3, 4, 14),
+    "without filters": eagle2(3, 4, 14, sampling=Sampling(temperature=1.3)),
+    "top-k": eagle2(3, 4, 14, sampling=Sampling(temperature=1.0, top_k=2)),
+    "blind": eagle2(3, 4, 14, noise_share=0.0),
+    "only noise": eagle2(3, 4, 14, noise_share=1.0),
+    "rejection": eagle2(3, 4, 14, sampling=Sampling(0.8, verification="rejection")),
+    # LM heads that make ties: of all tokens, of most, of parent and child.
+    "all alike": eagle2(3, 4, 14, **GREEDY, params="all alike"),
+    "mostly alike": eagle2(3, 4, 14, **GREEDY, params="mostly alike"),
+    "certain": eagle2(2, 4, 6, **GREEDY, params="certain"),
+    "wide": eagle2(6, 2, 30, **GREEDY),
+    "chain": eagle2(1, 5, 5),
+    "whole pool": eagle2(2, 3, 60, **GREEDY),
+    "shallow": eagle2(3, 6, 3, **GREEDY),
+}
+
+
+@cache
+def first_tree(case: str) -> tuple[LoopState, DraftTree]:
+    headed, sampling = EAGLE2_CASES[case]
+    state = first_state(headed)
+    return state, trees_of(headed, sampling, [state])[0]
+
+
+@pytest.mark.parametrize("case", EAGLE2_CASES)
+def test_eagle2_drafts_the_best_of_its_beam_search(case):
+    assert_by_confidence(*EAGLE2_CASES[case], *first_tree(case))
+
+
+def test_the_cases_are_what_their_names_say():
+    tree_of = lambda case: first_tree(case)[1]  # noqa: E731
+    np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("rejection").tokens)
+    np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("greedy").tokens)
+    assert (tree_of("sampled").tokens != tree_of("greedy").tokens).any()
+    for case in ("blind", "only noise"):
+        assert (tree_of(case).tokens != tree_of("sampled").tokens).any()
+    alike = tree_of("all alike")
+    assert set(alike.tokens[:, 1:].ravel().tolist()) == {0, 1, 2}, "the first of equal tokens"
+    assert set(alike.depth[:, 1:].ravel().tolist()) == {1, 2, 3}
+    certain = tree_of("certain").depth
+    assert (certain.max(axis=1) == 4).all(), "children as certain as their parents follow them"
+    shapes = {case: tree_of(case).num_nodes for case in ("whole pool", "shallow", "chain")}
+    assert shapes == {"whole pool": 1 + 2 + 4 + 4, "shallow": 3, "chain": 5}
+    assert tree_of("chain").is_chain and not tree_of("greedy").is_chain
+
+
+class TwoTokens(Transformer):
+    """Can say two tokens only."""
+
+    @nn.nowrap
+    def logits(self, params, hidden):
+        logits = super().logits(params, hidden)
+        return jnp.where(jnp.arange(40) < 2, logits, jnp.full_like(logits, -jnp.inf))
+
+
+def test_nodes_that_cannot_be_said_come_last_and_are_not_valid():
+    headed, _ = eagle2(3, 3, 21)
+    state, model = first_state(headed), TwoTokens(target()[0].config)
+    [tree] = trees_of(headed, Sampling(), [state], model)
+    # Two below the root, two below each of them, and two below three of these four.
+    np.testing.assert_array_equal(tree.num_valid(), [1 + 2 + 4 + 6] * BATCH)
+    assert (tree.tokens[:, 1:13] < 2).all()
+
+
+# ---- Distribution under rejection --------------------------------------------------------------
+
+FEW: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0))
+SMALL = {"vocab_size": VOCAB, "layers": 1}
+JUDGED = {
+    "eagle": Headed.of(Eagle, eagle_head(**SMALL), choices=FEW),
+    "eagle2": Headed.of(Eagle2, eagle_head(**SMALL), top_k=2, depth=2, num_tokens=6),
+    "medusa": Headed.of(Medusa, medusa_head(**SMALL), choices=FEW),
+    "hydra": Headed.of(Hydra, hydra_head(True, **SMALL, has_lm_heads=False), choices=FEW),
+    "parallel": Headed.of(ParallelSpec, parallel_head(**SMALL), choices=FEW),
+    "parallel, chosen": Headed.of(
+        ParallelSpec, parallel_head(**SMALL), tree="dynamic", top_k=2, num_tokens=6
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_under_rejection_the_distribution_is_plain_decodings(name):
+    assert p_value(*JUDGED[name][:2]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle2"])
+def test_trees_that_see_the_noise_keep_the_distribution_too(name):
+    assert p_value(*JUDGED[name][:2], replace(REJECTION, verification="coupled")) > 1e-3
+
+
+class LyingEagle(Lying, Eagle):
+    pass
+
+
+class LyingMedusa(Lying, Medusa):
+    pass
+
+
+@pytest.mark.parametrize("name, kind", [("eagle", LyingEagle), ("medusa", LyingMedusa)])
+def test_a_lie_about_what_was_drawn_is_caught(name, kind):
+    honest = JUDGED[name].drafter
+    assert p_value(kind(honest.head, choices=honest.choices), JUDGED[name].params) < 1e-6
