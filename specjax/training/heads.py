@@ -13,8 +13,7 @@ import jax
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import writable
-from specjax.models.heads.kinds import KINDS
-from specjax.models.io.head_files import HEAD, save_head
+from specjax.models.io.head_files import HEAD, HeadFormat, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example
@@ -35,7 +34,6 @@ class HeadSettings:
     """Everything that decides a head except the target, the texts and the params to start from."""
 
     method: str
-    kind: str  # of head: a key of `models.heads.kinds.KINDS`
     training: HeadTraining
     optimizer: OptimizerOptions
     loop: LoopOptions = field(default_factory=LoopOptions)
@@ -45,6 +43,7 @@ class HeadSettings:
 
 def train_head(
     head: Any,
+    format: HeadFormat,
     target: FrozenModel,
     examples: Sequence[Example],
     settings: HeadSettings,
@@ -58,6 +57,7 @@ def train_head(
 
     Args:
         head: the module, such as an `EagleHead`.
+        format: of the files it is written to.
         target: with the fingerprint that the head records.
         examples: texts with their answers marked.
         settings: see there.
@@ -73,6 +73,7 @@ def train_head(
     """
     params = new_params(head, target, settings.loop.seed) if start is None else start
     config = asdict(settings) | {
+        "kind": format.kind,
         "shape": shape_of(head),
         "target": target.fingerprint,
         "dtype": str(target.model.dtype(target.params)),
@@ -95,7 +96,7 @@ def train_head(
         advice=MEMORY_ADVICE,
     )
     if not (out / HEAD).exists():
-        _save(out / HEAD, head, target, trained, config)
+        _save(out / HEAD, head, format, target, trained, config)
     return trained
 
 
@@ -115,7 +116,12 @@ def shape_of(head: Any) -> dict[str, Any]:
 
 
 def _save(
-    folder: Path, head: Any, target: FrozenModel, trained: Trained, config: dict[str, Any]
+    folder: Path,
+    head: Any,
+    format: HeadFormat,
+    target: FrozenModel,
+    trained: Trained,
+    config: dict[str, Any],
 ) -> None:
     """Writes the best head and its provenance."""
     about = {
@@ -128,7 +134,7 @@ def _save(
     }
     save_head(
         folder,
-        KINDS[config["kind"]],
+        format,
         head,
         trained.best_params,
         "float32",

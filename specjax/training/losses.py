@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from specjax.core.errors import SpecjaxError
 
 Metrics = Mapping[str, Array]  # scalars, or one number per depth of a draft
+LossAndMetrics = tuple[Float[Array, ""], Metrics]
 # Params, frozen params, batch and key -> loss and metrics.
-LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], LossAndMetrics]
 
 TopLoss = Literal[
     "top-k",

@@ -13,7 +13,7 @@ from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.training.examples import Example
-from specjax.training.objectives.base import HeadTraining
+from specjax.training.objectives.base import HeadTraining, Step
 from specjax.training.objectives.eagle import EagleTraining, Slots
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.hydra import HydraTraining
@@ -95,10 +95,8 @@ def each_alone(values: Any) -> np.ndarray:
 @cache
 def slots_of(noise: float) -> Slots:
     """What an EAGLE head sees of a batch of `PACKED`, its noise drawn with `KEY`."""
-    training, (_, params) = EagleTraining(noise=noise), heads.eagle_head(VOCAB, layers=1)
-    return jax.jit(lambda batch: training.prepare(params, TARGET, FROZEN, batch, KEY)[1])(
-        batch_of()
-    )
+    training = EagleTraining(noise=noise)
+    return jax.jit(lambda batch: training.slots(Step(TARGET, FROZEN, batch, KEY)))(batch_of())
 
 
 @cache

@@ -26,6 +26,7 @@ from tests.training.cases import (
     TARGET,
     assert_same,
     by_drafting,
+    clean_features,
     counted,
     definition,
     each_alone,
@@ -127,7 +128,7 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     drafted = jnp.arange(2 * 4000.0).reshape(2, 4000, 1)
     text = -1 - drafted
     segments = jnp.asarray(np.repeat(np.arange(8), 500)[None].repeat(2, axis=0))
-    slots = Slots(text, text, segments, segments, text, segments >= 0)
+    slots = Slots(text, text, segments, segments)
     training = replace(HASS, token_alignment=probability)
     found = np.asarray(training.with_drafted(slots, drafted, KEY))
     is_drafted = found >= 0
@@ -150,9 +151,9 @@ def first_logits() -> tuple[Any, Any]:
     predicted, _ = CASE.head.step(
         CASE.params, slots.embedded, slots.features, (), slots.positions, slots.segments
     )
-    both = [each_alone(TARGET.logits(FROZEN, each)) for each in (predicted, slots.wanted)]
-    own, wanted = (each[*np.array(counted()).T] for each in both)
-    return jnp.asarray(own), jnp.asarray(wanted)
+    texts, at = np.array(counted()).T
+    features = each_alone(predicted)[texts, at], clean_features()[texts, at + 1]
+    return tuple(TARGET.logits(FROZEN, jnp.asarray(each)) for each in features)
 
 
 @pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all

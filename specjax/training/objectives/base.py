@@ -1,23 +1,23 @@
-"""What all objectives share: the base class of trainings, target features, and sums over slots."""
+"""What all objectives share: the base class of trainings, and one training step of the target."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint
 from specjax.models.target import QueryRows, Taps, Target
+from specjax.training.data import slot_mask
 from specjax.training.losses import (
+    LossAndMetrics,
     LossFn,
-    Metrics,
     TopLoss,
     check_top_loss,
     soft_cross_entropy,
@@ -87,6 +87,9 @@ class HeadTraining(ABC):
         """Returns the head that the options ask for, such as an `EagleHead`."""
 
     @abstractmethod
+    def step_loss(self, head: Any, params: Any, step: "Step") -> LossAndMetrics:
+        """Returns the loss of one batch, and metrics; `params` are in the target's dtype."""
+
     def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
         """Returns the loss for `training.loop`; its frozen params are the target's.
 
@@ -94,6 +97,13 @@ class HeadTraining(ABC):
         `recompute` activations and logits are computed again for the gradients instead of kept, and
         the logits of at most `LOGIT_SLOTS` slots of each row exist at a time.
         """
+
+        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
+            dtype = target.dtype(frozen)
+            params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+            return self.step_loss(head, params, Step(target, frozen, batch, key, recompute))
+
+        return loss_fn
 
     def adopt(self, head: Any, params: Any, key: Key[Array, ""]) -> tuple[Any, Any]:
         """Turns a head that was loaded to start from into one of the trained kind."""
@@ -120,6 +130,61 @@ class HeadTraining(ABC):
         return {"top_loss": top_loss(kind, logits, wanted_logits, k, p)}
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One training step: a batch, and the frozen target that reads it."""
+
+    target: Target
+    frozen: Any  # its params
+    batch: Batch
+    key: Key[Array, ""]
+    recompute: bool = False
+    features: Float[Array, "B T D"] = field(init=False)  # the target's, of all tokens
+
+    def __post_init__(self):
+        # Where nobody reads them, XLA leaves the target's layers out.
+        places = (self.batch[name] for name in ("tokens", "positions", "segments"))
+        features = target_features(self.target, self.frozen, *places)
+        object.__setattr__(self, "features", features)
+
+    def embed(self, ahead: int) -> Float[Array, "B T D"]:
+        """Returns the embedding of the token `ahead` of each slot."""
+        return self.target.embed(self.frozen, later(self.batch["tokens"], ahead))
+
+    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Returns the LM head's logits."""
+        return self.target.logits(self.frozen, features)
+
+    def checkpoint(self, function: Callable) -> Callable:
+        """Has `function` computed again for the gradients, if the step recomputes."""
+        return jax.checkpoint(function) if self.recompute else function
+
+    def over_slots(self, read: Callable[[Any], SlotValues], arrays: PyTree[Array]) -> SlotValues:
+        """Computes values of every slot: see `over_slots`."""
+        return over_slots(read, arrays, self.recompute)
+
+    def weighted(
+        self, values: SlotValues, depth: int, weights: Mapping[str, float]
+    ) -> LossAndMetrics:
+        """Returns the weighted sum of the losses of one depth, and the losses as metrics.
+
+        Args:
+            values: losses of every slot, and `is_right`, whose mean becomes the accuracy.
+            depth: slots count if the token `1 + depth` of them is an answer; without any, means
+                are 0.
+            weights: of each loss, by name.
+        """
+        counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + depth)
+        num_counted = jnp.maximum(jnp.sum(counts), 1)
+        found = {
+            name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted
+            for name, value in values.items()
+        }
+        accuracy = found.pop("is_right")[None]
+        total = sum((weights[name] * loss for name, loss in found.items()), jnp.zeros(()))
+        return total, found | {"accuracy": accuracy}
+
+
 def target_features(
     target: Target,
     params: Any,
@@ -144,11 +209,6 @@ def target_features(
     output, _ = target.run(params, QueryRows(tokens, positions, visible), cache, taps)
     assert output.hidden is not None
     return lax.stop_gradient(output.hidden[:, :, 0])
-
-
-def in_dtype(params: PyTree, dtype: DTypeLike) -> PyTree:
-    """Casts all params."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
 def later(values: Array, ahead: int = 1) -> Array:
@@ -188,28 +248,7 @@ def over_slots(
     return jax.tree.map(join, lax.map(jax.checkpoint(read), jax.tree.map(split, arrays)))
 
 
-def weighted(
-    values: SlotValues, counts: Bool[Array, "B T"], weights: Mapping[str, float]
-) -> tuple[Float[Array, ""], Metrics]:
-    """Returns the weighted sum of the losses of one depth, and the losses as metrics.
-
-    Args:
-        values: losses of every slot, and `is_right`, whose mean becomes the accuracy.
-        counts: the slots that count; the mean over none is 0.
-        weights: of each loss, by name.
-    """
-    num_counted = jnp.maximum(jnp.sum(counts), 1)
-    found = {
-        name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted for name, value in values.items()
-    }
-    accuracy = found.pop("is_right")[None]
-    total = sum((weights[name] * loss for name, loss in found.items()), jnp.zeros(()))
-    return total, found | {"accuracy": accuracy}
-
-
-def over_depths(
-    parts: Sequence[tuple[Float[Array, ""], Metrics]], weights: Iterable[float]
-) -> tuple[Float[Array, ""], Metrics]:
+def over_depths(parts: Sequence[LossAndMetrics], weights: Iterable[float]) -> LossAndMetrics:
     """Returns the weighted sum of the losses of all depths, and their metrics.
 
     Metrics are averaged, except for the accuracy, which is listed depth by depth.

@@ -12,29 +12,17 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.target import Target
-from specjax.training.data import slot_mask
-from specjax.training.losses import LossFn, Metrics, smooth_l1
-from specjax.training.objectives.base import (
-    Batch,
-    HeadTraining,
-    SlotValues,
-    in_dtype,
-    later,
-    over_slots,
-    target_features,
-    weighted,
-)
+from specjax.training.losses import LossAndMetrics, smooth_l1
+from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later
 from specjax.training.ranges import check_not_negative
 
 NOISE_LENGTH = 512  # tokens of a text whose noise is as wide as `noise` says
 LogitValues = Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues]
-Reader = Callable[[Float[Array, "B T D"]], SlotValues]
 
 
 @pytree
@@ -45,8 +33,6 @@ class Slots:
     features: Float[Array, "B T D"]  # of token t: the target's, with noise
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"]
-    wanted: Float[Array, "B T D"]  # feature of token t + 1, so the distribution of token t + 2
-    counts: Bool[Array, "B T"]
 
 
 @dataclass(frozen=True)
@@ -64,33 +50,26 @@ class FeatureTraining(HeadTraining):
         super().__post_init__()
         check_not_negative(self, "feature_weight", "logit_weight", "noise")
 
-    def prepare(
-        self, params: Any, target: Target, frozen: Any, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Any, Slots]:
-        """Returns the head's params in the target's dtype, and what it learns from."""
-        tokens, segments = batch["tokens"], batch["segments"]
-        features = target_features(target, frozen, tokens, batch["positions"], segments)
-        slots = Slots(
-            embedded=target.embed(frozen, later(tokens)),
-            features=features + _noise(key, features, segments, self.noise),
-            positions=batch["positions"],
-            segments=segments,
-            wanted=later(features),
-            counts=slot_mask(batch["is_answer"], segments),
-        )
-        return in_dtype(params, features.dtype), slots
+    def slots(self, step: Step) -> Slots:
+        """Returns what the head reads."""
+        positions, segments = step.batch["positions"], step.batch["segments"]
+        noise = _noise(step.key, step.features, segments, self.noise)
+        return Slots(step.embed(1), step.features + noise, positions, segments)
 
-    def step_loss(
-        self, predicted: Float[Array, "B T D"], values: SlotValues, slots: Slots
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Returns the loss of one step's predictions, and its parts; `values`: `logit_values`."""
+    def feature_loss(
+        self, step: Step, depth: int, predicted: Float[Array, "B T D"], values: SlotValues
+    ) -> LossAndMetrics:
+        """Returns the loss of the features predicted for one depth, and its parts.
+
+        `values` are those of `logit_values`: the wanted feature is the one `depth` tokens later.
+        """
+        distance = smooth_l1(predicted, later(step.features, depth))
         weights = {
             "feature_loss": self.feature_weight,
             "logit_loss": self.logit_weight,
             "top_loss": self.top_weight,
         }
-        values = {"feature_loss": smooth_l1(predicted, slots.wanted), **values}
-        return weighted(values, slots.counts, weights)
+        return step.weighted({"feature_loss": distance, **values}, depth, weights)
 
 
 @dataclass(frozen=True)
@@ -109,47 +88,38 @@ class EagleTraining(FeatureTraining):
     def new_head(self, target: TransformerConfig) -> EagleHead:
         return EagleHead(EagleConfig.for_target(target, self.fc_bias))
 
-    def loss(self, head: EagleHead, target: Target, recompute: bool = False) -> LossFn:
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            params, slots = self.prepare(params, target, frozen, batch, key)
-            read = logit_reader(target, frozen, slots, self.logit_values, recompute)
+    def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
+        slots, read = self.slots(step), logit_reader(step, self.logit_values)
 
-            def one_step(params):
-                predicted, _ = head.step(
-                    params, slots.embedded, slots.features, (), slots.positions, slots.segments
-                )
-                return self.step_loss(predicted, read(predicted), slots)
+        def loss(params):
+            predicted, _ = head.step(
+                params, slots.embedded, slots.features, (), slots.positions, slots.segments
+            )
+            return self.feature_loss(step, 1, predicted, read(predicted, 1))
 
-            return (jax.checkpoint(one_step) if recompute else one_step)(params)
-
-        return loss_fn
+        return step.checkpoint(loss)(params)
 
 
 def logit_reader(
-    target: Target, frozen: Any, slots: Slots, values_of: LogitValues, recompute: bool
-) -> Reader:
-    """Returns a function from predicted features to the values of each slot that depend on logits.
+    step: Step, values_of: LogitValues
+) -> Callable[[Float[Array, "B T D"], int], SlotValues]:
+    """Returns a function from features predicted for a depth to the values that need logits.
 
-    The wanted logits are computed here, once for all predictions; with `recompute` wanted and
-    predicted ones are computed chunk by chunk, and again for the gradients, so that no `[B, T, V]`
-    ever exists.
-
-    Args:
-        target: whose LM head is read.
-        frozen: its params.
-        slots: with the wanted features.
-        values_of: from predicted and wanted logits to values; of any number of slots.
-        recompute: whether to go by chunks.
+    The target's own logits are computed here, once for all depths; if the step recomputes, wanted
+    and predicted ones are computed chunk by chunk, so that no `[B, T, V]` ever exists.
     """
-    if not recompute:
-        wanted_logits = target.logits(frozen, slots.wanted)
-        return lambda predicted: values_of(target.logits(frozen, predicted), wanted_logits)
+    own_logits = None if step.recompute else step.logits(step.features)
 
-    def read(features: tuple[Array, Array]) -> SlotValues:
-        predicted, wanted = (target.logits(frozen, each) for each in features)
-        return values_of(predicted, wanted)
+    def values(predicted: Float[Array, "B T D"], depth: int) -> SlotValues:
+        if own_logits is not None:
+            return values_of(step.logits(predicted), later(own_logits, depth))
 
-    return lambda predicted: over_slots(read, (predicted, slots.wanted), recompute)
+        def read(features: tuple[Array, Array]) -> SlotValues:
+            return values_of(*map(step.logits, features))
+
+        return step.over_slots(read, (predicted, later(step.features, depth)))
+
+    return values
 
 
 def _noise(

@@ -20,9 +20,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleHead, Stream
-from specjax.models.target import Target
-from specjax.training.losses import LossFn
-from specjax.training.objectives.base import Batch, SlotValues, over_depths
+from specjax.training.losses import LossAndMetrics
+from specjax.training.objectives.base import SlotValues, Step, over_depths
 from specjax.training.objectives.eagle import EagleTraining, Slots, logit_reader
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
@@ -51,46 +50,43 @@ class HassTraining(EagleTraining):
         if not 0 <= self.token_alignment <= 1:
             raise SpecjaxError(f"token_alignment {self.token_alignment} is outside [0, 1]")
 
-    def loss(self, head: EagleHead, target: Target, recompute: bool = False) -> LossFn:
+    def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         # Time grows with `align_steps`, and memory by the keys and values that each step adds.
-        def values_of(logits: Array, wanted_logits: Array) -> SlotValues:
-            drafted = {"drafted": jnp.argmax(logits, axis=-1)}
-            return self.logit_values(logits, wanted_logits) | drafted
+        slots, read = self.slots(step), logit_reader(step, self._logits_and_drafts)
 
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            params, slots = self.prepare(params, target, frozen, batch, key)
-            read = logit_reader(target, frozen, slots, values_of, recompute)
+        def align(params, embedded, features, streams):
+            predicted, own = head.step(
+                params, embedded, features, streams, slots.positions, slots.segments
+            )
+            values = read(predicted, 1)
+            drafted = values.pop("drafted")
+            part = self.feature_loss(step, 1, predicted, values)
+            return part, jax.lax.stop_gradient(predicted), drafted, own
 
-            def one_step(params, embedded, features, streams):
-                predicted, own = head.step(
-                    params, embedded, features, streams, slots.positions, slots.segments
-                )
-                values = read(predicted)
-                drafted = values.pop("drafted")
-                part = self.step_loss(predicted, values, slots)
-                return part, jax.lax.stop_gradient(predicted), drafted, own
+        embedded, features, parts = slots.embedded, slots.features, []
+        streams: tuple[Stream, ...] = ()
+        for number in range(self.align_steps):
+            part, predicted, drafted, own = step.checkpoint(align)(
+                params, embedded, features, streams
+            )
+            parts.append(part)
+            streams = (*streams, own)
+            features = next_features(features, predicted, slots.segments)
+            if self.token_alignment > 0:
+                key = jax.random.fold_in(step.key, number)
+                drafted = step.target.embed(step.frozen, drafted)
+                embedded = self.with_drafted(slots, drafted, key)
+        return over_depths(parts, [self.step_decay**number for number in range(self.align_steps)])
 
-            run_step = jax.checkpoint(one_step) if recompute else one_step
-            embedded, features, parts = slots.embedded, slots.features, []
-            streams: tuple[Stream, ...] = ()
-            for step in range(self.align_steps):
-                part, predicted, drafted, own = run_step(params, embedded, features, streams)
-                parts.append(part)
-                streams = (*streams, own)
-                features = next_features(features, predicted, slots.segments)
-                if self.token_alignment > 0:
-                    step_key = jax.random.fold_in(key, step)
-                    embedded = self.with_drafted(slots, target.embed(frozen, drafted), step_key)
-            weights = [self.step_decay**step for step in range(self.align_steps)]
-            return over_depths(parts, weights)
-
-        return loss_fn
+    def _logits_and_drafts(self, logits: Array, wanted_logits: Array) -> SlotValues:
+        drafted = jnp.argmax(logits, axis=-1)
+        return self.logit_values(logits, wanted_logits) | {"drafted": drafted}
 
     def with_drafted(
         self, slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""]
     ) -> Float[Array, "B T D"]:
         """Gives some slots the token that the step before drafted one slot earlier."""
-        is_drafted = jax.random.bernoulli(key, self.token_alignment, slots.counts.shape)
+        is_drafted = jax.random.bernoulli(key, self.token_alignment, slots.segments.shape)
         is_drafted = is_drafted & ~_is_first(slots.segments)
         return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
 

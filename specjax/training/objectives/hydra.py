@@ -9,32 +9,19 @@ no dropout.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float
 
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.training_attention import text_before
-from specjax.models.target import QueryRows, Target
-from specjax.training.data import slot_mask
-from specjax.training.losses import LossFn
-from specjax.training.objectives.base import (
-    Batch,
-    HeadTraining,
-    SlotValues,
-    in_dtype,
-    later,
-    over_depths,
-    over_slots,
-    target_features,
-    weighted,
-)
+from specjax.models.target import QueryRows
+from specjax.training.losses import LossAndMetrics
+from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_depths
 from specjax.training.optimizer import OptimizerOptions
 
 
@@ -77,47 +64,30 @@ class HydraTraining(HeadTraining):
             )
         )
 
-    def loss(self, head: HydraHeads, target: Target, recompute: bool = False) -> LossFn:
+    def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
+        tokens, weights = step.batch["tokens"], {"logit_loss": 1.0, "top_loss": self.top_weight}
+        prepared = step.checkpoint(lambda params: prefixed(head, params, step))(params)
+
+        def read(arrays: tuple[Array, tuple[Array, ...], Array]) -> SlotValues:
+            features, before, wanted = arrays
+            embedded = [step.target.embed(step.frozen, tokens) for tokens in before]
+            depth, embedded = len(before), jnp.stack(embedded, axis=2)
+            logits = head.logits(params, step.target, step.frozen, depth, features, embedded)
+            return self.logit_values(logits, step.logits(wanted))
+
+        def at_depth(depth: int):
+            before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
+            arrays = (prepared, before, later(step.features, depth))
+            return step.weighted(step.over_slots(read, arrays), depth, weights)
+
         depths = range(1, head.config.num_heads + 1)
-        prefix = partial(prefixed, head, target)
-        prefix = jax.checkpoint(prefix) if recompute else prefix
-        weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
-
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            del key  # nothing is drawn
-            tokens, segments = batch["tokens"], batch["segments"]
-            features = target_features(target, frozen, tokens, batch["positions"], segments)
-            params = in_dtype(params, features.dtype)
-            prepared = prefix(params, features, tokens, batch["positions"], segments)
-
-            def read(arrays: tuple[Array, tuple[Array, ...], Array]) -> SlotValues:
-                features, before, wanted = arrays
-                embedded = jnp.stack([target.embed(frozen, tokens) for tokens in before], axis=2)
-                logits = head.logits(params, target, frozen, len(before), features, embedded)
-                return self.logit_values(logits, target.logits(frozen, wanted))
-
-            def at_depth(depth: int):
-                before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
-                arrays = (prepared, before, later(features, depth))
-                counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-                return weighted(over_slots(read, arrays, recompute), counts, weights)
-
-            return over_depths([at_depth(depth) for depth in depths], [1.0] * len(depths))
-
-        return loss_fn
+        return over_depths([at_depth(depth) for depth in depths], [1.0] * len(depths))
 
 
-def prefixed(
-    head: HydraHeads,
-    target: Target,
-    params: Any,
-    features: Float[Array, "B T D"],
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-) -> Float[Array, "B T D"]:
+def prefixed(head: HydraHeads, params: Any, step: Step) -> Float[Array, "B T D"]:
     """Returns what the heads read at every slot of whole texts, which see only themselves."""
+    tokens, positions, segments = (step.batch[name] for name in ("tokens", "positions", "segments"))
     batch, length = tokens.shape
-    cache = KVCache.create(head.config.layers, batch, length, features.dtype)
+    cache = KVCache.create(head.config.layers, batch, length, step.features.dtype)
     rows = QueryRows(tokens, positions, text_before(segments))
-    return head.run(params, target, None, rows, features, cache)[0]
+    return head.run(params, step.target, step.frozen, rows, step.features, cache)[0]

@@ -8,30 +8,19 @@ t + 1 + d, which it predicts there, belongs to an answer; the first released tra
 token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array
 
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.target import Target
-from specjax.training.data import slot_mask
-from specjax.training.losses import LossFn
-from specjax.training.objectives.base import (
-    Batch,
-    HeadTraining,
-    SlotValues,
-    in_dtype,
-    later,
-    over_depths,
-    over_slots,
-    target_features,
-    weighted,
-)
+from specjax.training.losses import LossAndMetrics
+from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_depths
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_not_negative
 
@@ -47,23 +36,26 @@ class TokenTraining(HeadTraining):
         super().__post_init__()
         check_not_negative(self, "head_decay")
 
-    def token_values(
-        self, logits: Float[Array, "B T V"], arrays: Batch, target: Target, frozen: Any
-    ) -> SlotValues:
-        """Returns the losses of each slot, by its label and for a top loss its wanted feature."""
-        labels = arrays["labels"]
-        values = {
-            "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
-            "is_right": jnp.argmax(logits, axis=-1) == labels,
-        }
-        if "wanted" not in arrays:
-            return values
-        return values | self.top_values(logits, target.logits(frozen, arrays["wanted"]))
+    def depth_loss(
+        self, step: Step, depth: int, inputs: Array, logits_of: Callable[[Array], Array]
+    ) -> LossAndMetrics:
+        """Returns loss and metrics of one depth; `logits_of` reads any slots of `inputs`."""
+        arrays = {"inputs": inputs, "labels": later(step.batch["tokens"], 1 + depth)}
+        if self.top_weight > 0:
+            arrays["wanted"] = later(step.features, depth)
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """The weights of the losses of one depth."""
-        return {"token_loss": 1.0, "top_loss": self.top_weight}
+        def read(arrays: dict[str, Array]) -> SlotValues:
+            logits, labels = logits_of(arrays["inputs"]), arrays["labels"]
+            values = {
+                "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
+                "is_right": jnp.argmax(logits, axis=-1) == labels,
+            }
+            if "wanted" in arrays:
+                values |= self.top_values(logits, step.logits(arrays["wanted"]))
+            return values
+
+        weights = {"token_loss": 1.0, "top_loss": self.top_weight}
+        return step.weighted(step.over_slots(read, arrays), depth, weights)
 
 
 @dataclass(frozen=True)
@@ -93,27 +85,13 @@ class MedusaTraining(TokenTraining):
         shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
         return MedusaHeads(shape)
 
-    def loss(self, head: MedusaHeads, target: Target, recompute: bool = False) -> LossFn:
+    def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
+        def at_depth(depth: int):
+            def logits_of(features: Array) -> Array:
+                return head.logits_at(params, step.target, step.frozen, features, depth)
+
+            return self.depth_loss(step, depth, step.features, logits_of)
+
         depths = range(1, head.config.num_heads + 1)
-
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            del key  # nothing is drawn
-            tokens, segments = batch["tokens"], batch["segments"]
-            features = target_features(target, frozen, tokens, batch["positions"], segments)
-            params = in_dtype(params, features.dtype)
-
-            def at_depth(depth: int):
-                def read(arrays: dict[str, Array]) -> SlotValues:
-                    logits = head.logits_at(params, target, frozen, arrays["features"], depth)
-                    return self.token_values(logits, arrays, target, frozen)
-
-                arrays = {"features": features, "labels": later(tokens, 1 + depth)}
-                if self.top_weight > 0:
-                    arrays["wanted"] = later(features, depth)
-                counts = slot_mask(batch["is_answer"], segments, ahead=1 + depth)
-                return weighted(over_slots(read, arrays, recompute), counts, self.weights)
-
-            parts = [at_depth(depth) for depth in depths]
-            return over_depths(parts, [self.head_decay**depth for depth in depths])
-
-        return loss_fn
+        weights = [self.head_decay**depth for depth in depths]
+        return over_depths([at_depth(depth) for depth in depths], weights)

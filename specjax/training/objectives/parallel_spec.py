@@ -8,37 +8,20 @@ keys and values of the real slots that they see, because all stand in one sequen
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import jax
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead, Stream
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
-from specjax.models.target import Target
-from specjax.training.data import slot_mask
-from specjax.training.losses import LossFn, Metrics
-from specjax.training.objectives.base import (
-    Batch,
-    HeadTraining,
-    SlotValues,
-    in_dtype,
-    later,
-    over_depths,
-    over_slots,
-    target_features,
-    weighted,
-)
-from specjax.training.objectives.eagle import FeatureTraining, Reader, Slots, logit_reader
+from specjax.training.losses import LossAndMetrics
+from specjax.training.objectives.base import HeadTraining, Step, over_depths
+from specjax.training.objectives.eagle import FeatureTraining, logit_reader
 from specjax.training.objectives.medusa import TokenTraining
 from specjax.training.optimizer import OptimizerOptions
-
-LossAndMetrics = tuple[Float[Array, ""], Metrics]
-# Params, and keys and values of the depths above -> loss, metrics, keys and values of this depth.
-Depth = Callable[[Any, tuple[Stream, ...]], tuple[LossAndMetrics, Stream]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +52,33 @@ class ParallelTraining(HeadTraining):
         shape = self.num_masks, reads_features, self.fc_bias, self.num_layers
         return ParallelHead(ParallelConfig.for_target(target, *shape))
 
+    def over_group(
+        self,
+        head: ParallelHead,
+        params: Any,
+        step: Step,
+        features: Float[Array, "B T F"],
+        loss_of: Callable[[int, Float[Array, "B T D"]], LossAndMetrics],
+        decay: float = 1.0,
+    ) -> LossAndMetrics:
+        """Sums the losses of all depths of the groups, which run one after another.
+
+        The real slot weighs 1, mask i `decay**i`. `loss_of` takes a depth and what the head
+        predicts there; `features` are what the head reads of the target's.
+        """
+        embedded, places = step.embed(1), (step.batch["positions"], step.batch["segments"])
+
+        def one_depth(params: Any, streams: tuple[Stream, ...]):
+            predicted, own = head.step(params, embedded, features, streams, *places)
+            return loss_of(len(streams) + 1, predicted), own
+
+        parts, streams = [], ()
+        for _ in range(head.config.num_depths):
+            part, own = step.checkpoint(one_depth)(params, streams)
+            parts.append(part)
+            streams = (*streams, own)
+        return over_depths(parts, [decay**masks for masks in range(len(parts))])
+
 
 @dataclass(frozen=True)
 class ParallelMedusaTraining(ParallelTraining, TokenTraining):
@@ -88,36 +98,12 @@ class ParallelMedusaTraining(ParallelTraining, TokenTraining):
     def new_head(self, target: TransformerConfig) -> ParallelHead:
         return self.parallel_head(target, self.features)
 
-    def loss(self, head: ParallelHead, target: Target, recompute: bool = False) -> LossFn:
-        # The real slot weighs 1, mask i `head_decay**i`. Unless the head or a top loss reads the
-        # target's features, its layers do not run.
-        reads_target = head.config.reads_features or self.top_weight > 0
+    def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
+        def loss_of(depth: int, predicted: Array) -> LossAndMetrics:
+            return self.depth_loss(step, depth, predicted, step.logits)
 
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            del key  # nothing is drawn
-            tokens, positions, segments = batch["tokens"], batch["positions"], batch["segments"]
-            embedded = target.embed(frozen, later(tokens))
-            features = embedded[..., :0]
-            if reads_target:
-                features = target_features(target, frozen, tokens, positions, segments)
-
-            def read(arrays: dict[str, Array]) -> SlotValues:
-                logits = target.logits(frozen, arrays["predicted"])
-                return self.token_values(logits, arrays, target, frozen)
-
-            def one_depth(params: Any, streams: tuple[Stream, ...]):
-                depth = len(streams) + 1
-                predicted, own = head.step(params, embedded, features, streams, positions, segments)
-                arrays = {"predicted": predicted, "labels": later(tokens, 1 + depth)}
-                if self.top_weight > 0:
-                    arrays["wanted"] = later(features, depth)
-                values = over_slots(read, arrays, recompute)
-                return weighted(values, _counts(batch, depth), self.weights), own
-
-            weights = [self.head_decay**masks for masks in range(head.config.num_depths)]
-            return _over_group(one_depth, in_dtype(params, embedded.dtype), weights, recompute)
-
-        return loss_fn
+        features = step.features if head.config.reads_features else step.features[..., :0]
+        return self.over_group(head, params, step, features, loss_of, self.head_decay)
 
 
 @dataclass(frozen=True)
@@ -133,44 +119,10 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
     def new_head(self, target: TransformerConfig) -> ParallelHead:
         return self.parallel_head(target, True)
 
-    def loss(self, head: ParallelHead, target: Target, recompute: bool = False) -> LossFn:
-        def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            params, slots = self.prepare(params, target, frozen, batch, key)
-            wanted_logits = None if recompute else target.logits(frozen, slots.wanted)
+    def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
+        read = logit_reader(step, self.logit_values)
 
-            def reader(here: Slots, above: int) -> Reader:
-                if wanted_logits is None:
-                    return logit_reader(target, frozen, here, self.logit_values, recompute)
-                wanted = later(wanted_logits, above)  # computed once, and kept once for each depth
-                return lambda predicted: self.logit_values(target.logits(frozen, predicted), wanted)
+        def loss_of(depth: int, predicted: Array) -> LossAndMetrics:
+            return self.feature_loss(step, depth, predicted, read(predicted, depth))
 
-            def one_depth(params: Any, streams: tuple[Stream, ...]):
-                above = len(streams)
-                here = replace(
-                    slots, wanted=later(slots.wanted, above), counts=_counts(batch, above + 1)
-                )
-                predicted, own = head.step(
-                    params, slots.embedded, slots.features, streams, slots.positions, slots.segments
-                )
-                return self.step_loss(predicted, reader(here, above)(predicted), here), own
-
-            return _over_group(one_depth, params, [1.0] * head.config.num_depths, recompute)
-
-        return loss_fn
-
-
-def _counts(batch: Batch, depth: int) -> Bool[Array, "B T"]:
-    return slot_mask(batch["is_answer"], batch["segments"], ahead=1 + depth)
-
-
-def _over_group(
-    one_depth: Depth, params: Any, weights: list[float], recompute: bool
-) -> LossAndMetrics:
-    """Runs the depths of all groups one after another; time grows with their number."""
-    run_depth = jax.checkpoint(one_depth) if recompute else one_depth
-    parts, streams = [], ()
-    for _ in range(len(weights)):
-        part, own = run_depth(params, streams)
-        parts.append(part)
-        streams = (*streams, own)
-    return over_depths(parts, weights)
+        return self.over_group(head, params, step, self.slots(step).features, loss_of)
