@@ -1,4 +1,4 @@
-"""Load a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
+"""Loads a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,23 +9,20 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from specjax.auto_choice import AutoChoice, read_choice
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import cache_folder, expand_user
+from specjax.core.files import expand_user
 from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters.auto import Gated, assumed
-from specjax.hub import HUB_ID, POCKET, LoadedTarget, head_folder, load, pocket_folder
-from specjax.methods import METHODS, check_settings, make_drafter
+from specjax.decoding.drafters.auto import Auto
+from specjax.hub import POCKET, LoadedTarget, head_folder, load, pocket_folder
+from specjax.methods import HEAD_FORMATS, METHODS, check_settings, make_drafter
 from specjax.models.fingerprint import fingerprint, params_fingerprint
-from specjax.models.heads.kinds import KINDS
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
 from specjax.models.io.checkpoint import CHECKPOINTS
-from specjax.models.io.head_files import HEAD, check_owner, detect_format
-from specjax.models.pass_costs import RowCosts, machine_of
-from specjax.tuned import FILE, read_tuned
+from specjax.models.io.head_files import HEAD, HeadFormat, check_owner, detect_format
+from specjax.tuned import AUTO, auto_choice, tuned_for
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
 TUNED_DRAFT, TUNED_HEAD = "draft", "head"
@@ -38,15 +35,15 @@ def load_drafter(
     tuned: str | Path | None = None,
     **settings: Any,
 ) -> tuple[Drafter, Any]:
-    """A drafter for `target` and its params (None for the methods that read none).
+    """Returns a drafter for `target` and its params (None for the methods that read none).
 
     Args:
         method: a name from `specjax methods`.
         target: the model whose tokens it will draft.
-        source: what the method reads, where it reads something: for `rest` the folder of a
-            datastore, for `draft-model` the draft, for the methods with a head that head, as a
-            folder or hub id; by default pocket's own, if the target is pocket.
-        tuned: a file that `specjax tune` wrote; by default the one beside the target, if any.
+        source: the folder or hub id that the method reads, if it reads anything: for `rest` a
+            datastore, for `draft-model` the draft, for the methods with a head that head. By
+            default pocket's own, if the target is pocket.
+        tuned: a file that `specjax tune` wrote; by default what is tuned for the target.
         settings: fields of the drafter in place of its tuned and its default ones.
 
     Raises:
@@ -54,34 +51,28 @@ def load_drafter(
             source or file that is missing, damaged or made for another target.
     """
     check_settings(method, settings)
-    if method == "auto":
+    if method == AUTO:
         return _auto(target, source, tuned)
     part = part_of(method, target, source)
-    known = _tuned_for(method, target, part, tuned, settings)
+    known = _tuned_settings(method, target, part, tuned, settings)
     return _build(method, target, source, part, {**known, **settings})
 
 
-def whole_settings(
-    method: str, target: LoadedTarget, source: str | Path | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The `given` settings, and what is tuned beside the target: what `load_drafter` goes by.
+# ---- auto ---------------------------------------------------------------------------------------
+
+# Of prompt lookup where nothing was measured: wide layers on two cores; elsewhere rows cost little.
+ASSUMED_BREAK_EVEN = {"cpu": 1.5, "other": 0.1}
+
+
+def gated(drafter: Drafter, params: Any, target: LoadedTarget, break_even: float) -> Auto:
+    """Puts a drafter behind the gate of `auto`.
 
     Raises:
-        SpecjaxError: see `load_drafter`.
+        SpecjaxError: if it cannot be gated.
     """
-    if not _tuned_settings(method, target, None):
-        return dict(given)
-    part = part_of(method, target, source)
-    return {**_tuned_for(method, target, part, None, given), **given}
-
-
-def auto_choice(target: LoadedTarget, tuned: str | Path | None = None) -> AutoChoice:
-    """What `load_drafter("auto", target, tuned=tuned)` will load.
-
-    Raises:
-        SpecjaxError: for a file that is missing, damaged or made for another target.
-    """
-    return read_choice(_tuned_settings("auto", target, tuned), machine_of(target.params))
+    gate = Auto(drafter, break_even)
+    gate.check(target.model, params)
+    return gate
 
 
 def _auto(
@@ -93,63 +84,50 @@ def _auto(
             "name a method that reads it"
         )
     choice = auto_choice(target, tuned)
-    settings = dict(choice.settings)  # all of them: what is tuned for the method may have changed
+    method, settings = choice.method, dict(choice.settings)
     try:
-        check_settings(choice.method, settings)
-        part = part_of(choice.method, target, choice.source)
-        drafter, params = _build(choice.method, target, choice.source, part, settings)
-        if not choice.is_tuned:
-            return assumed(drafter, jax.default_backend()), params
-        if choice.method != "plain":
-            row_costs = RowCosts(*choice.row_costs)
-            costs = choice.costs, choice.expected, choice.asked_cost, row_costs
-            drafter = Gated(drafter, choice.row_widths, *costs)
+        check_settings(method, settings)
+        part = part_of(method, target, choice.source)
+        drafter, params = _build(method, target, choice.source, part, settings)
+        if not choice.widths:
+            platform = jax.default_backend()
+            assumed = ASSUMED_BREAK_EVEN.get(platform, ASSUMED_BREAK_EVEN["other"])
+            return gated(drafter, params, target, assumed), params
+        if choice.widths[-1] != drafter.num_nodes:
+            raise SpecjaxError(
+                f"its passes have {drafter.num_nodes} rows now, and {choice.widths[-1]} were timed"
+            )
+        if drafter.num_nodes == 1:
+            return drafter, params
+        return gated(drafter, params, target, choice.break_even), params
     except (SpecjaxError, TypeError) as error:
         raise SpecjaxError(
-            f"auto cannot load {choice.method}, which was chosen for it: {error}; run `specjax "
-            "tune machine` again"
+            f"auto cannot load {method}, which was chosen for it: {error}; run `specjax tune "
+            "machine` again"
         ) from None
-    return drafter, params
 
 
-def tuned_file(name: str) -> Path:
-    """Where the tuned settings of a target are kept: beside its weights, or for a hub id in the
-    user's cache.
+# ---- Settings -----------------------------------------------------------------------------------
 
-    Raises:
-        SpecjaxError: for a hub id, if the user has no home folder.
-    """
-    if name == POCKET:
-        return pocket_folder() / FILE
-    folder = expand_user(name)
-    if HUB_ID.fullmatch(name) and not folder.exists():
-        folder = cache_folder() / "targets" / name.replace("/", "--")
-    return folder / FILE
+
+def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str, Any]:
+    """Returns the settings of a drafter that are not the method's defaults for the target."""
+    row = METHODS[method]
+    defaults = row.settings | row.settings_for(target.config)
+    return {
+        name: getattr(drafter, name)
+        for name, default in defaults.items()
+        if getattr(drafter, name) != default
+    }
 
 
 def _tuned_settings(
-    method: str, target: LoadedTarget, tuned: str | Path | None
-) -> Mapping[str, Any]:
-    path = _known_file(target.name) if tuned is None else expand_user(tuned)
-    if path is None or not METHODS[method].tuned:
-        return {}
-    owner = fingerprint(target.config, target.params)
-    return read_tuned(path, owner).settings.get(method, {})
-
-
-def _known_file(name: str) -> Path | None:
-    try:
-        path = tuned_file(name)
-        return path if path.is_file() else None
-    except (SpecjaxError, OSError):  # no home, or one that must not be read: nothing was tuned
-        return None
-
-
-def _tuned_for(
     method: str, target: LoadedTarget, part: Any, tuned: str | Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What was tuned, if it was for this draft and the rule that is wanted, or for this head."""
-    known = dict(_tuned_settings(method, target, tuned))
+    """Returns what was tuned, if it was for this draft and the wanted rule, or for this head."""
+    if not METHODS[method].tuned:
+        return {}
+    known = dict(tuned_for(target, tuned).settings.get(method, {}))
     if method == "draft-model":
         is_same_draft = known.pop(TUNED_DRAFT, "") == fingerprint(part.config, part.params)
         is_same_rule = given.get("rule", known.get("rule")) == known.get("rule")
@@ -214,15 +192,15 @@ MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, adde
 
 
 def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any:
-    """What the method reads: the draft, the head and its params, the datastore, or None.
+    """Returns what the method reads: the draft, the head and its params, the datastore, or None.
 
     Raises:
         SpecjaxError: for a source that is missing, damaged, made for another target or not wanted.
     """
     if method == "draft-model":
         return load_draft(target, source)
-    if kind := METHODS[method].head:
-        return load_head(_source_of(method, target, source), target, kind=kind)
+    if format := METHODS[method].head:
+        return load_head(_source_of(method, target, source), target, format=format)
     if method == "rest":
         return _datastore(target, source)
     if source is not None:
@@ -231,7 +209,7 @@ def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any
 
 
 def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
-    """A draft model for `target`, in the dtype of its params.
+    """Loads a draft model for `target`, in the dtype of its params.
 
     Raises:
         SpecjaxError: if there is no such model, or its tokens are not the target's.
@@ -241,12 +219,12 @@ def load_draft(target: LoadedTarget, source: str | Path | None = None) -> Loaded
     return draft
 
 
-def find_head(source: str | Path, kind: str | None = None) -> Path:
-    """The folder of a head: this one, that within a finished run, or the copy of a hub id.
+def find_head(source: str | Path, format: HeadFormat | None = None) -> Path:
+    """Returns the folder of a head: `source`, the one within a finished run, or a hub download.
 
     Args:
         source: the folder of a head, that of a run of `specjax train`, or a hub id.
-        kind: of `models.heads.kinds.KINDS`; if None, any of them.
+        format: of the head that is wanted; if None, any.
 
     Raises:
         SpecjaxError: if there is no such head, or the run has not finished.
@@ -259,36 +237,36 @@ def find_head(source: str | Path, kind: str | None = None) -> Path:
             f"{folder} is a run that has not finished and has no head yet; repeat its command with "
             "--resume"
         )
-    formats = tuple(KINDS.values())
-    wanted = None if kind is None else KINDS[kind]
-    files = tuple(file for format in formats for file in format.files)
-    return head_folder(source, partial(detect_format, formats=formats, wanted=wanted), files=files)
+    detect = partial(detect_format, formats=HEAD_FORMATS, wanted=format)
+    return head_folder(source, detect, files=tuple(file for f in HEAD_FORMATS for file in f.files))
 
 
 def load_head(
     source: str | Path,
     target: LoadedTarget,
     dtype: DTypeLike | None = None,
-    kind: str | None = None,
+    format: HeadFormat | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A head for `target`, such as `EagleHead`, and its params.
+    """Loads a head for `target`, such as `EagleHead`, and its params.
 
     Args:
         source: the folder of a head, that of a run of `specjax train`, or a hub id.
         target: that the head was trained for.
         dtype: of the params; by default that of the target's.
-        kind: of `models.heads.kinds.KINDS`; if None, what the folder says.
+        format: of the head; if None, the folder decides.
 
     Raises:
         SpecjaxError: if there is no such head, it is of another kind, damaged, or was trained for
             another target.
     """
-    folder = find_head(source, kind)
-    wanted = target.dtype if dtype is None else dtype
-    formats = tuple(KINDS.values())
-    format = detect_format(folder, formats) if kind is None else KINDS[kind]
+    folder = find_head(source, format)
     loaded = head_files.load_head(
-        folder, format, target.config, wanted, progress=True, others=formats
+        folder,
+        format or detect_format(folder, HEAD_FORMATS),
+        target.config,
+        target.dtype if dtype is None else dtype,
+        progress=True,
+        others=HEAD_FORMATS,
     )
     check_owner(folder, fingerprint(target.config, target.params))
     return loaded

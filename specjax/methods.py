@@ -24,6 +24,11 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 )
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.models.config import TransformerConfig
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.formats.hydra import HYDRA
+from specjax.models.io.formats.medusa import MEDUSA
+from specjax.models.io.formats.parallel import PARALLEL
+from specjax.models.io.head_files import HeadFormat
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
@@ -44,7 +49,7 @@ class Method:
     # Settings that fit a target, in place of defaults.
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
     part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
-    head: str = ""  # the kind of head that it reads, if any
+    head: HeadFormat | None = None  # the files of the head that it reads, if any
     training: type[HeadTraining] | None = None  # how `specjax train` makes that head
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
@@ -131,7 +136,7 @@ METHODS: dict[str, Method] = {
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
         part="medusa",
-        head="medusa",
+        head=MEDUSA,
         training=MedusaTraining,
         tuned=("choices",),
         search_space=DEPTH_TREES,
@@ -141,7 +146,7 @@ METHODS: dict[str, Method] = {
         "Hydra heads",
         "Hydra (Ankner et al., 2024)",
         part="hydra",
-        head="hydra",
+        head=HYDRA,
         training=HydraTraining,
         tuned=("choices",),
         search_space=(PUBLISHED, CHAIN),
@@ -151,7 +156,7 @@ METHODS: dict[str, Method] = {
         "an EAGLE head",
         "EAGLE (Li et al., 2024 a)",
         part="eagle",
-        head="eagle",
+        head=EAGLE,
         training=EagleTraining,
         search_space=(PUBLISHED, CHAIN),
     ),
@@ -160,7 +165,7 @@ METHODS: dict[str, Method] = {
         "an EAGLE head",
         "EAGLE-2 (Li et al., 2024 b)",
         part="eagle",
-        head="eagle",
+        head=EAGLE,
         search_space=BEAMS,
     ),
     "hass": Method(
@@ -168,7 +173,7 @@ METHODS: dict[str, Method] = {
         "a head trained with HASS",
         "HASS (Zhang et al., 2025)",
         part="hass",
-        head="eagle",
+        head=EAGLE,
         training=HassTraining,
         search_space=BEAMS,
     ),
@@ -177,7 +182,7 @@ METHODS: dict[str, Method] = {
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-medusa",
-        head="parallel",
+        head=PARALLEL,
         training=ParallelMedusaTraining,
         tuned=("choices",),
         search_space=DEPTH_TREES,
@@ -187,7 +192,7 @@ METHODS: dict[str, Method] = {
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-eagle",
-        head="parallel",
+        head=PARALLEL,
         training=ParallelEagleTraining,
         tuned=("choices",),
         search_space=DEPTH_TREES,
@@ -199,6 +204,8 @@ METHODS: dict[str, Method] = {
         tuned=("machine", "method", "settings", "source", "break_even", "widths"),
     ),
 }
+
+HEAD_FORMATS = tuple({row.head.kind: row.head for row in METHODS.values() if row.head}.values())
 
 SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a message calls it
     bool: (bool, "True or False"),

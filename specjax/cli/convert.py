@@ -57,11 +57,11 @@ class Convert:
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.hub import load
         from specjax.loading import find_head, load_head
-        from specjax.models.heads.kinds import KINDS
+        from specjax.methods import HEAD_FORMATS
         from specjax.models.io.head_files import detect_format, read_about, save_head
 
         folder = find_head(self.source)
-        format = detect_format(folder, KINDS.values())  # before the target, which may take long
+        format = detect_format(folder, HEAD_FORMATS)  # before the target, which may take long
         layouts, kind = tuple(format.layouts), format.kind
         layout = self.layout or (kind if kind in layouts else layouts[0])
         if layout not in layouts:
@@ -69,7 +69,7 @@ class Convert:
                 f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
             )
         target = load(head_of, dtype=self.dtype)
-        head, params = load_head(folder, target, kind=kind)
+        head, params = load_head(folder, target, format=format)
         save_head(
             directory,
             format,

@@ -21,10 +21,9 @@ from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.hub import LoadedTarget, load
 from specjax.loading import find_head, load_head
-from specjax.methods import METHODS, make_drafter
-from specjax.models.heads.kinds import KINDS
-from specjax.models.io.head_files import HEAD, detect_format
-from specjax.pocket.conversations import pocket_conversations
+from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
+from specjax.models.io.head_files import HEAD, HeadFormat, detect_format
+from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions
 from specjax.training.distillation import DistillOptions, check_room, distill, prompt_of
@@ -101,7 +100,6 @@ class TrainHead:
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
         settings = HeadSettings(
             method=self.method,
-            kind=METHODS[self.method].head,
             training=self.training,
             optimizer=self.optimizer,
             loop=self.loop_for(examples, batches),
@@ -110,6 +108,7 @@ class TrainHead:
         )
         trained = train_head(
             head,
+            _format_of(self.method),
             FrozenModel.of(target),
             examples,
             settings,
@@ -158,12 +157,9 @@ class TrainHead:
         wanted = self.training.new_head(target.config)
         if self.start is None:
             return wanted, None
-        kind = METHODS[self.method].head
-        if (found := detect_format(find_head(self.start), KINDS.values()).kind) in (
-            self.training.adopts
-        ):
-            kind = found
-        head, params = load_head(self.start, target, "float32", kind)
+        found = detect_format(find_head(self.start), HEAD_FORMATS)
+        format = found if found.kind in self.training.adopts else _format_of(self.method)
+        head, params = load_head(self.start, target, "float32", format)
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
         asked = shape_of(wanted)
         for name, value in shape_of(head).items():
@@ -285,3 +281,9 @@ def evaluation(
         return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
 
     return Evaluation(measure, "accepted_length")
+
+
+def _format_of(method: str) -> HeadFormat:
+    format = METHODS[method].head
+    assert format is not None, "only methods with a head are trained here"
+    return format

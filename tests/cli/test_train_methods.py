@@ -11,8 +11,9 @@ import pytest
 
 from specjax.cli import main
 from specjax.hub import load
-from specjax.methods import METHODS
-from specjax.models.heads.kinds import KINDS
+from specjax.methods import HEAD_FORMATS, METHODS
+from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import detect_format, load_head, read_about
 from specjax.training.heads import new_params
 from specjax.training.objectives.base import FrozenModel
@@ -54,7 +55,9 @@ def test_every_method_with_a_head_can_be_trained():
     trainings = {name: row.training for name, row in METHODS.items() if row.training}
     assert trainings.keys() == with_heads - {"eagle2"}
     assert len(set(trainings.values())) == len(trainings)
-    assert {METHODS[name].head for name in trainings} == set(KINDS)
+    assert {METHODS[name].head.kind for name in trainings} == {
+        format.kind for format in HEAD_FORMATS
+    }
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -91,8 +94,8 @@ def weights_of(run: Path) -> dict[str, bytes]:
 def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
     """To each layout, and read back from there."""
     head = runs[method] / "head"
-    format = detect_format(head, KINDS.values())
-    assert format.kind == METHODS[method].head
+    format = detect_format(head, HEAD_FORMATS)
+    assert format is METHODS[method].head
     _, params = load_head(head, format, CONFIG, jnp.float32)
     layouts = [each for each in format.layouts if each not in ("medusa", "hydra")]
     for layout in layouts:
@@ -112,7 +115,7 @@ def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
 def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
     """Whichever head is offered, the message says what it is and what is wanted."""
     for other, run in runs.items():
-        if METHODS[other].head == METHODS[method].head:
+        if METHODS[other].head is METHODS[method].head:
             continue
         command = ["generate", "x", "--target", str(tiny), "--method", method]
         assert main([*command, "--drafter", str(run)]) == 2
@@ -126,8 +129,8 @@ def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, c
     assert train("eagle", eagle, *TWO_STEPS) == 0
     arguments = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
     assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *arguments) == 0
-    _, before = load_head(eagle / "head", KINDS["eagle"], CONFIG, jnp.float32)
-    _, after = load_head(tmp_path / "parallel" / "head", KINDS["parallel"], CONFIG, jnp.float32)
+    _, before = load_head(eagle / "head", EAGLE, CONFIG, jnp.float32)
+    _, after = load_head(tmp_path / "parallel" / "head", PARALLEL, CONFIG, jnp.float32)
     for name in before:
         jax.tree.map(
             lambda old, new: np.testing.assert_allclose(new, old, atol=1e-7),
