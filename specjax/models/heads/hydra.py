@@ -9,6 +9,7 @@ Sequentially-Dependent Draft Heads for Medusa Decoding".
 After their first block the published heads apply a second one repeatedly, and so do these.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -17,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
@@ -60,7 +61,8 @@ class HydraConfig:
         has_lm_heads: bool = True,
     ) -> "HydraConfig":
         """Returns the published shape; the prefix layer is like the target's, with no window."""
-        layers = replace(target, num_hidden_layers=int(has_prefix), sliding_window=None)
+        alike = replace(target, sliding_window=None, layer_types=())
+        layers = replace(alike, num_hidden_layers=int(has_prefix))
         return cls(layers, num_heads, num_layers, has_lm_heads)
 
     @property
@@ -193,6 +195,31 @@ class HydraHeads(nn.Module):
         output = self.apply({"params": params}, depth, features, embedded, method=method)
         output = cast(Array, output)
         return output if self.config.has_lm_heads else target.logits(target_params, output)
+
+    @nn.nowrap
+    def teacher_forced(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        tokens: Int[Array, "1 T"],
+        features: Float[Array, "1 T D"],
+    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
+        """Yields, per depth, the head's inputs along a text and a function from them to logits.
+
+        See `MedusaHeads.teacher_forced`. The heads read the text's tokens instead of drafted ones.
+        """
+        cache = KVCache.create(self.config.layers, 1, tokens.shape[1], features.dtype)
+        rows = causal_rows(tokens, cache.length)
+        features, _ = self.run(params, target, target_params, rows, features, cache)
+        for depth in range(1, self.config.num_heads + 1):
+            ahead = [jnp.roll(tokens, -step, axis=1) for step in range(1, depth + 1)]
+            embedded = jnp.stack([target.embed(target_params, each) for each in ahead], axis=2)
+
+            def logits(read: tuple[Array, Array], depth: int = depth) -> Array:
+                return self.logits(params, target, target_params, depth, *read)
+
+            yield (features, embedded), logits
 
     @nn.nowrap
     def initialise(

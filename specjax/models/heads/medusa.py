@@ -9,14 +9,16 @@ section 2.1.1.
 With more than one layer the published code applies the same block repeatedly, and so does this.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
@@ -116,6 +118,23 @@ class MedusaHeads(nn.Module):
         depths = range(1, (num_depths or self.config.num_heads) + 1)
         logits = [self.logits_at(params, target, target_params, features, d) for d in depths]
         return jnp.stack(logits, axis=-2)
+
+    @nn.nowrap
+    def teacher_forced(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        tokens: Int[Array, "1 T"],
+        features: Float[Array, "1 T D"],
+    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
+        """Yields, per depth, the head's inputs along a text and a function from them to logits.
+
+        The function takes any slots of the inputs, so the logits of a whole text never have to
+        exist at once. Slot t predicts token t + 1 + depth.
+        """
+        for depth in range(1, self.config.num_heads + 1):
+            yield features, partial(self.logits_at, params, target, target_params, depth=depth)
 
     @nn.nowrap
     def initialise(

@@ -12,8 +12,9 @@ LM head are the target's, frozen. Xiao et al. 2024, "ParallelSpec: Parallel Draf
 for Efficient Speculative Decoding", sections 4.1 and 4.3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -66,7 +67,8 @@ class ParallelConfig:
         The paper has one layer. The masks are the same at every slot, so in the first layer they
         attend by position, and only from the second layer on by content.
         """
-        layers = replace(target, num_hidden_layers=num_layers, sliding_window=None)
+        alike = replace(target, sliding_window=None, layer_types=())
+        layers = replace(alike, num_hidden_layers=num_layers)
         return cls(layers, num_masks, reads_features, fc_bias)
 
     @property
@@ -236,6 +238,29 @@ class ParallelHead(nn.Module):
             ),
         )
         return output, own
+
+    @nn.nowrap
+    def teacher_forced(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        tokens: Int[Array, "1 T"],
+        features: Float[Array, "1 T D"],
+    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
+        """Yields, per depth, the LM head's inputs along a text and a function from them to logits.
+
+        See `MedusaHeads.teacher_forced`.
+        """
+        positions = jnp.arange(tokens.shape[1])[None]
+        segments = jnp.zeros_like(tokens)
+        embedded = target.embed(target_params, jnp.roll(tokens, -1, axis=1))
+        read = features if self.config.reads_features else features[..., :0]
+        streams: tuple[Stream, ...] = ()
+        for _ in range(self.config.num_depths):
+            output, own = self.step(params, embedded, read, streams, positions, segments)
+            streams = (*streams, own)
+            yield output, partial(target.logits, target_params)
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
