@@ -1,16 +1,29 @@
-"""What tuning has found for a target: settings of methods, in a small JSON beside its weights."""
+"""The files of tuned settings: what `specjax tune` found for a target, and where it is kept.
+
+Tuning writes to the user's cache folder. A `specjax.json` beside the weights of a target, such as
+pocket's, is read as well; entries of the user's own come in place of its entries.
+"""
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import read_json, writable
+from specjax.core.files import cache_folder, expand_user, read_json, writable
+from specjax.core.provenance import num_cores
+from specjax.hub import POCKET, LoadedTarget, pocket_folder
+from specjax.models.fingerprint import fingerprint
 
 FILE = "specjax.json"
+AUTO = "auto"  # the method whose entry is an `AutoChoice`
+ADVICE = "`specjax tune machine` measures what is best"
 
 
 @dataclass(frozen=True)
@@ -20,9 +33,52 @@ class Tuned:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     induction_heads: tuple[tuple[int, int, int], ...] = ()  # layer, head, times; the best first
 
+    def updated(self, other: "Tuned") -> "Tuned":
+        """Returns these settings, with those of `other` in place of its own where it has any."""
+        heads = other.induction_heads or self.induction_heads
+        return replace(self, settings={**self.settings, **other.settings}, induction_heads=heads)
+
+
+def tuned_for(target: LoadedTarget, path: str | Path | None = None) -> Tuned:
+    """Returns what is tuned for a target: in the file `path`, or else in all files there are.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read, is damaged or was made for another target.
+    """
+    owner = fingerprint(target.config, target.params)
+    if path is not None:
+        return read_tuned(expand_user(path), owner)
+    found = Tuned()
+    for known in (_shipped_file, tuned_file):
+        try:
+            file = known(target)
+            is_there = file.is_file()
+        except (SpecjaxError, OSError):  # no home, or one that must not be read: nothing was tuned
+            continue
+        found = found.updated(read_tuned(file, owner)) if is_there else found
+    return found
+
+
+def tuned_file(target: LoadedTarget) -> Path:
+    """Returns the user's file of a target, whether there is one or not.
+
+    Raises:
+        SpecjaxError: if the user has no home folder.
+    """
+    is_folder = target.name != POCKET and expand_user(target.name).exists()
+    name = expand_user(target.name).resolve().name if is_folder else target.name
+    label = re.sub(r"[^\w.-]+", "--", name)
+    owner = fingerprint(target.config, target.params)
+    return cache_folder() / "tuned" / f"{label}-{owner}.json"
+
+
+def _shipped_file(target: LoadedTarget) -> Path:
+    folder = pocket_folder() if target.name == POCKET else expand_user(target.name)
+    return folder / FILE
+
 
 def read_tuned(path: Path, owner: str) -> Tuned:
-    """The file's content, for the model with fingerprint `owner`.
+    """Reads a file, for the model with fingerprint `owner`.
 
     Raises:
         SpecjaxError: if the file cannot be read, is malformed or was made for another model.
@@ -34,7 +90,7 @@ def read_tuned(path: Path, owner: str) -> Tuned:
         heads = tuple((int(a), int(b), int(c)) for a, b, c in values.get("induction_heads", []))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecjaxError(
-            f"{path} is no file of `specjax tune` ({type(error).__name__}: {error}); "
+            f"{path} is not a file of `specjax tune` ({type(error).__name__}: {error}); "
             "delete it or tune again"
         ) from None
     if made_for != owner:
@@ -46,7 +102,7 @@ def read_tuned(path: Path, owner: str) -> Tuned:
 
 
 def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
-    """Replaces the file in one step.
+    """Replaces a file in one step.
 
     Raises:
         SpecjaxError: if the folder cannot be written.
@@ -67,7 +123,63 @@ def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists become tuples: settings are hashed."""
+    """Turns lists into tuples: settings are hashed."""
     if isinstance(value, dict):
         return {name: _frozen(each) for name, each in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class AutoChoice:
+    """The method behind the gate of `auto`, as `specjax tune machine` chose it, or by default.
+
+    `settings` are complete: nothing that is tuned for the method itself is added.
+    """
+
+    machine: str
+    method: str = "pld"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None  # a folder or hub id; None: the method's default
+    break_even: float = 0.0
+    widths: tuple[int, ...] = ()  # rows of the passes that were timed; (): none were
+    why: str = "as tuned on this machine"
+
+    def __str__(self) -> str:
+        """Describes it, such as "auto is pld (num_tokens=7), as tuned on this machine"."""
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return f"{AUTO} is {self.method}" + (f" ({settings})" if settings else "") + f", {self.why}"
+
+    def record(self) -> dict[str, Any]:
+        """Returns the values that the file keeps."""
+        return {name: value for name, value in asdict(self).items() if name != "why"}
+
+
+def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoChoice:
+    """Returns what `auto` is for a target on this machine; see `tuned_for`.
+
+    Raises:
+        SpecjaxError: for a file that is missing, damaged or made for another target.
+    """
+    known, machine = tuned_for(target, path).settings.get(AUTO), machine_of(target)
+    if not known:
+        return AutoChoice(machine, why=f"not tuned: {ADVICE}")
+    try:
+        choice = AutoChoice(**known)
+        if choice.machine != machine:
+            why = f"tuned on {choice.machine} and not on this, {machine}: {ADVICE}"
+            return AutoChoice(machine, why=why)
+        if choice.method == AUTO or not choice.widths or not isfinite(choice.break_even):
+            raise ValueError(f"{choice.method}, {choice.widths} and {choice.break_even}")
+        return choice
+    except (TypeError, ValueError) as error:
+        raise SpecjaxError(
+            f"what was tuned for auto is damaged ({type(error).__name__}: {error}); run `specjax "
+            "tune machine` again"
+        ) from None
+
+
+def machine_of(target: LoadedTarget) -> str:
+    """Returns what a break-even holds for besides the target, such as "cpu, 2 cores, float32"."""
+    device = jax.devices()[0]
+    cores = [f"{num_cores()} cores"] if device.platform == "cpu" else []
+    return ", ".join([device.device_kind, *cores, str(target.dtype)])
