@@ -1,8 +1,8 @@
-"""Which heads of a target copy (PLD+, section 4.2.1).
+"""Finds the heads of a target that copy (PLD+, section 4.2.1).
 
-A prompt and the target's own answer are run once more. Wherever the answer repeats a token of the
-prompt, it has most likely been copied from the occurrence whose surroundings agree longest, and a
-head that looks at just that position while the token is decided is an induction head.
+A prompt and the target's own answer are run once more. Where the answer repeats a token of the
+prompt, it was most likely copied from the occurrence with the longest matching context, and a head
+that attends most to just that position while the token is decided is an induction head.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,44 +14,41 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.bench.measure import Request
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids, padded_length
-from specjax.hub import LoadedTarget
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target, causal_rows
+from specjax.tuning.runs import Workload
 
 CHUNK = 32  # rows per pass: bounds the attention rows of all heads
 BUCKET = 256  # texts share the programs of the next multiple
 
 
-def answers(
-    target: LoadedTarget, requests: Sequence[Request], max_new_tokens: int
-) -> Iterator[tuple[list[int], int]]:
-    """Each prompt with the target's own greedy answer, and the prompt's length."""
-    bucket = padded_length([request.ids for request in requests])
-    for request in requests:
+def answers(workload: Workload) -> Iterator[tuple[list[int], int]]:
+    """Yields each prompt with the target's own greedy answer, and the prompt's length."""
+    target = workload.target
+    for ids in workload.prompts:
         out = speculative_generate(
             Params(target.params),
-            from_ids([request.ids], bucket),
+            from_ids([ids], padded_length(workload.prompts)),
             jax.random.key(0),
             target=target.model,
             drafter=PromptLookup(),
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=workload.max_new_tokens,
             eos=target.eos,
         )
         answer = np.asarray(out.tokens)[0, : int(out.length[0])]
-        yield [*request.ids, *answer.tolist()], len(request.ids)
+        yield [*ids, *answer.tolist()], len(ids)
 
 
 def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int]]:
-    """(t, r) for every t whose token may be copied: r is the most likely source in the prompt.
+    """Returns (t, r) for every t whose token may be copied: r is the most likely source.
 
-    Of the positions of the prompt that hold token t, r shares the longest run of tokens up to and
-    with t; of equals it is the last.
+    Of the positions of the prompt that hold token t, r has the longest run of equal tokens before
+    and including it; of equals it is the last.
     """
     pairs = []
     for at in range(prompt_length, len(text)):
@@ -64,7 +61,7 @@ def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int
 def count_copies(
     texts: Iterable[tuple[Sequence[int], int]], target: Target, params: Any
 ) -> Int[np.ndarray, "L H"]:
-    """How often each head looked most at the source of a copied token.
+    """Counts how often each head attended most to the source of a copied token.
 
     `texts` are pairs of tokens (prompt and answer) and the prompt's length.
     """
@@ -75,13 +72,13 @@ def count_copies(
         if not pairs:
             continue
         at, source = np.array(pairs).T
-        looked_at = most_attended(text, target, params)  # [L, H, T]
-        counts += np.sum(looked_at[:, :, at - 1] == source, axis=2)
+        attended = most_attended(text, target, params)  # [L, H, T]
+        counts += np.sum(attended[:, :, at - 1] == source, axis=2)
     return counts
 
 
 def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
-    """(layer, head, times) of the heads that copied at all, the most frequent first."""
+    """Returns (layer, head, times) of the heads that copied at all, the most frequent first."""
     order = np.argsort(-counts, axis=None, kind="stable")
     places = zip(*np.unravel_index(order, counts.shape), strict=True)
     return tuple(
@@ -92,7 +89,7 @@ def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
 
 
 def most_attended(text: Sequence[int], target: Target, params: Any) -> Int[np.ndarray, "L H T"]:
-    """The position that each head looks at most, from every token of the text."""
+    """Returns the position that each head attends to most, from every token of the text."""
     config = target.config
     tokens = from_ids([text], BUCKET).tokens
     padded = tokens.shape[1]
@@ -116,13 +113,13 @@ def _pass(
 
 
 def all_heads(config: TransformerConfig) -> tuple[tuple[int, int], ...]:
-    """Every (layer, head), layer by layer."""
+    """Returns every (layer, head), layer by layer."""
     layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
     return tuple((layer, head) for layer in layers for head in heads)
 
 
 def _agreement(text: Sequence[int], first: int, second: int) -> int:
-    """How many tokens up to both positions are the same."""
+    """Counts the equal tokens that end at both positions."""
     count = 0
     while first - count >= 0 and text[first - count] == text[second - count]:
         count += 1

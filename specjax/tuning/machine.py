@@ -1,167 +1,190 @@
-"""Which method, with which settings, is the fastest for a target on this device.
+"""Chooses the method, with its settings, that is fastest for a target on this machine.
 
-First the target's passes are timed by their rows (`costs`). Then one run of every family of
-settings (`candidates`) tells how it drafts and what that costs (`observation`), and so what all of
-its members would do (`prediction`, `search`). The best few then run in turn with plain decoding on
-more prompts, and that alone decides.
+Candidates come from the search spaces of the registry. Successive halving: all of them run a few
+prompts in turn with plain decoding, the slower half is dropped, the rest gets twice as many
+prompts, until one is left. Its break-even is measured, and it is chosen if it beats plain decoding
+behind the gate of `auto`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import product
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
-import numpy as np
+import jax
 
-from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
-from specjax.decoding.drafters.auto import Gated
-from specjax.hub import POCKET
-from specjax.loading import whole_settings
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Drafter
+from specjax.loading import gated, load_drafter, settings_of
 from specjax.methods import METHODS
-from specjax.models.pass_costs import RowCosts, machine_of
-from specjax.tuning.candidates import Family, families
-from specjax.tuning.costs import WIDTHS, measure_row_costs
-from specjax.tuning.prediction import Candidate, finalists
-from specjax.tuning.search import Outcome, Search
-from specjax.tuning.serving import Serving
+from specjax.tuned import AutoChoice, machine_of
+from specjax.tuning.runs import Run, Runner, Workload, in_turn
 
-AUTO = "auto"  # the method that uses what is found here
-LEAST_SPEED = 0.85  # of plain's, predicted; slower ones do not run again
-MOST_FINALISTS = 8
-NUM_RUNS = 3
-LEAST_GAIN = 1.02  # over plain decoding; less is noise, and plain is chosen
+PLAIN = "plain"
+FIRST_PROMPTS = 2  # that all candidates run
+NUM_TURNS = 3  # runs of a prompt; their median counts
+MIN_GAIN = 1.02  # over plain decoding; less is noise, and plain is chosen
+NEVER_SHUTS = -1.0  # a break-even below any mean
 
 
 class Result(NamedTuple):
-    """What a finalist did beside plain decoding."""
+    """The figures of a candidate over several prompts."""
 
-    candidate: Candidate
-    speed: float  # over plain, on all the texts together
-    quartiles: tuple[float, float]  # of the pairs of runs
-    tokens_per_second: float
+    name: str
+    speed: float  # over plain decoding
     accepted_length: float
+    tokens_per_second: float
+
+
+Report = Callable[[str, Sequence[Result]], None]  # called with a title, and results or none
 
 
 @dataclass(frozen=True)
-class Report:
-    """Told of what is found, as it comes."""
+class Candidate:
+    """A method with settings, behind a gate that never shuts."""
 
-    costs: Callable[[RowCosts], None] = lambda costs: None
-    family: Callable[[Family, Outcome], None] = lambda family, outcome: None
-    finalists: Callable[[Sequence[Candidate]], None] = lambda candidates: None
-    results: Callable[[Sequence[Result]], None] = lambda results: None
+    method: str
+    settings: Mapping[str, Any]
+    drafter: Drafter
+    params: Any
+    runner: Runner
+
+    @property
+    def name(self) -> str:
+        """The method and its settings in short."""
+        values = [
+            f"{name}={f'{len(value)} paths' if isinstance(value, tuple) else value}"
+            for name, value in self.settings.items()
+        ]
+        return f"{self.method} ({', '.join(values)})" if values else self.method
 
 
 def tune_machine(
-    serving: Serving, methods: Sequence[str] = (), report: Report = Report()
-) -> dict[str, Any]:
-    """The settings of `auto`: those of the fastest method, or of plain decoding.
+    workload: Workload,
+    methods: Sequence[str] = (),
+    sources: Mapping[str, str] | None = None,
+    report: Report = lambda title, results: None,
+) -> AutoChoice:
+    """Chooses what `auto` does: the fastest method, or plain decoding.
 
     Args:
-        serving: target and validation prompts.
-        methods: that are tried; by default all that this target and these sources serve.
-        report: told of what is found.
+        workload: target and validation prompts; prompts of different kinds should alternate.
+        methods: the methods to try, besides those of `sources`; by default all that this target and
+            these sources serve.
+        sources: by method, the folder or hub id that it reads, if that is not pocket's own.
+        report: called with what is found.
 
     Raises:
         SpecjaxError: if one of `methods`, or one with a source, cannot be had.
     """
-    named = list(dict.fromkeys([*methods, *serving.sources]))
-    for method in named:
-        serving.load(method, {})  # fails now rather than after the work
-    slots = serving.padded_length + serving.max_new_tokens + WIDTHS[-1]
-    row_costs = measure_row_costs(serving.target, serving.text_length, slots)
-    report.costs(row_costs)
-    search = Search(serving, row_costs, report.family)
-    candidates = search.run(families(named if methods else methods_of(serving)))
-    chosen = finalists(candidates, LEAST_SPEED, MOST_FINALISTS)
-    report.finalists(chosen)
-    results = run_finalists(serving, chosen) if chosen else []
-    report.results(results)
-    return settings_of(best_of(results), serving, row_costs)
+    sources = sources or {}
+    named = list(dict.fromkeys([*methods, *sources]))
+    for method in named:  # fails now rather than after the work
+        load_drafter(method, workload.target, sources.get(method))
+        if not METHODS[method].search_space:
+            raise SpecjaxError(f"method {method!r} is never behind auto; leave it out")
+    wanted = named if methods else [name for name, row in METHODS.items() if row.search_space]
+    plain = workload.runner(*load_drafter(PLAIN, workload.target))
+    candidates = list(_candidates(workload, wanted, sources, report))
+    machine = machine_of(workload.target)
+    if candidates:
+        winner = _halved(candidates, plain, workload, report)
+        found = break_even(winner.runner, plain, workload)
+        gate = gated(winner.drafter, winner.params, workload.target, found)
+        final = workload.runner(gate, winner.params)
+        runs = _measured([plain, final], workload.prompts)
+        result = _result(f"{winner.name}, break-even {found:.2f}", runs[1], runs[0])
+        report("Behind the gate, on all prompts", [result])
+        if result.speed > MIN_GAIN:
+            settings = settings_of(winner.drafter, winner.method, workload.target)
+            widths = (1, gate.num_nodes)
+            source = sources.get(winner.method)
+            return AutoChoice(machine, winner.method, settings, source, found, widths)
+    return AutoChoice(machine, PLAIN, widths=(1,))
 
 
-def methods_of(serving: Serving) -> list[str]:
-    """All methods that serve this target, plain decoding aside."""
-    has_parts = serving.target.name == POCKET
+def _candidates(
+    workload: Workload, methods: Sequence[str], sources: Mapping[str, str], report: Report
+) -> Iterator[Candidate]:
+    """Yields all combinations of settings that this target serves."""
+    reasons: list[str] = []
+    for method in methods:
+        shared: dict[Any, Any] = {}  # params, which all settings of a method share
+        for space in METHODS[method].search_space:
+            for values in product(*space.values()):
+                settings = dict(zip(space, values, strict=True))
+                given = method, workload.target, sources.get(method)
+                try:
+                    drafter, params = load_drafter(*given, **settings)
+                    gate = gated(drafter, params, workload.target, NEVER_SHUTS)
+                except SpecjaxError as error:
+                    reasons.append(f"{method} is skipped: {error}")
+                    continue
+                params = shared.setdefault(jax.tree.structure(params), params)
+                yield Candidate(method, settings, drafter, params, workload.runner(gate, params))
+    for reason in dict.fromkeys(reasons):
+        report(reason, ())
+
+
+def _halved(
+    candidates: Sequence[Candidate], plain: Runner, workload: Workload, report: Report
+) -> Candidate:
+    """Returns the candidate that is left when the slower half has been dropped time and again."""
+    left = list(range(len(candidates)))
+    runs: dict[int, list[list[Run]]] = {number: [] for number in left}
+    of_plain: list[list[Run]] = []
+    num_prompts = FIRST_PROMPTS
+    while True:
+        prompts = workload.prompts[len(of_plain) : num_prompts]
+        found = _measured([plain, *(candidates[number].runner for number in left)], prompts)
+        of_plain += found[0]
+        for number, own in zip(left, found[1:], strict=True):
+            runs[number] += own
+        results = {n: _result(candidates[n].name, runs[n], of_plain) for n in left}
+        left.sort(key=lambda number: -results[number].speed)
+        report(f"On {len(of_plain)} prompts", [results[number] for number in left])
+        if len(left) == 1 or len(of_plain) == len(workload.prompts):
+            return candidates[left[0]]
+        left = left[: (len(left) + 1) // 2]
+        num_prompts *= 2
+
+
+def _measured(runners: Sequence[Runner], prompts: Sequence[Any]) -> list[list[list[Run]]]:
+    """Returns the runs of each runner, by prompt and turn."""
+    turns = [list(in_turn(runners, prompts, turn)) for turn in range(NUM_TURNS)]
     return [
-        name
-        for name, row in METHODS.items()
-        if name not in (PLAIN, AUTO)
-        and (has_parts or name in serving.sources or not row.has_params)
+        [[turn[number][each] for turn in turns] for number in range(len(prompts))]
+        for each in range(len(runners))
     ]
 
 
-def run_finalists(serving: Serving, candidates: Sequence[Candidate]) -> list[Result]:
-    """Runs them and plain decoding in turn on all prompts, as `auto` would run them."""
-    contestants = [serving.plain()]
-    for number, each in enumerate(candidates):
-        drafter, params = serving.load(each.method, each.settings)
-        gated = Gated(drafter, each.row_widths, each.costs, each.expected, each.asked_cost)
-        contestants.append(serving.contestant(str(number), gated, params))
-    batches = batches_of(serving.requests)
-    warm_up(contestants, batches[0])
-    samples = list(measure(contestants, batches, NUM_RUNS))
-    return [result_of(each, str(number), samples) for number, each in enumerate(candidates)]
+def _result(name: str, own: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> Result:
+    """Compares runs, by prompt and turn, in pairs; every prompt counts the same."""
+    relative = [
+        median(
+            run.seconds_per_token / other.seconds_per_token
+            for run, other in zip(runs, others, strict=True)
+        )
+        for runs, others in zip(own, plain, strict=True)
+    ]
+    tokens = sum(runs[0].num_tokens for runs in own)
+    seconds = sum(runs[0].num_tokens * median(r.seconds_per_token for r in runs) for runs in own)
+    rounds = sum(runs[0].num_rounds for runs in own)
+    return Result(name, 1 / fmean(relative), tokens / rounds, tokens / seconds)
 
 
-def result_of(candidate: Candidate, name: str, samples: Sequence[Sample]) -> Result:
-    """What the runs of `name` say.
+def break_even(own: Runner, plain: Runner, workload: Workload) -> float:
+    """Measures how many accepted tokens make up for the cost of a round that drafts.
 
-    The speed of a prompt is the median over its pairs of runs; prompts count by the time that
-    plain decoding takes for them, so that it is the speed on all texts together.
+    That is what such a round takes beyond a step of plain decoding, in these steps: of all that the
+    runs take, prefill aside, what is more than a step per round.
     """
-    plain: dict[int, dict[int, Sample]] = {}
-    own: dict[int, dict[int, Sample]] = {}
-    for sample in samples:
-        if sample.method in (PLAIN, name):
-            runs = plain if sample.method == PLAIN else own
-            runs.setdefault(sample.number, {})[sample.repeat] = sample
-    ratios = {
-        number: [_speed(run) / _speed(plain[number][repeat]) for repeat, run in runs.items()]
-        for number, runs in own.items()
-    }
-    weights = {number: median(run.seconds for run in plain[number].values()) for number in ratios}
-    seconds = sum(weights[number] / median(pairs) for number, pairs in ratios.items())
-    pairs = [ratio for each in ratios.values() for ratio in each]
-    low, high = (float(value) for value in np.percentile(pairs, (25, 75)))
-    texts = [text for runs in own.values() for run in runs.values() for text in run.texts]
-    tokens = sum(run.num_tokens for runs in own.values() for run in list(runs.values())[:1])
-    return Result(
-        candidate=candidate,
-        speed=sum(weights.values()) / seconds,
-        quartiles=(low, high),
-        tokens_per_second=tokens / seconds,
-        accepted_length=sum(len(text.tokens) for text in texts)
-        / max(1, sum(text.rounds for text in texts)),
-    )
-
-
-def _speed(sample: Sample) -> float:
-    return sample.num_tokens / sample.seconds
-
-
-def best_of(results: Sequence[Result]) -> Candidate | None:
-    """The fastest; None if none is faster than plain decoding by more than noise."""
-    best = max(results, key=lambda result: result.speed, default=None)
-    return best.candidate if best is not None and best.speed > LEAST_GAIN else None
-
-
-def settings_of(chosen: Candidate | None, serving: Serving, row_costs: RowCosts) -> dict[str, Any]:
-    """The settings of `auto`; those of plain decoding if nothing is chosen.
-
-    They are whole, also where the method has tuned settings of its own, which may change.
-    """
-    if chosen is None:
-        chosen = Candidate(PLAIN, {}, None, 1, 1.0, 0.0, (1,), (1.0,), 1.0, 1.0)
-    method, source = chosen.method, chosen.source
-    return {
-        "device": machine_of(serving.target.params),
-        "method": method,
-        "settings": whole_settings(method, serving.target, source, chosen.settings),
-        "source": source,
-        "row_widths": chosen.row_widths,
-        "costs": chosen.costs,
-        "expected": chosen.expected,
-        "asked_cost": chosen.asked_cost,
-        "row_costs": {"widths": row_costs.widths, "costs": row_costs.costs},
-    }
+    extra = num_drafting = 0.0
+    measured = _measured([plain, own], workload.prompts)
+    for ids, steps, runs in zip(workload.prompts, *measured, strict=True):
+        pairs = zip(runs, steps, strict=True)
+        cost = median(run.decode_seconds / step.decode_seconds for run, step in pairs)
+        extra += cost * steps[0].num_rounds - runs[0].num_rounds
+        num_drafting += own.num_drafting_rounds(ids)
+    return max(0.0, extra / num_drafting) if num_drafting else 0.0

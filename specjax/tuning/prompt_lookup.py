@@ -1,26 +1,23 @@
-"""The settings of PLD+ that serve a target best (section 5.5), and the curves of its ablations.
+"""Finds the settings of PLD+ that serve a target best (section 5.5); curves of its ablations.
 
 As in the paper: the layer (or the number of heads) at 10 drafted tokens first, then the number of
-drafted tokens for it. More drafted tokens are hardly ever accepted less, but cost more on many
-machines, so by accepted length the least number that comes close to the best is taken.
+drafted tokens for it. A longer draft hardly ever lowers the accepted length but costs more on many
+machines, so by accepted length the shortest that comes close to the best is taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specjax.bench.curves import Curve, Point
-from specjax.bench.measure import Request
+from specjax.bench.curves import Curve
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import (
     Heads,
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.hub import LoadedTarget
 from specjax.tuning.induction_heads import all_heads
-from specjax.tuning.sweep import Goal, best, sweep
+from specjax.tuning.runs import Goal, Workload, best
 
 FIRST_NUM_TOKENS = 10
 NUM_TOKENS = (5, 10, 20, 30, 40, 50, 70, 100)
@@ -33,15 +30,16 @@ THRESHOLDS = (-1.0, -0.75, -0.5, 0.0, 0.5, 0.75)
 class Tuner:
     """Sweeps on one target and one set of validation prompts."""
 
-    target: LoadedTarget
-    requests: Sequence[Request]
-    max_new_tokens: int
+    workload: Workload
     goal: Goal
-    report: Callable[[Curve], None] = lambda curve: None  # called with each curve when it is there
+    report: Callable[[Curve], None] = lambda curve: None  # called with each curve
 
     def hidden(self, more: bool = False) -> PromptLookupPlus:
-        """PLD+ (h): the best layer, then the best K; `more` adds the curves of appendix B.3."""
-        layers = range(1, self.target.config.num_hidden_layers + 1)
+        """Tunes PLD+ (h): the best layer, then the best K.
+
+        `more` adds the curves of appendix B.3.
+        """
+        layers = range(1, self.workload.target.config.num_hidden_layers + 1)
         start = PromptLookupPlus(num_tokens=FIRST_NUM_TOKENS)
         chosen = self._pick(
             Curve("PLD+ (h) over layers, K=10 (Figure 5)", "layer"),
@@ -56,7 +54,7 @@ class Tuner:
     def attention(
         self, ranked: Sequence[tuple[int, int, int]], more: bool = False
     ) -> PromptLookupPlusAttention:
-        """PLD+ (a): the best number of `ranked` heads, then the best K.
+        """Tunes PLD+ (a): the best number of `ranked` heads, then the best K.
 
         `more` adds the curves of section 7.1: all heads of a layer, by max and by sum.
 
@@ -86,7 +84,7 @@ class Tuner:
         return self._pick(replace(curve, series={name: ()}), candidates, others, CLOSE)
 
     def _whole_layers(self, start: PromptLookupPlusAttention) -> None:
-        config = self.target.config
+        config = self.workload.target.config
         per_layer = {
             layer: PromptLookupPlusAttention.heads_for(config, layer)
             for layer in range(config.num_hidden_layers)
@@ -108,14 +106,11 @@ class Tuner:
         others: Mapping[str, Mapping] | None = None,
         close: float = 1.0,
     ):
-        """The best of `candidates`, after reporting how all of them did."""
+        """Returns the best of `candidates`, after reporting all of them."""
         name = next(iter(curve.series), "accepted length")
         series = {
-            each: self._sweep(drafters)
+            each: self.workload.sweep(drafters)
             for each, drafters in {name: candidates, **(others or {})}.items()
         }
         self.report(replace(curve, series=series))
         return candidates[best(series[name], self.goal, close)]
-
-    def _sweep(self, drafters: Mapping[int | float | str, Drafter]) -> list[Point]:
-        return sweep(drafters, self.requests, self.target, self.max_new_tokens)

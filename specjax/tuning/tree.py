@@ -1,22 +1,36 @@
-"""Which tree serves a head best, from how often each rank at each depth is right.
+"""Grows the static tree that serves a head best, from how often each rank at each depth is right.
 
-Medusa's sparse tree (Cai et al. 2024, section 2.3.3). With depths that are right independently of
-each other, a path is accepted with the product of its accuracies, and the expected accepted length
-is the sum over all nodes. So the best tree is the one with the highest products.
+Medusa's sparse tree (Cai et al. 2024, section 2.3.3). If depths are right independently of each
+other, a path is accepted with the product of its accuracies, and the expected accepted length is
+the sum over all nodes. So the best tree is the one with the highest products.
+
+The accuracies are measured on the target's own answers, with teacher forcing: at every place that
+may be the last before a root, the head predicts the tokens at the depths below.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.prompt import from_ids
+from specjax.models.target import Target
+from specjax.training.objectives.base import later, over_slots, target_features
 
 Choices = tuple[tuple[int, ...], ...]
 
+NUM_RANKS = 10  # that a tree is grown from, as Medusa's published one
+BUCKET = 256  # texts share the program of the next multiple
+
 
 def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choices:
-    """The tree of `num_choices` nodes, root not counted, in the order in which they were taken.
+    """Returns the tree of `num_choices` nodes, root not counted, in the order they were taken.
 
     From (0,) on, the neighbour (next sibling or first child of what is there) with the highest
     product is taken; of equals the shallower, then the smaller. No tree of that size is better, if
@@ -55,9 +69,9 @@ def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choic
 
 
 def expected_length(choices: Choices, accuracies: Float[np.ndarray, "D R"]) -> float:
-    """The accepted length, bonus included, of a tree whose depths are right independently.
+    """Returns the accepted length of a tree whose depths are right independently.
 
-    Choices beyond D or R are taken for misses.
+    Choices beyond D or R count as misses.
     """
     known = np.pad(accuracies, ((0, max(map(len, choices))), (0, 1 + max(map(max, choices)))))
     path = lambda choice: [known[depth, rank] for depth, rank in enumerate(choice)]  # noqa: E731
@@ -65,12 +79,68 @@ def expected_length(choices: Choices, accuracies: Float[np.ndarray, "D R"]) -> f
 
 
 def rank_accuracies(ranks: Int[np.ndarray, "T D"], num_ranks: int) -> Float[np.ndarray, "D R"]:
-    """The share of places where the wanted token had rank 0, 1, ... R - 1 at each depth.
+    """Returns the share of places where the wanted token had rank 0, 1, ... R - 1 at each depth.
 
     Args:
         ranks: of the wanted token at T places of a text, counted from 0; -1 where none is wanted.
-        num_ranks: R; what ranks lower counts as a miss.
+        num_ranks: R; lower ranks count as misses.
     """
     counted = np.maximum(np.sum(ranks >= 0, axis=0), 1)
     hits = ranks[:, :, None] == np.arange(num_ranks)
     return np.sum(hits, axis=0) / counted[:, None]
+
+
+# ---- The ranks of a target's answers ------------------------------------------------------------
+
+
+def answer_ranks(
+    texts: Iterable[tuple[Sequence[int], int]],
+    head: Any,
+    params: Any,
+    target: Target,
+    target_params: Any,
+) -> Int[np.ndarray, "N D"]:
+    """Returns the rank, from 0, of each token of the answers at every depth; -1 beyond the end.
+
+    Args:
+        texts: pairs of tokens (prompt and answer) and the prompt's length.
+        head: whose ranks are wanted; it has a method `teacher_forced`, as `MedusaHeads` does.
+        params: the head's.
+        target: the model that it was trained for.
+        target_params: the target's.
+    """
+    found = []
+    for text, prompt_length in texts:
+        tokens = from_ids([text], BUCKET).tokens
+        ranks = np.asarray(_ranks(params, target_params, tokens, head, target))
+        # Slot t stands for a root at t + 1; the first root is the last token of the prompt.
+        slots = np.arange(prompt_length - 2, len(text) - 2)
+        depths = 1 + np.arange(ranks.shape[1])
+        is_there = slots[:, None] + 1 + depths[None, :] < len(text)
+        found.append(np.where(is_there, ranks[slots], -1))
+    return np.concatenate(found)
+
+
+@partial(jax.jit, static_argnames=("head", "target"))
+def _ranks(
+    params: Any, target_params: Any, tokens: Int[Array, "1 T"], head: Any, target: Target
+) -> Int[Array, "T D"]:
+    positions = jnp.arange(tokens.shape[1])[None]
+    features = target_features(target, target_params, tokens, positions, jnp.zeros_like(tokens))
+    columns = []
+    depths = head.teacher_forced(params, target, target_params, tokens, features)
+    for depth, (read, logits_of) in enumerate(depths, 1):
+        values = over_slots(
+            lambda arrays, logits_of=logits_of: {"rank": rank_of(logits_of(arrays[0]), arrays[1])},
+            (read, later(tokens, 1 + depth)),
+            recompute=True,  # so that the logits of a whole text never exist
+        )
+        columns.append(values["rank"][0])
+    return jnp.stack(columns, axis=1)
+
+
+def rank_of(logits: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns how many tokens stand before this one in the order of `lax.top_k`."""
+    own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
+    is_earlier = jnp.arange(logits.shape[-1])[None, None, :] < tokens[..., None]
+    return jnp.sum((logits > own) | ((logits == own) & is_earlier), axis=-1, dtype=jnp.int32)

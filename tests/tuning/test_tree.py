@@ -1,13 +1,31 @@
-"""Trees from accuracies, against all trees there are."""
+"""Trees from accuracies, against all trees there are, and the ranks that accuracies come from."""
 
+from functools import partial
 from itertools import combinations, product
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.decoding.drafters._trees import levels_of
 
 from specjax.core.errors import SpecjaxError
-from specjax.tuning.tree import expected_length, greedy_tree, rank_accuracies
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters._trees import levels_of
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.drafters.medusa import Medusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec
+from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.tree import DraftTree
+from specjax.tuning.tree import (
+    answer_ranks,
+    expected_length,
+    greedy_tree,
+    rank_accuracies,
+    rank_of,
+)
+from tests.decoding.heads import hydra_head, medusa_head, parallel_head
+from tests.decoding.tiny import target
 
 
 def falling(seed: int, depths: int, ranks: int) -> np.ndarray:
@@ -81,3 +99,54 @@ def test_accuracies_are_shares_of_the_places_where_a_token_is_wanted():
 def test_what_makes_no_tree_is_refused(accuracies, num_choices, message):
     with pytest.raises(SpecjaxError, match=message):
         greedy_tree(accuracies, num_choices)
+
+
+# ---- Ranks, against trees that hold all tokens, drafted place by place --------------------------
+
+VOCAB, DEPTHS = 5, 3
+ALL = tuple(path for n in range(1, DEPTHS + 1) for path in product(range(VOCAB), repeat=n))
+HEADS = {
+    "medusa": (Medusa, medusa_head),
+    "hydra": (Hydra, partial(hydra_head, True)),
+    "parallel with features": (ParallelSpec, partial(parallel_head, True)),
+    "parallel without": (ParallelSpec, partial(parallel_head, False)),
+}
+
+
+def ranks_below(tree: DraftTree, row: int, wanted: list[int]) -> list[int]:
+    """The rank of each wanted token among its siblings, the ones before it being accepted."""
+    tokens, parents = np.asarray(tree.tokens[row]), np.asarray(tree.parents[row])
+    here, found = 0, []
+    for token in wanted:
+        children = np.flatnonzero(parents == here)
+        assert sorted(tokens[children]) == list(range(VOCAB))
+        found.append(tokens[children].tolist().index(token))
+        here = children[found[-1]]
+    return found + [-1] * (DEPTHS - len(wanted))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_ranks_are_those_of_drafted_trees(kind):
+    make, head_of = HEADS[kind]
+    (head, weights), (model, params) = head_of(vocab_size=VOCAB), target(VOCAB)
+    numbers = np.random.default_rng(4)
+    texts = [(numbers.integers(0, VOCAB, length).tolist(), 6) for length in (19, 11)]
+    found = answer_ranks(texts, head, weights, model, params)[:, :DEPTHS]
+    places = [(text, at) for text, start in texts for at in range(start, len(text))]
+    assert len(found) == len(places)
+    engine, given = Engine(model, make(head, ALL), max_new_tokens=4), Params(params, weights)
+    prompts = from_ids([text[:at] for text, at in places], bucket=32)
+    state = engine.prefill(given, prompts, jax.random.key(0))
+    tree = jax.jit(lambda state: engine.propose(given, state)[1].tree)(state)
+    expected = [
+        ranks_below(tree, row, text[at : at + DEPTHS]) for row, (text, at) in enumerate(places)
+    ]
+    np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(found)) == VOCAB + 1, "some rank was never seen"
+
+
+def test_equal_logits_are_ranked_as_top_k_takes_them():
+    logits = jnp.array([[[1.0, 3.0, 3.0, 0.0, 3.0]] * 5])
+    _, order = jax.lax.top_k(logits[0, 0], 5)
+    found = rank_of(logits, jnp.arange(5)[None])
+    np.testing.assert_array_equal(order[found[0]], np.arange(5))
