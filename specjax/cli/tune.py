@@ -1,54 +1,32 @@
-"""`specjax tune`: the settings that serve a target best, kept beside it."""
+"""`specjax tune`: finds the settings that serve a target best, and keeps them for it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import UseAppendAction, arg, subcommand
 
+from specjax.bench.options import names_in, sources_in
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
-    from specjax.bench.measure import Request
+    from specjax.bench.curves import Curve
     from specjax.hub import LoadedTarget
     from specjax.tuned import Tuned
+    from specjax.tuning.machine import Result
+    from specjax.tuning.runs import Workload
 
-LOOKUP = ("pld-plus", "pld-plus-attention")
-SERVED = {  # option: what it is for; the others serve all
-    "by": LOOKUP,
-    "rule": ("length",),
-    "classifier": ("length",),
-    "drafter": ("length", "tree", "machine"),
-    "method": ("tree",),
-    "num_choices": ("tree",),
-    "methods": ("machine",),
-    "temperature": ("machine",),
-    "plots": (*LOOKUP, "length"),
-}
+TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
 
 
 @dataclass(frozen=True)
-class Tune:
-    """Find what serves a target best on validation prompts; `generate` and `bench` then use it.
+class TuneCommand(ABC):
+    """What all subcommands share."""
 
-    induction-heads ranks the heads that copy. pld-plus picks layer and number of tokens of PLD+ by
-    hidden states; pld-plus-attention the number of ranked heads and of tokens of PLD+ by attention;
-    length, always by speed, how long a draft model drafts. tree grows the static tree of a head
-    from how often its first, second, ... token is right at each depth. machine measures what
-    passes and drafts cost on this machine, and picks what the method auto does here. It serves one
-    text at a time; what batches cost is estimated from that.
-    """
-
-    what: Annotated[
-        Positional[
-            Literal[
-                "induction-heads", "pld-plus", "pld-plus-attention", "length", "tree", "machine"
-            ]
-        ],
-        arg(metavar="WHAT"),
-    ]
-    """induction-heads, pld-plus, pld-plus-attention, length, tree or machine."""
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
     tasks: str = "pocket"
@@ -57,118 +35,299 @@ class Tune:
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
-    """Stop after so many new tokens, if the text has not ended before."""
-    by: Literal["accepted-length", "speed"] = "accepted-length"
-    """For pld-plus and pld-plus-attention, what is best: new tokens per round, or per second."""
-    rule: Literal["fixed", "confidence", "disco"] = "disco"
-    """For length: the rule whose settings are wanted."""
-    drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="FOLDER")] = ()
-    """For length the draft, for tree the head: a folder or a hub id. For machine METHOD=FOLDER, as
-    often as there are methods that read something. By default pocket's own."""
-    classifier: Annotated[str, arg(metavar="FOLDER")] = ""
-    """For length with disco: its classifier; by default pocket's own."""
-    method: Literal["medusa", "hydra", "parallel-medusa", "parallel-eagle"] = "medusa"
-    """For tree: the method whose head and tree are meant."""
-    num_choices: Annotated[int | None, arg(metavar="N")] = None
-    """For tree: its nodes, without the root; by default as many as the published one has."""
-    methods: str = ""
-    """For machine: what is tried, with commas between, beside those of --drafter; by default all
-    methods that serve this target."""
-    temperature: float = 0.0
-    """For machine: 0 takes the most likely token; above, tokens are drawn."""
-    plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """For pld-plus, pld-plus-attention and length: also sweep the settings of the paper's
-    ablations, and draw all curves into this folder."""
+    """New tokens per prompt at most."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write here instead of beside the target."""
+    """Write to this file instead of the user's own for this target."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """Of the weights and the arithmetic; by default float32 on CPU and bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
-        self._check()
+        self.check()
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
         from specjax.hub import load
-        from specjax.loading import tuned_file
         from specjax.models.fingerprint import fingerprint
-        from specjax.tuned import Tuned, read_tuned, write_tuned
-        from specjax.tuning.plots import prepare
+        from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
+        from specjax.tuning.runs import Workload
 
-        if self.plots is not None:
-            prepare(expand_user(self.plots))
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         owner = fingerprint(target.config, target.params)
-        path = expand_user(self.out) if self.out else tuned_file(target.name)
-        known = read_tuned(path, owner) if path.is_file() else Tuned()
-        requests = self._requests(target)
-        write_tuned(path, known, owner)  # fails now rather than after the work
-        found = self._tune(target, requests, known)
-        write_tuned(path, found, owner)
+        path = expand_user(self.out) if self.out else tuned_file(target)
+        own = read_tuned(path, owner) if path.is_file() else Tuned()
+        workload = Workload(target, self._prompts(target), self.max_new_tokens)
+        write_tuned(path, own, owner)  # fails now rather than after the work
+        found = self.tune(workload, tuned_for(target).updated(own))
+        write_tuned(path, own.updated(found), owner)
+        for method, settings in found.settings.items():
+            print(f"{method}: " + ", ".join(f"{name}={settings[name]}" for name in settings))
         print(f"written to {path}")
 
-    @property
-    def source(self) -> str | None:
-        """The one folder or hub id of --drafter, if it is given."""
-        return self.drafter[0] if self.drafter else None
+    def check(self) -> None:  # noqa: B027  # most have nothing to check
+        """Raises SpecjaxError for options that cannot be, before the target loads."""
 
-    def _check(self) -> None:
-        """Raises SpecjaxError for options that do not serve `what`, or cannot be."""
-        for field in fields(self):
-            served = SERVED.get(field.name, (self.what,))
-            if self.what not in served and getattr(self, field.name) != field.default:
-                option = "--" + field.name.replace("_", "-")
-                raise SpecjaxError(
-                    f"{option} is for `specjax tune {'|'.join(served)}`, not for {self.what}; "
-                    "leave it out"
-                )
-        if self.num_choices is not None and self.num_choices < 1:
-            raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
-        if self.what == "machine":
-            from specjax.cli.tune_machine import check
+    @abstractmethod
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        """Returns what was found; `known` is what was tuned before."""
 
-            check(self)
-        elif len(self.drafter) > 1:
-            raise SpecjaxError(f"--drafter is given {len(self.drafter)} times; {self.what} takes 1")
-
-    def _tune(
-        self, target: "LoadedTarget", requests: "Sequence[Request]", known: "Tuned"
-    ) -> "Tuned":
-        if self.what == "induction-heads":
-            from specjax.cli.tune_lookup import tune_heads
-
-            heads = tune_heads(target, requests, self.max_new_tokens)
-            return replace(known, induction_heads=heads)
-        if self.what in LOOKUP:
-            from specjax.cli.tune_lookup import tune_lookup
-
-            return tune_lookup(self, target, requests, known)
-        if self.what == "length":
-            from specjax.cli.tune_length import tune_length
-
-            settings, method = tune_length(self, target, requests), "draft-model"
-        elif self.what == "tree":
-            from specjax.cli.tune_tree import tune_tree
-
-            settings, method = tune_tree(self, target, requests), self.method
-        else:
-            from specjax.cli.tune_machine import tune
-            from specjax.tuning.machine import AUTO
-
-            settings, method = tune(self, target, requests), AUTO
-        return replace(known, settings={**known.settings, method: settings})
-
-    def _requests(self, target: "LoadedTarget") -> "Sequence[Request]":
-        from specjax.bench.measure import Request
-        from specjax.bench.tasks import read_tasks, token_ids
+    def _prompts(self, target: "LoadedTarget") -> list[tuple[int, ...]]:
+        """Reads the prompts; those of different kinds alternate."""
         from specjax.decoding.request import check_length
+        from specjax.tasks import read_tasks, token_ids
 
         tokenizer = target.require_tokenizer()
-        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
-        requests = [Request(task.kind, token_ids(task, tokenizer)) for task in tasks]
-        longest = max(len(request.ids) for request in requests)
-        check_length(longest, self.max_new_tokens, target.config)
-        return requests
+        of_kind: dict[str, list[tuple[int, ...]]] = {}
+        for task in read_tasks(self.tasks, self.limit, is_validation=True):
+            of_kind.setdefault(task.kind, []).append(token_ids(task, tokenizer))
+        prompts = [ids for row in zip_longest(*of_kind.values()) for ids in row if ids is not None]
+        check_length(max(map(len, prompts)), self.max_new_tokens, target.config)
+        return prompts
+
+
+@dataclass(frozen=True)
+class TuneMachine(TuneCommand):
+    """Pick what the method auto does on this machine: the fastest method with its settings.
+
+    All candidates run in turn with plain decoding, and the slower half is dropped time and again.
+    The winner's break-even is measured with one text at a time.
+    """
+
+    methods: str = ""
+    """The methods to try, with commas between, besides those of --drafter; by default all that this
+    target serves."""
+    drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
+    """The folder or hub id that a method reads; by default pocket's own. May be given for several
+    methods."""
+    temperature: float = 0.0
+    """0 takes the most likely token; above, tokens are drawn."""
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.decoding.sampling import Sampling
+        from specjax.tuned import AUTO, Tuned
+        from specjax.tuning.machine import tune_machine
+
+        workload = replace(workload, sampling=Sampling(self.temperature))
+        sources = {name: _absolute(source) for name, source in sources_in(self.drafter).items()}
+        choice = tune_machine(workload, names_in(self.methods), sources, show_results)
+        return Tuned({AUTO: choice.record()})
+
+
+@dataclass(frozen=True)
+class SweepCommand(TuneCommand):
+    """What the subcommands that sweep settings share."""
+
+    plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Also sweep the settings of the paper's ablations, and draw all curves into this folder."""
+
+    def check(self) -> None:
+        from specjax.core.files import writable_folder
+
+        if self.plots is not None:
+            if find_spec("matplotlib") is None:
+                raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`")
+            writable_folder(self.plots)
+
+    def show_curve(self, curve: "Curve") -> None:
+        """Prints a curve as a table, and draws it if there are to be plots."""
+        columns = [title for name in curve.series for title in (name, "tokens/s")]
+        rows = [
+            [str(points[0].value), *(cell for point in points for cell in _cells(*point[1:]))]
+            for points in zip(*curve.series.values(), strict=True)
+        ]
+        show_table(curve.title, [curve.setting, *columns], rows)
+        if self.plots is not None:
+            from specjax.bench.curves import keep_curve
+            from specjax.bench.report.plots import save_curve
+
+            folder = self.plots.expanduser()
+            print(f"drawn in {save_curve(curve, folder)}")
+            keep_curve(folder, curve)
+
+
+@dataclass(frozen=True)
+class TunePldPlus(SweepCommand):
+    """Pick the layer and the number of tokens of PLD+ by hidden states."""
+
+    by: Literal["accepted-length", "speed"] = "accepted-length"
+    """The figure that counts: new tokens per round, or per second."""
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.tuned import Tuned
+        from specjax.tuning.prompt_lookup import Tuner
+
+        chosen = Tuner(workload, self.by, self.show_curve).hidden(self.plots is not None)
+        settings = {"layer": chosen.layer, "num_tokens": chosen.num_tokens}
+        return Tuned({"pld-plus": settings})
+
+
+@dataclass(frozen=True)
+class TunePldPlusAttention(TunePldPlus):
+    """Pick the number of induction heads and of tokens of PLD+ by attention."""
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.tuned import Tuned
+        from specjax.tuning.prompt_lookup import Tuner
+
+        found = Tuned() if known.induction_heads else TuneInductionHeads().tune(workload, known)
+        ranked = known.updated(found).induction_heads
+        tuner = Tuner(workload, self.by, self.show_curve)
+        chosen = tuner.attention(ranked, self.plots is not None)
+        settings = {"heads": chosen.heads, "num_tokens": chosen.num_tokens}
+        return replace(found, settings={"pld-plus-attention": settings})
+
+
+@dataclass(frozen=True)
+class TuneInductionHeads(TuneCommand):
+    """Rank the attention heads that copy."""
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.bench.measure import watched
+        from specjax.tuned import Tuned
+        from specjax.tuning.induction_heads import answers, count_copies, ranked
+
+        target = workload.target
+        texts = watched(answers(workload), "Looking for heads that copy", len(workload.prompts))
+        counts = count_copies(texts, target.model, target.params)
+        heads = ranked(counts)
+        print(f"{len(heads)} of {counts.size} heads attended most to the source of a copied token")
+        for layer, head, times in heads[:10]:
+            print(f"  layer {layer}, head {head}: {times} times")
+        return Tuned(induction_heads=heads)
+
+
+@dataclass(frozen=True)
+class TuneLength(SweepCommand):
+    """Pick how long a draft model drafts, by speed."""
+
+    rule: Literal["fixed", "confidence", "disco"] = "disco"
+    """The rule whose settings are wanted."""
+    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    """The draft model: a folder or a hub id; by default pocket's own."""
+    classifier: Annotated[str, arg(metavar="FOLDER")] = ""
+    """For disco: its classifier; by default pocket's own."""
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.loading import TUNED_DRAFT, load_drafter
+        from specjax.models.fingerprint import fingerprint
+        from specjax.tuned import Tuned
+        from specjax.tuning.draft_length import LengthTuner
+
+        method, given = "draft-model", {"rule": self.rule}
+        if self.classifier and self.rule == "disco":
+            given["classifier"] = _absolute(self.classifier)
+        drafter: Any
+        drafter, params = load_drafter(method, workload.target, self.drafter, **given)
+        settings = LengthTuner(workload, drafter, params, self.show_curve).tune()
+        draft = fingerprint(drafter.draft.config, params["draft"])
+        return Tuned({method: {**given, **settings, TUNED_DRAFT: draft}})
+
+
+@dataclass(frozen=True)
+class TuneTree(TuneCommand):
+    """Grow the static tree of a head from how often each of its tokens is right at each depth."""
+
+    method: Annotated[str, arg(metavar="METHOD")] = ""
+    """The method whose tree is meant; by default the first of `specjax methods` that has one."""
+    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    """The head: a folder or a hub id; by default pocket's own."""
+    num_choices: Annotated[int | None, arg(metavar="N")] = None
+    """Nodes of the tree without the root; by default as many as the published one has."""
+
+    def check(self) -> None:
+        methods = _tree_methods()
+        if self.method and self.method not in methods:
+            raise SpecjaxError(
+                f"--method {self.method!r} has no such tree; use {', '.join(methods)}"
+            )
+        if self.num_choices is not None and self.num_choices < 1:
+            raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
+
+    def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
+        from specjax.bench.measure import watched
+        from specjax.loading import TUNED_HEAD, load_drafter
+        from specjax.methods import METHODS
+        from specjax.models.fingerprint import params_fingerprint
+        from specjax.tuned import Tuned
+        from specjax.tuning import tree
+        from specjax.tuning.induction_heads import answers
+
+        target, method = workload.target, self.method or _tree_methods()[0]
+        published = METHODS[method].settings["choices"]
+        drafter: Any
+        drafter, params = load_drafter(method, target, self.drafter, choices=published)
+        texts = watched(answers(workload), "Ranking the target's answers", len(workload.prompts))
+        ranks = tree.answer_ranks(texts, drafter.head, params, target.model, target.params)
+        if not (ranks >= 0).any():
+            raise SpecjaxError("the target says too little on these prompts; give other --tasks")
+        published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
+        accuracies = tree.rank_accuracies(ranks, min(tree.NUM_RANKS, target.config.vocab_size))
+        choices = tree.greedy_tree(accuracies, self.num_choices or len(published))
+        print(f"{method}: over {len(ranks)} places, right at depth")
+        for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
+            print(f"  {depth}: {first:.3f} with the first token, {sum(others):.3f} with the next")
+        for name, each in (("published", published), ("found", choices)):
+            expected = tree.expected_length(each, accuracies)
+            print(f"{name} tree of {len(each)} nodes: {expected:.2f} tokens per round expected")
+        return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Find what serves a target best on validation prompts; `generate` and `bench` then use it."""
+
+    subcommand: Annotated[
+        Annotated[TuneMachine, subcommand("machine")]
+        | Annotated[TunePldPlus, subcommand("pld-plus")]
+        | Annotated[TunePldPlusAttention, subcommand("pld-plus-attention")]
+        | Annotated[TuneInductionHeads, subcommand("induction-heads")]
+        | Annotated[TuneLength, subcommand("length")]
+        | Annotated[TuneTree, subcommand("tree")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        """Tunes."""
+        self.subcommand.run()
+
+
+def show_results(title: str, results: "Sequence[Result]") -> None:
+    """Prints a title, and results as a table."""
+    columns = ("candidate", "x plain", "accepted length", "tokens/s") if results else ("",)
+    rows = [(name, f"{speed:.2f}", *_cells(*figures)) for name, speed, *figures in results]
+    show_table(title, columns, rows)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table; all columns but the first hold numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(columns[0], title=title, box=None)
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    width = max(Console().width, TABLE_WIDTH)
+    Console(soft_wrap=True, markup=False, highlight=False, width=width).print(table)
+
+
+def _cells(accepted_length: float, tokens_per_second: float) -> tuple[str, str]:
+    return f"{accepted_length:.2f}", f"{tokens_per_second:.0f}"
+
+
+def _tree_methods() -> list[str]:
+    """Returns the methods whose static trees can be tuned."""
+    from specjax.methods import METHODS
+
+    return [name for name, row in METHODS.items() if "choices" in row.tuned]
+
+
+def _absolute(source: str) -> str:
+    """Returns a folder's absolute path; a hub id as it is."""
+    from specjax.core.files import expand_user
+
+    folder = expand_user(source)
+    return str(folder.resolve()) if folder.exists() else source

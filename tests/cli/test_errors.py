@@ -127,3 +127,22 @@ def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
 def test_settings_have_the_types_of_their_fields(method, text, value):
     [read] = read_settings(method, [text]).values()
     assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "method, setting, message",
+    [
+        ("pld-plus", "layer=9", "hidden layer 9 does not exist: the model has layers 0 to 2"),
+        ("pld-plus", "num_tokens=0", "num_tokens 0 must be at least 1"),
+        ("pld-plus-attention", "heads=((2,0),)", "attention head (layer 2, head 0) does not exist"),
+        ("pld-plus-attention", "heads=((0,4),)", "attention head (layer 0, head 4) does not exist"),
+        ("pld-plus-attention", "heads=((0,),)", "setting heads of method"),
+        ("pld-plus-attention", "num_tokens=0", "num_tokens 0 must be at least 1"),
+        ("lookahead", "num_guesses=0", "num_guesses"),
+        ("rest", "max_drafted=0", "max_drafted"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, message):
+    command = ["generate", "--target", str(tiny), "--method", method, "--prompt-ids", "1,2"]
+    assert main([*command, "--set", setting]) == 2
+    assert message in error_line()

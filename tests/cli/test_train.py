@@ -131,7 +131,7 @@ def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_
     assert str(VOCABULARY) in error_line()
 
 
-def test_the_best_length_is_kept_beside_the_target(
+def test_the_best_length_is_kept_and_used(
     tiny, draft, tasks, tmp_path, monkeypatch, capsys, error_line
 ):
     from specjax.tuning import draft_length
@@ -141,7 +141,7 @@ def test_the_best_length_is_kept_beside_the_target(
     monkeypatch.setattr(draft_length, "LONGEST", (2, 3))
     target = shutil.copytree(tiny, tmp_path / "target")
     tune = ["tune", "length", "--target", str(target), "--drafter", str(draft), "--limit", "2"]
-    tune += ["--tasks", str(tasks), *SHORT, "--rule"]
+    tune += ["--tasks", str(tasks), *SHORT, "--out", str(target / "specjax.json"), "--rule"]
 
     def settings():
         return json.loads((target / "specjax.json").read_text())["settings"]["draft-model"]
