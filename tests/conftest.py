@@ -29,6 +29,7 @@ if version("jaxlib").startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["XDG_CACHE_HOME"] = str(CACHE.parent / "user")  # what the user has tuned plays no part
 
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 40_000

@@ -44,7 +44,7 @@ class Generate:
     """What the method reads: a datastore (rest), a draft model (draft-model), or a head or the run
     of `specjax train` (methods with a head); hub ids work too. By default pocket's own."""
     tuned: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Settings that `specjax tune` found; by default those beside the target, if any."""
+    """Settings that `specjax tune` found; by default those for the target, if any."""
     max_new_tokens: int = 256
     """The maximum number of new tokens."""
     temperature: float = 0.0
@@ -119,7 +119,8 @@ class Generate:
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
         from specjax.hub import load
-        from specjax.loading import auto_choice, load_drafter
+        from specjax.loading import load_drafter
+        from specjax.tuned import auto_choice
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)
