@@ -52,7 +52,7 @@ def test_without_a_head_of_the_target_there_is_no_drafter(tmp_path):
 
     fails("method 'eagle2' needs an EAGLE head; name a folder or a hub id")
     fails("no-such-head.* is not a head", tmp_path / "no-such-head")
-    fails("holds no config.json; give the folder of an EAGLE head", tmp_path)
+    fails("holds no config.json; give the folder of an EAGLE", tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     fails("is a run that has not finished and has no head yet", tmp_path / "run")
     save(tmp_path / "run" / "head")

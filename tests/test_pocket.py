@@ -10,9 +10,10 @@ import pytest
 import specjax
 from specjax.hub import pocket_folder
 from specjax.methods import METHODS
-from specjax.models.io.head_files import read_about
-from specjax.pocket.edits import answer_text, held_out_tasks, prompt_text
 from specjax.models.fingerprint import fingerprint
+from specjax.models.io.head_files import read_about
+from specjax.pocket.corpus import held_out_tasks
+from specjax.pocket.edits import answer_text, prompt_text
 
 NEW_TOKENS = 256
 NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128
@@ -120,7 +121,7 @@ HEADS = [name for name, row in METHODS.items() if row.head]
 @pytest.mark.parametrize("method", HEADS)
 def test_heads_ship_that_were_measured_to_draft(method):
     drafter, params = specjax.load_drafter(method, pocket())
-    drafter.check(pocket().config, params)
+    drafter.check(pocket().model, params)
     about = read_about(pocket_folder().parent / METHODS[method].part)
     assert about["score"] > 1.4
     assert about["target"] == fingerprint(pocket().config, pocket().params)

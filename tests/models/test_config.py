@@ -15,6 +15,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+PATTERN = ["full_attention", "sliding_attention"]
+
 
 def values_of(**changes) -> dict:
     """The content of a small `config.json`; the value `...` removes a key."""
@@ -48,6 +50,7 @@ def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
         {"model_type": "mistral", "sliding_window": 6},
+        {"model_type": "mistral", "sliding_window": 6, "layer_types": PATTERN},
         {"model_type": "mistral", "sliding_window": None},
     ],
 )
@@ -98,6 +101,16 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
         ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd", "check the config"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps '1e-6' is not a number above 0", "check the"),
         ({"mlp_bias": "no"}, "mlp_bias 'no' is not true or false", "check the config"),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": PATTERN * 2},
+            "layer_types has 4 entries for 2 layers",
+            "check the config",
+        ),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": ["linear"] * 2},
+            "layer_types has 'linear'",
+            "supports 'sliding_attention' and 'full_attention'",
+        ),
         (
             {"model_type": "mistral", "sliding_window": 0, "num_key_value_heads": 4},
             "sliding_window 0 is not a whole",

@@ -72,6 +72,12 @@ def weights(head) -> tuple[Any, Any]:
     return jax.tree.unflatten(structure, noisy), {"embed_tokens": {"weight": table}}
 
 
+def test_a_head_has_one_layer_like_the_targets_that_sees_all_of_the_text():
+    kinds = ("sliding_attention", "full_attention")
+    target = replace(LAYER, num_hidden_layers=2, sliding_window=4, layer_types=kinds)
+    assert EagleConfig.for_target(target) == EagleConfig(LAYER)
+
+
 # ---- Training: n steps over whole texts ----------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """Hydra's heads and their prefix layer against the formulas, and what they say before training."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,9 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.target import causal_rows
-from tests.decoding.hydra_heads import hydra_head, said
+from tests.decoding.heads import hydra_head, hydra_logits
 from tests.decoding.tiny import target
+from tests.models.test_transformer import literal_layer, literal_norm
 
 MODEL, TARGET_PARAMS = target()
 TABLE = TARGET_PARAMS["lm_head"]["weight"]
@@ -34,7 +34,7 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
         assert logits.shape == (2, 3, 40)
         for row in np.ndindex(2, 3):
             feature, tokens = np.asarray(FEATURES[row]), np.asarray(embedded[row])
-            expected = said(module, params, feature, tokens, np.asarray(TABLE))
+            expected = hydra_logits(module, params, feature, tokens, np.asarray(TABLE))
             np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-3)
 
 
@@ -47,48 +47,16 @@ def test_a_head_of_one_block_has_no_later_ones():
 # ---- The prefix layer ----------------------------------------------------------------------------
 
 
-def literal_prefix(config: HydraConfig, params: Any, features: np.ndarray) -> np.ndarray:
-    """The layer and its norm over the features of one text, `[T, D]`, in float64."""
-    shape, (length, _) = config.layers, features.shape
-    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["layers_0"])
-    width, heads, groups = shape.head_dim, shape.num_attention_heads, shape.num_key_value_heads
-    frequencies = shape.rope.rope_theta ** (-np.arange(0, width, 2) / width)
-    angles = np.tile(np.arange(length)[:, None] * frequencies, 2)  # slots count from 0
-
-    def normed(x, weight):
-        return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + shape.rms_norm_eps)
-
-    def rotated(x):
-        halves = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], -1)
-        return x * np.cos(angles)[:, None] + halves * np.sin(angles)[:, None]
-
-    x = features.astype(np.float64)
-    inner = normed(x, own["input_layernorm"]["weight"])
-    query, key, value = (
-        (inner @ own["self_attn"][f"{kind}_proj"]["weight"].T).reshape(length, -1, width)
-        for kind in "qkv"
-    )
-    query, key = rotated(query), np.repeat(rotated(key), heads // groups, 1)
-    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
-    scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    mixed = np.einsum("hqk,khd->qhd", shares, np.repeat(value, heads // groups, 1))
-    x = x + mixed.reshape(length, -1) @ own["self_attn"]["o_proj"]["weight"].T
-    inner = normed(x, own["post_attention_layernorm"]["weight"])
-    gate, up = (inner @ own["mlp"][f"{kind}_proj"]["weight"].T for kind in ("gate", "up"))
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ own["mlp"]["down_proj"]["weight"].T
-    return normed(x, np.asarray(params["norm"]["weight"], np.float64))
-
-
 def test_the_prefix_layer_computes_what_the_formula_says():
     module, params = hydra_head(has_prefix=True)
     features = jax.random.normal(jax.random.key(5), (2, 7, 32))
     rows = causal_rows(jnp.zeros((2, 7), jnp.int32), jnp.zeros(2, jnp.int32))
     cache = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(params, TARGET_PARAMS, rows, features, cache)
+    found, cache = module.run(params, MODEL, TARGET_PARAMS, rows, features, cache)
     for row in range(2):
-        expected = literal_prefix(module.config, params, np.asarray(features[row]))
+        own, visible = np.asarray(features[row], np.float64), np.tri(7, dtype=bool)
+        expected = literal_layer(module.config.layers, params["layers_0"], own, visible)
+        expected = literal_norm(module.config.layers, params["norm"], expected)
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(cache.positions[:, :7], rows.positions)
 
@@ -97,7 +65,7 @@ def test_without_a_prefix_layer_features_are_what_heads_read():
     module, params = hydra_head()
     rows = causal_rows(jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32))
     empty = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(params, TARGET_PARAMS, rows, FEATURES, empty)
+    found, cache = module.run(params, MODEL, TARGET_PARAMS, rows, FEATURES, empty)
     assert found is FEATURES and cache is empty and cache.keys == ()
 
 
@@ -146,7 +114,8 @@ def test_random_params_have_the_dtype_asked_for():
 
 
 def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
-    windowed = replace(MODEL.config, sliding_window=4)
+    kinds = ("sliding_attention", "full_attention")
+    windowed = replace(MODEL.config, sliding_window=4, layer_types=kinds)
     plain, prefix = (HydraConfig.for_target(windowed, has_prefix) for has_prefix in (False, True))
     assert prefix.layers == replace(MODEL.config, num_hidden_layers=1)
     assert plain.layers == replace(MODEL.config, num_hidden_layers=0)

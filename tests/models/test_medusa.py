@@ -7,7 +7,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from tests.decoding.medusa_heads import medusa_head, said
+from tests.decoding.heads import medusa_head, medusa_logits
 from tests.decoding.tiny import target
 
 MODEL, TARGET_PARAMS = target()
@@ -22,7 +22,7 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
     logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES)
     assert logits.shape == (2, 3, 4, 40)
     for row in np.ndindex(2, 3):
-        expected = said(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
+        expected = medusa_logits(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
     fewer = module.logits(params, MODEL, TARGET_PARAMS, FEATURES, num_depths=2)
     np.testing.assert_array_equal(fewer, logits[:, :, :2])

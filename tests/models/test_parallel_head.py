@@ -260,7 +260,8 @@ def test_a_head_from_eagle_drafts_its_first_token_as_eagle_does():
 
 
 def test_heads_of_both_kinds_have_the_published_shape():
-    target = replace(LAYER, num_hidden_layers=8, sliding_window=4)
+    kinds = ("sliding_attention", "full_attention") * 4
+    target = replace(LAYER, num_hidden_layers=8, sliding_window=4, layer_types=kinds)
     config = ParallelConfig.for_target(target)
     assert (config.num_masks, config.num_depths, config.reads_features) == (4, 5, True)
     assert config.layers == LAYER

@@ -37,7 +37,8 @@ class EagleConfig:
     @classmethod
     def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
         """Returns the published shape: one layer like the target's, without a sliding window."""
-        return cls(replace(target, num_hidden_layers=1, sliding_window=None), fc_bias)
+        alike = replace(target, sliding_window=None, layer_types=())
+        return cls(replace(alike, num_hidden_layers=1), fc_bias)
 
     @property
     def hidden_size(self) -> int:

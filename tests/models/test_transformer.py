@@ -60,6 +60,11 @@ def run_whole(model: Transformer, params, tokens, taps: Taps = Taps()) -> ModelO
     return run(params, causal_rows(tokens, start), cache, model=model, taps=taps)[0]
 
 
+def wide_params(model: Transformer) -> dict:
+    params = model.initialise(jax.random.key(0))
+    return jax.tree.map(lambda leaf: leaf * 10 if leaf.ndim == 2 else leaf, params)
+
+
 def random_tokens(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, 61, shape).astype(np.int32)
 
@@ -107,11 +112,66 @@ def test_attention_rows_equal_those_of_transformers(pair):
     np.testing.assert_allclose(pair.ours.attention, expected, atol=1e-5, rtol=0)
 
 
+# ---- Against NumPy, in float64 -------------------------------------------------------------------
+
+
+def literal_layer(config: TransformerConfig, params, x, visible) -> np.ndarray:
+    """One decoder layer over the rows `x [T, D]` of one text, of which row t sees `visible[t]`."""
+    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    width, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    frequencies = config.rope.rope_theta ** (-np.arange(0, width, 2) / width)
+    angles = np.tile(np.arange(len(x))[:, None] * frequencies, 2)
+
+    def rotated(x):
+        halves = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], -1)
+        return x * np.cos(angles)[:, None] + halves * np.sin(angles)[:, None]
+
+    inner = literal_norm(config, own["input_layernorm"], x)
+    query, key, value = (
+        (inner @ own["self_attn"][f"{kind}_proj"]["weight"].T).reshape(len(x), -1, width)
+        for kind in "qkv"
+    )
+    query, key = rotated(query), np.repeat(rotated(key), group, 1)
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
+    scores = np.where(visible, scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", shares, np.repeat(value, group, 1))
+    x = x + mixed.reshape(len(x), -1) @ own["self_attn"]["o_proj"]["weight"].T
+    inner = literal_norm(config, own["post_attention_layernorm"], x)
+    gate, up = (inner @ own["mlp"][f"{kind}_proj"]["weight"].T for kind in ("gate", "up"))
+    return x + (gate / (1 + np.exp(-gate)) * up) @ own["mlp"]["down_proj"]["weight"].T
+
+
+def literal_norm(config: TransformerConfig, params, x: np.ndarray) -> np.ndarray:
+    scale = np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps)
+    return np.asarray(params["weight"], np.float64) * x / scale
+
+
+@pytest.mark.parametrize("windows", [(None, 6), (6, None), (6, 6), (None, None)])
+def test_each_layer_sees_as_far_back_as_its_own_window(windows):
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    values = checkpoints.TINY | {"num_key_value_heads": 2, "sliding_window": 6}
+    model = Transformer(config_from(values | {"model_type": "mistral", "layer_types": kinds}))
+    assert tuple(map(model.config.window_of, range(2))) == windows
+    params, tokens = wide_params(model), random_tokens((1, TEXT_LENGTH))
+    x = np.asarray(model.embed(params, jnp.asarray(tokens[0])), np.float64)
+    slots = np.arange(TEXT_LENGTH)
+    distance = slots[:, None] - slots[None, :]
+    for layer, window in enumerate(windows):
+        visible = (distance >= 0) & (distance < (window or TEXT_LENGTH))
+        x = literal_layer(model.config, params[f"layers_{layer}"], x, visible)
+    x = literal_norm(model.config, params["norm"], x)
+    expected = x @ np.asarray(model.lm_head(params), np.float64).T
+    np.testing.assert_allclose(run_whole(model, params, tokens).logits[0], expected, atol=1e-3)
+
+
 # ---- One text, many ways to run it -------------------------------------------------------------
 
 WAYS = {
     "llama": {"num_key_value_heads": 2},
-    "mistral, window": CASES["mistral, window"] | {"model_type": "mistral"},
+    "mistral, one window": CASES["mistral, window"]
+    | {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"]},
     "dynamic rope": CASES["dynamic rope, long text"],
 }
 
@@ -121,8 +181,7 @@ def target(request) -> tuple[Transformer, dict]:
     """A model with wide random params, made without torch."""
     values = {"model_type": "llama"} | checkpoints.TINY | WAYS[request.param]
     model = Transformer(config_from(values))
-    params = model.initialise(jax.random.key(0))
-    return model, jax.tree.map(lambda leaf: leaf * 10 if leaf.ndim == 2 else leaf, params)
+    return model, wide_params(model)
 
 
 def empty_cache(model: Transformer, batch: int) -> KVCache:
