@@ -185,10 +185,10 @@ def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
 
 def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
     """Yields edit tasks, as a user's message, and openings of code to be continued freely."""
-    from specjax.pocket import corpus, edits
+    from specjax.pocket import corpus
 
-    made = edits.held_out_tasks(limit * len(edits.KINDS), seed, is_validation=is_validation)
-    for kind in edits.KINDS:
+    made = corpus.held_out_tasks(limit * len(corpus.KINDS), seed, validation=is_validation)
+    for kind in corpus.KINDS:
         for task in made:
             if task.kind == kind:
                 yield Task(kind, (f"{task.instruction}\n{task.source}",), is_chat=True)

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from recipes.pocket.tokenizer import train_tokenizer
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import VICUNA
 from specjax.pocket import corpus, edits
-from specjax.pocket.tokenizer import train_tokenizer
 from specjax.tasks import Task, later_turn_ids, read_tasks, token_ids
 
 
@@ -43,7 +43,7 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
         for number in range(2)
         for kind in edits.KINDS
     ]
-    monkeypatch.setattr(edits, "held_out_tasks", lambda count, seed, **_: made[:count])
+    monkeypatch.setattr(corpus, "held_out_tasks", lambda count, seed, **_: made[:count])
     monkeypatch.setattr(corpus, "held_out_openings", lambda count, *_: ("import os\n",) * count)
     tasks = read_tasks("pocket", limit=2)
     kinds = [*edits.KINDS, "complete"]

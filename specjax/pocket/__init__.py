@@ -1,1 +1,1 @@
-"""The embedded default: a small Llama that copies and predicts code, with all that made it."""
+"""Pocket, the embedded model: the code and edit tasks it learned from, and its weights."""

@@ -1,7 +1,7 @@
-"""What the pocket model learns from: the standard library of the running Python.
+"""The code that pocket learns from and is measured on: the standard library of the running Python.
 
-Modules are split into training and held-out by a hash of their path, cut into pieces (functions,
-methods, small classes), and packed into rows of tokens. Nothing is downloaded.
+A hash of its path puts each module on the training side or the held-out side. The code is cut into
+pieces (functions, methods, small classes), from which edit tasks are made.
 """
 
 import ast
@@ -13,41 +13,39 @@ import sysconfig
 import textwrap
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from specjax.pocket.edits import KINDS, EditTask, answer_text, make_edit, prompt_text
-from specjax.pocket.tokenizer import BEGIN, BEGIN_ID, END, SPECIAL_TOKENS
+from specjax.core.errors import SpecjaxError
+from specjax.pocket.edits import KINDS, EditTask, make_edit
+from specjax.training.conversations import ASSISTANT, USER, Conversation, Turn
 
 HELD_OUT_FRACTION = 0.05
-PIECE_LINES = (3, 40)  # fewest and most
+PIECE_LINES = (3, 40)  # minimum and maximum
 PIECE_CHARACTERS = (80, 900)
 OPENING_CHARACTERS = 900  # of a module that is to be continued
-PROMPT_WEIGHT = 0.2
-FIRST_SIGHT_WEIGHT = 0.1  # of text that a row shows for the first time, in a row of repeats
-UNPREDICTABLE_START = 2  # how many tokens of a copy nothing foretells
+CONVERSATION_CHARACTERS = 1500  # of plain code, at most
+EDIT_SHARE = 0.8  # of conversations
 
 _SKIPPED_FOLDERS = {
     "site-packages", "dist-packages", "lib-dynload", "__pycache__", "test", "tests", "idlelib",
     "lib2to3", "encodings", "pydoc_data", "turtledemo", "_bundled", "_vendor",
 }  # fmt: skip
-_LARGEST_MODULE = 400_000  # bytes: beyond it are generated tables
+_MAX_MODULE_BYTES = 400_000  # larger ones are generated tables
 
-Row = tuple[list[int], list[float]]  # tokens, weights
+
+# ---- Modules and pieces ------------------------------------------------------------------------
 
 
 def standard_library() -> Path:
-    """The folder of the running Python's standard library."""
+    """Returns the folder of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 @functools.cache
 def module_paths() -> tuple[str, ...]:
-    """Every usable module, as a sorted tuple of paths relative to the standard library."""
+    """Returns every usable module, as a sorted tuple of paths relative to the standard library."""
     root, found = standard_library(), []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = [f for f in subfolders if f not in _SKIPPED_FOLDERS and "config-" not in f]
@@ -58,51 +56,41 @@ def module_paths() -> tuple[str, ...]:
 
 
 def is_held_out(path: str) -> bool:
-    """Whether a module belongs to the test set: a pure function of its relative path.
+    """Returns whether a module is held out.
 
-    So the split is the same on every machine, and a module keeps its side in every Python.
+    The relative path alone decides, so a module keeps its side on every machine and in every
+    Python.
     """
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:8], "big") < HELD_OUT_FRACTION * 2**64
 
 
+def is_validation(text: str) -> bool:
+    """Returns whether held-out text is for tuning (a quarter of it) instead of the test set."""
+    return hashlib.sha256(text.encode()).digest()[0] < 64
+
+
 @functools.cache
 def module_texts(held_out: bool) -> tuple[str, ...]:
-    """The source of the held-out modules, or of the training modules, in order of path."""
+    """Returns the source of the held-out modules, or of the training modules, ordered by path."""
     texts = (_read_module(path) for path in module_paths() if is_held_out(path) == held_out)
     return tuple(text for text in texts if text is not None)
 
 
 @functools.cache
 def pieces(held_out: bool) -> tuple[str, ...]:
-    """The distinct pieces of one side of the split.
-
-    A held-out piece that a training module has as well, word for word, is left out.
-    """
+    """Returns the distinct pieces of one side; held-out ones that training has too are left out."""
     texts = module_texts(held_out)
     distinct = dict.fromkeys(piece for module in texts for piece in cut_pieces(module))
     known = set(pieces(False)) if held_out else set()
     return tuple(piece for piece in distinct if piece not in known)
 
 
-def is_validation(text: str) -> bool:
-    """Whether held-out text is for tuning (a quarter of it), and so not of the test set."""
-    return hashlib.sha256(text.encode()).digest()[0] < 64
-
-
-def held_out_openings(count: int, seed: int = 0, validation: bool = False) -> tuple[str, ...]:
-    """The first lines of `count` held-out modules, to be continued freely."""
-    texts = [text for text in module_texts(True) if len(text) > 2 * OPENING_CHARACTERS]
-    texts = [text for text in texts if is_validation(text) == validation]
-    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
-    return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)
-
-
 def cut_pieces(module: str) -> Iterator[str]:
-    """Functions, methods (dedented) and small classes of a module, as source text.
+    """Yields functions, methods (dedented) and small classes of a module, as source text.
 
-    Comments and docstrings are kept. What stays is of moderate size (PIECE_LINES,
-    PIECE_CHARACTERS) and parses on its own without a warning.
+    Comments and docstrings stay. Pieces are within `PIECE_LINES` and `PIECE_CHARACTERS`, and each
+    parses on its own without a warning.
     """
     lines = module.split("\n")
     for node in ast.walk(_quiet_parse(module)):
@@ -113,167 +101,11 @@ def cut_pieces(module: str) -> Iterator[str]:
                 yield piece
 
 
-def tokenizer_texts() -> Iterator[str]:
-    """What the tokenizer is trained on: the training modules and a sample of edit instructions."""
-    yield from module_texts(False)
-    for index, piece in enumerate(pieces(False)):
-        task = make_edit(KINDS[index % len(KINDS)], piece, random.Random(index))
-        if task is not None:
-            yield task.instruction
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingData:
-    """Rows of tokens, mixed from three ingredients, as a pure function of (seed, step).
-
-    Nothing has to be saved to resume: step 1000 has the same rows whether or not step 999 was
-    made. Build it with `TrainingData.build`.
-
-    tokenizer:      turns texts into tokens
-    pieces:         what edit tasks are made from, ordered by length
-    piece_lengths:  int [pieces], in tokens
-    code:           int [tokens], all modules one after another, each between BEGIN and END
-    """
-
-    tokenizer: Any
-    pieces: tuple[str, ...]
-    piece_lengths: np.ndarray
-    code: np.ndarray
-    seed: int = 0
-
-    @classmethod
-    def build(
-        cls,
-        tokenizer: Any,
-        seed: int = 0,
-        code_pieces: Sequence[str] | None = None,
-        modules: Sequence[str] | None = None,
-    ) -> "TrainingData":
-        """Tokenise the pieces and modules once; by default all those of the training split.
-
-        `tokenizer` is one of the `tokenizers` library, or a fast one of `transformers`.
-        """
-        tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        texts = list(pieces(False) if code_pieces is None else code_pieces)
-        modules = module_texts(False) if modules is None else modules
-        lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(texts)])
-        order = np.argsort(lengths, kind="stable")
-        # The modules go one by one: the encodings of all at once would take much memory.
-        code = [np.array(tokenizer.encode(BEGIN + m + END).ids, np.int32) for m in modules]
-        ordered = tuple(texts[index] for index in order)
-        return cls(tokenizer, ordered, lengths[order], np.concatenate(code), seed)
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with nothing added."""
-        return self.tokenizer.encode(text).ids
-
-    def batch(
-        self, step: int, batch_size: int, length: int, mixture: tuple[float, float, float]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens, int32 [batch_size length], and their loss weights, float32 [batch_size length].
-
-        `mixture` is the share of rows of (repeats, edits, code). `weights[b, t]` is for the
-        prediction of `tokens[b, t]`; nothing predicts the first token, so its weight is 0.
-        """
-        rng = np.random.default_rng((self.seed, step))
-        limits = np.cumsum(mixture) / np.sum(mixture)
-        marks = (np.arange(batch_size) + rng.random()) / batch_size  # shares hold in every batch
-        kinds = np.searchsorted(limits, marks, side="right").clip(0, 2)
-        edits = iter(self._edit_rows(rng, int(np.sum(kinds == 1)), length))
-        makers: tuple[Callable[[], Row], ...] = (
-            lambda: self._repeats_row(rng, length),
-            lambda: next(edits),
-            lambda: self._code_row(rng, length),
-        )
-        rows = [makers[kind]() for kind in kinds]
-        tokens = np.array([row[0] for row in rows], np.int32)
-        weights = np.array([row[1] for row in rows], np.float32)
-        weights[:, 0] = 0
-        return tokens, weights
-
-    def _window(self, rng: np.random.Generator, length: int) -> list[int]:
-        start = int(rng.integers(max(1, len(self.code) - length)))
-        return np.resize(self.code[start : start + length], length).tolist()
-
-    def _code_row(self, rng: np.random.Generator, length: int) -> Row:
-        return [BEGIN_ID, *self._window(rng, length - 1)], [1.0] * length
-
-    def _repeats_row(self, rng: np.random.Generator, length: int) -> Row:
-        """Segments that come back after random gaps: only looking back can predict the copies."""
-        tokens, weights = [BEGIN_ID], [0.0]
-        segments: list[list[int]] = []
-        while len(tokens) < length:
-            if segments and rng.random() < 0.6:
-                segment = segments[int(rng.integers(len(segments)))]
-                weights += [0.0] * UNPREDICTABLE_START
-                weights += [1.0] * (len(segment) - UNPREDICTABLE_START)
-                tokens += segment
-            else:
-                segment_length, is_code = int(rng.integers(8, 65)), rng.random() < 0.5
-                segments.append(self._segment(rng, segment_length, is_code))
-                tokens += segments[-1]
-                weights += [FIRST_SIGHT_WEIGHT if is_code else 0.0] * segment_length
-            gap = int(rng.integers(0, 13))
-            tokens += self._segment(rng, gap, is_code=False)
-            weights += [0.0] * gap
-        return tokens[:length], weights[:length]
-
-    def _segment(self, rng: np.random.Generator, length: int, is_code: bool) -> list[int]:
-        if is_code:
-            return self._window(rng, length)
-        vocabulary_size = self.tokenizer.get_vocab_size()
-        return rng.integers(len(SPECIAL_TOKENS), vocabulary_size, length).tolist()
-
-    def _edit_rows(self, rng: np.random.Generator, count: int, length: int) -> list[Row]:
-        """Rows that begin with a task and hold as many whole ones as were expected to fit."""
-        choice = random.Random(int(rng.integers(2**62)))
-        tasks = [self._tasks_for_row(choice, length) for _ in range(count)]
-        texts = [text(t) for row in tasks for t in row for text in (prompt_text, answer_text)]
-        encoded = iter(self.tokenizer.encode_batch(texts))
-        return [self._pack(rng, [next(encoded).ids for _ in range(2 * len(row))], length)
-                for row in tasks]  # fmt: skip
-
-    def _pack(self, rng: np.random.Generator, parts: list[list[int]], length: int) -> Row:
-        tokens: list[int] = []
-        weights: list[float] = []
-        for index, ids in enumerate(parts):
-            tokens += ids
-            weights += [1.0 if index % 2 else PROMPT_WEIGHT] * len(ids)
-        missing = max(0, length - len(tokens))
-        tokens += self._window(rng, missing)
-        return tokens[:length], (weights + [PROMPT_WEIGHT] * missing)[:length]
-
-    def _tasks_for_row(self, rng: random.Random, length: int) -> list[EditTask]:
-        """Tasks that should fit in `length` tokens, and one more for the end, to be cut off."""
-        tasks, room = [], length
-        while room > 0:
-            # A task shows its piece twice, with some 40 tokens of instruction and marks.
-            fitting = int(np.searchsorted(self.piece_lengths, (room - 40) / 2, side="right"))
-            if fitting < min(len(self.pieces), 50):
-                fitting, room = len(self.pieces), 0
-            index, task = self._task(rng, fitting)
-            tasks.append(task)
-            room -= 2 * int(self.piece_lengths[index]) + 40
-        return tasks
-
-    def _task(self, rng: random.Random, fitting: int) -> tuple[int, EditTask]:
-        """A task from one of the `fitting` shortest pieces; kinds are equally likely."""
-        kind = rng.choice(KINDS)
-        for attempt in range(200):
-            index = rng.randrange(fitting)
-            task = make_edit(kind, self.pieces[index], rng)
-            if task is not None:
-                return index, task
-            if attempt % 20 == 19:
-                kind = rng.choice(KINDS)
-        raise ValueError("the pieces allow no edit task: give more or larger pieces.")
-
-
 def _read_module(path: str) -> str | None:
-    """The text of a module, or None if it is too large, does not decode or does not parse."""
+    """Returns the text of a module; None if it is too large, or does not decode or parse."""
     file = standard_library() / path
     try:
-        if not 0 < file.stat().st_size <= _LARGEST_MODULE:
+        if not 0 < file.stat().st_size <= _MAX_MODULE_BYTES:
             return None
         with tokenize.open(file) as lines:
             text = lines.read()
@@ -303,3 +135,111 @@ def _quiet_parse(text: str, action: Any = "ignore") -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter(action)
         return ast.parse(text)
+
+
+# ---- Held-out tasks ----------------------------------------------------------------------------
+
+
+def held_out_openings(count: int, seed: int = 0, validation: bool = False) -> tuple[str, ...]:
+    """Returns the first lines of `count` held-out modules, to be continued freely."""
+    texts = [text for text in module_texts(True) if len(text) > 2 * OPENING_CHARACTERS]
+    texts = [text for text in texts if is_validation(text) == validation]
+    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
+    return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)
+
+
+def held_out_tasks(
+    count: int,
+    seed: int = 0,
+    kinds: Sequence[str] = KINDS,
+    max_characters: int = 600,
+    validation: bool = False,
+) -> tuple[EditTask, ...]:
+    """Returns `count` edit tasks from held-out modules: of the test set, or those for tuning.
+
+    The kinds take turns. No piece is longer than `max_characters`, and none is used twice as long
+    as there are fresh ones that allow the kind.
+
+    Raises:
+        SpecjaxError: for a kind that no piece allows.
+    """
+    rng = random.Random(seed)
+    allowed = [
+        piece
+        for piece in pieces(held_out=True)
+        if len(piece) <= max_characters and is_validation(piece) == validation
+    ]
+    rng.shuffle(allowed)
+    fresh, tasks = list(allowed), []
+    for index in range(count):
+        kind = kinds[index % len(kinds)]
+        first = _first_edit(kind, fresh, rng) or _first_edit(kind, allowed, rng)
+        if first is None:
+            raise SpecjaxError(
+                f"no held-out piece of up to {max_characters} characters allows the edit {kind!r}; "
+                "raise max_characters"
+            )
+        used, task = first
+        fresh = [piece for piece in fresh if piece != used]
+        tasks.append(task)
+        allowed = allowed[1:] + allowed[:1]  # so that reused pieces differ from task to task
+    return tuple(tasks)
+
+
+def _first_edit(
+    kind: str, pieces: Sequence[str], rng: random.Random
+) -> tuple[str, EditTask] | None:
+    for piece in pieces:
+        task = make_edit(kind, piece, rng)
+        if task is not None:
+            return piece, task
+    return None
+
+
+# ---- Conversations for training ----------------------------------------------------------------
+
+
+def pocket_conversations(
+    count: int, seed: int = 0, edit_share: float = EDIT_SHARE, max_characters: int = 900
+) -> tuple[Conversation, ...]:
+    """Returns `count` conversations of the training side, for drafters to learn from.
+
+    The seed and its number decide each of them.
+
+    Args:
+        count: how many.
+        seed: decides which.
+        edit_share: the share that is edit tasks, from 0 to 1; the rest is plain code.
+        max_characters: of the code in an edit task.
+    """
+    allowed = [piece for piece in pieces(held_out=False) if len(piece) <= max_characters]
+    made = []
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}")
+        is_edit = rng.random() < edit_share
+        made.append(as_conversation(_edit(allowed, rng)) if is_edit else _code(rng))
+    return tuple(made)
+
+
+def as_conversation(task: EditTask) -> Conversation:
+    """Returns the task as the message that pocket was trained on, with the result as answer."""
+    message = f"{task.instruction}\n{task.source}"
+    return Conversation((Turn(USER, message), Turn(ASSISTANT, task.result)))
+
+
+def _edit(pieces: Sequence[str], rng: random.Random) -> EditTask:
+    """Returns a task of any kind, all equally likely, from a piece that allows it."""
+    kind = rng.choice(KINDS)
+    while True:
+        task = make_edit(kind, rng.choice(pieces), rng)
+        if task is not None:
+            return task
+
+
+def _code(rng: random.Random) -> Conversation:
+    """Returns some lines of a module, which is the likelier the longer it is."""
+    modules = module_texts(held_out=False)
+    [text] = rng.choices(modules, weights=list(map(len, modules)))
+    start = rng.randrange(max(1, len(text) - CONVERSATION_CHARACTERS))
+    start = text.rfind("\n", 0, start) + 1
+    return Conversation(text=text[start : start + CONVERSATION_CHARACTERS])

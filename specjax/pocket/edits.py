@@ -1,7 +1,7 @@
-"""Edit tasks: an instruction and a piece of code go in, the edited code comes out.
+"""Makes edit tasks: an instruction and a piece of code go in, the edited code comes out.
 
-The instruction always determines the answer, so a task has one right result and greedy decoding
-can be scored by equality. Most of an answer is a copy of the prompt, as in real code editing.
+The instruction determines the answer, so greedy decoding can be scored by equality. Most of an
+answer is a copy of the prompt, as in real code editing.
 """
 
 import ast
@@ -10,10 +10,9 @@ import keyword
 import random
 import re
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from specjax.core.errors import SpecjaxError
 from specjax.pocket.source import (
     changeable_literals,
     code_tokens,
@@ -24,7 +23,9 @@ from specjax.pocket.source import (
     seedable_bugs,
     split_docstring,
 )
-from specjax.pocket.tokenizer import ASSISTANT, BEGIN, END, USER
+
+BEGIN, END, USER, ASSISTANT = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
+SPECIAL_TOKENS = (BEGIN, END, USER, ASSISTANT)  # tokens 0, 1, 2, 3
 
 KINDS = ("rename", "constant", "fix", "add-docstring", "strip-docstring")
 DOCSTRING_LENGTH = 90
@@ -90,80 +91,30 @@ class EditTask:
 
 
 def prompt_text(task: EditTask) -> str:
-    """The text a model is given for `task`, up to where its answer begins."""
+    """Returns the prompt of a task, up to where the answer begins."""
     return f"{BEGIN}{USER}{task.instruction}\n{task.source}{ASSISTANT}"
 
 
 def answer_text(task: EditTask) -> str:
-    """The text a model should continue `prompt_text` with, end token included."""
+    """Returns the right continuation of `prompt_text`, end token included."""
     return task.result + END
 
 
 def rename_tokens(source: str, old: str, new: str) -> str:
-    """`source` with every name token `old` replaced by `new`; strings and comments stay."""
+    """Replaces every name token `old` by `new`; strings and comments stay."""
     starts = [t.start for t in code_tokens(source) if t.type == tokenize.NAME and t.text == old]
     return replace_at(source, starts, old, new)
 
 
 def make_edit(kind: str, piece: str, rng: random.Random) -> EditTask | None:
-    """A task of `kind` made from `piece`, or None where the piece does not allow one.
+    """Returns a task of this kind, or None if the piece does not allow one.
 
-    The result of a task always parses and differs from its source.
+    Source and result parse, and differ.
     """
     task = _MAKERS[kind](piece, rng)
     if task is None or task.result == task.source:
         return None
     return task if parses(task.source) and parses(task.result) else None
-
-
-def held_out_tasks(
-    count: int,
-    seed: int = 0,
-    kinds: Sequence[str] = KINDS,
-    max_characters: int = 600,
-    is_validation: bool = False,
-) -> tuple[EditTask, ...]:
-    """`count` tasks from held-out modules only: the test set, or what is set apart for tuning.
-
-    The kinds take turns. No piece longer than `max_characters` is used, and none is used twice
-    for as long as there are fresh ones that allow the kind whose turn it is.
-
-    Raises:
-        SpecjaxError: for a kind that no piece allows.
-    """
-    from specjax.pocket import corpus  # here, as corpus builds its rows from edits
-
-    rng = random.Random(seed)
-    pieces = [
-        piece
-        for piece in corpus.pieces(held_out=True)
-        if len(piece) <= max_characters and corpus.is_validation(piece) == is_validation
-    ]
-    rng.shuffle(pieces)
-    fresh, tasks = list(pieces), []
-    for index in range(count):
-        kind = kinds[index % len(kinds)]
-        first = _first_edit(kind, fresh, rng) or _first_edit(kind, pieces, rng)
-        if first is None:
-            raise SpecjaxError(
-                f"no held-out piece of up to {max_characters} characters allows the edit {kind!r}; "
-                "raise max_characters"
-            )
-        used, task = first
-        fresh = [piece for piece in fresh if piece != used]
-        tasks.append(task)
-        pieces = pieces[1:] + pieces[:1]  # reuse, where needed, starts somewhere else each time
-    return tuple(tasks)
-
-
-def _first_edit(
-    kind: str, pieces: Sequence[str], rng: random.Random
-) -> tuple[str, EditTask] | None:
-    for piece in pieces:
-        task = make_edit(kind, piece, rng)
-        if task is not None:
-            return piece, task
-    return None
 
 
 def _rename(piece: str, rng: random.Random) -> EditTask | None:
@@ -204,12 +155,12 @@ def _add_docstring(piece: str, rng: random.Random) -> EditTask | None:
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     if ast.get_docstring(definition) is not None:
-        return None  # it could not be taken out: nothing but a docstring, or code on its line
+        return None  # the docstring cannot be removed: it is the whole body, or shares its line
     first = definition.body[0]
     lines = source.split("\n")
     line = min([first.lineno] + [d.lineno for d in getattr(first, "decorator_list", ())]) - 1
     if line < definition.lineno or not lines[line - 1].endswith(":"):
-        return None  # a body on the line of its header, or a comment in between
+        return None  # the body is on the line of its header, or a comment stands in between
     text = _summary(docstring) or _invented_docstring(definition.name, rng)
     added = f'{" " * first.col_offset}"""{text}"""'
     result = "\n".join([*lines[:line], added, *lines[line:]])
@@ -237,7 +188,7 @@ _MAKERS: dict[str, Callable[[str, random.Random], EditTask | None]] = {
 
 
 def _summary(docstring: str | None) -> str | None:
-    """The first paragraph of a docstring on one line, where that is short and quotable."""
+    """Returns the first paragraph of a docstring on one line, if that is short and quotable."""
     text = " ".join((docstring or "").strip().split("\n\n")[0].split())
     fits = 8 <= len(text) <= DOCSTRING_LENGTH and text.isprintable()
     return text if fits and not set('"\\`') & set(text) else None

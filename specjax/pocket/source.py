@@ -1,6 +1,6 @@
-"""Reading source code: its tokens, names, literals and docstring, and the bugs it could have.
+"""Reads source code: its tokens, names, literals and docstring, and the bugs it could have.
 
-A place is the character of the text where something starts, so an edit is a replacement there.
+A place is the index of the character where something starts; an edit replaces what starts there.
 """
 
 import ast
@@ -15,7 +15,7 @@ from typing import NamedTuple
 SNIPPET_LENGTH = 60  # longest code quoted in an instruction, in characters
 
 _PLAIN_STRING = re.compile(r"""'[^'"`\\]+'|"[^"'`\\]+\"""")
-# What a seeded bug writes for each operator.
+# The right and the wrong spelling of each operator in a seeded bug.
 _SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
@@ -42,7 +42,7 @@ class Bug(NamedTuple):
 
 
 def code_tokens(source: str) -> list[CodeToken]:
-    """The tokens of `source`. An f-string is one STRING token on every Python version."""
+    """Returns the tokens of `source`. An f-string is one STRING token in every Python version."""
     starts = _line_starts(source)
     opening, closing = (getattr(tokenize, f"FSTRING_{end}", -1) for end in ("START", "END"))
     tokens, depth, outer = [], 0, 0
@@ -63,10 +63,10 @@ def code_tokens(source: str) -> list[CodeToken]:
 
 @functools.cache
 def renamable_names(source: str) -> tuple[tuple[str, bool, tuple[int, ...]], ...]:
-    """(name, is a function, where it starts) for every name that only means one thing.
+    """Returns (name, is a function, its places) for every name with a single meaning.
 
-    Out go names that also occur as an attribute, a keyword of a call, an import, or as a word in
-    a string or comment: for what remains, renaming tokens and renaming words agree.
+    Names that also occur as an attribute, a keyword of a call, an import, or as a word in a string
+    or comment are left out: for the rest, renaming tokens and renaming words agree.
     """
     defined, barred = _defined_names(ast.parse(source))
     places: dict[str, list[int]] = {}
@@ -87,7 +87,7 @@ def renamable_names(source: str) -> tuple[tuple[str, bool, tuple[int, ...]], ...
 
 
 def _defined_names(tree: ast.AST) -> tuple[dict[str, bool], set[str]]:
-    """The names that `tree` defines (is it a function?) and those that must keep their name."""
+    """Returns the names that `tree` defines (is it a function?), and those that must stay."""
     defined: dict[str, bool] = {}
     barred = {"self", "cls", "_", *keyword.kwlist, *keyword.softkwlist}
     for node in ast.walk(tree):
@@ -108,7 +108,7 @@ def _defined_names(tree: ast.AST) -> tuple[dict[str, bool], set[str]]:
 
 @functools.cache
 def changeable_literals(source: str) -> tuple[tuple[int, str], ...]:
-    """(start, text) of every number or plain short string that occurs once in the whole text."""
+    """Returns (start, text) of every number or plain short string that occurs exactly once."""
     docstrings = {
         _span(source, node.value)[0]  # only indentation comes before it, so bytes are characters
         for node in ast.walk(ast.parse(source))
@@ -129,7 +129,7 @@ def changeable_literals(source: str) -> tuple[tuple[int, str], ...]:
 
 @functools.cache
 def seedable_bugs(source: str) -> tuple[Bug, ...]:
-    """Every bug that can be seeded so that its wrong code occurs once, hence names its place."""
+    """Returns every bug whose wrong code would occur exactly once, so that it names its place."""
     if not source.isascii():
         return ()  # the columns of `ast` count bytes
     found = []
@@ -157,7 +157,7 @@ def _swap(
 
 
 def _wrong_constants(source: str, node: ast.Constant) -> Iterator[Bug]:
-    """True for False, or one off; the whole line is quoted, as the constant alone says little."""
+    """Yields True for False, or off by one; quotes the whole line, as a constant says little."""
     start, end = _span(source, node)
     text = source[start:end]
     others = [str(not node.value)]
@@ -183,7 +183,7 @@ def _names_its_place(source: str, bug: Bug) -> bool:
 
 
 def _outside_strings(node: ast.AST) -> Iterator[ast.AST]:
-    """Like `ast.walk`, without the insides of f-strings, whose columns depend on the version."""
+    """Walks the tree without the insides of f-strings, whose columns depend on the version."""
     if not isinstance(node, ast.JoinedStr):
         yield node
         for child in ast.iter_child_nodes(node):
@@ -191,7 +191,7 @@ def _outside_strings(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def split_docstring(piece: str) -> tuple[str, str | None]:
-    """The piece without the docstring of its definition, and that docstring."""
+    """Returns the piece without the docstring of its definition, and that docstring."""
     definition = ast.parse(piece).body[0]
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     first, lines = definition.body[0], piece.split("\n")
@@ -207,12 +207,12 @@ def split_docstring(piece: str) -> tuple[str, str | None]:
 
 
 def has_word(source: str, word: str) -> bool:
-    """Whether `word` stands anywhere in the text, strings and comments included."""
+    """Returns whether `word` occurs in the text, strings and comments included."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source) is not None
 
 
 def replace_at(source: str, starts: Sequence[int], old: str, new: str) -> str:
-    """`source` with `new` in place of the `old` that stands at each of `starts`, in order."""
+    """Returns `source` with `new` in place of the `old` at each of `starts`, which are sorted."""
     parts, end = [], 0
     for start in starts:
         parts += [source[end:start], new]
@@ -228,7 +228,7 @@ def _line_starts(source: str) -> list[int]:
 
 
 def _span(source: str, node: ast.expr) -> tuple[int, int]:
-    """Where the text of `node` starts and ends, in bytes."""
+    """Returns where the text of `node` starts and ends, in bytes."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     starts = _line_starts(source)
     start = starts[node.lineno - 1] + node.col_offset
@@ -236,7 +236,7 @@ def _span(source: str, node: ast.expr) -> tuple[int, int]:
 
 
 def parses(source: str) -> bool:
-    """Whether this is valid Python."""
+    """Returns whether this is valid Python."""
     try:
         ast.parse(source)
     except (SyntaxError, ValueError):

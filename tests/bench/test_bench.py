@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.bench.checks import complaints
@@ -35,7 +36,6 @@ from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.pocket.tokenizer import train_tokenizer
 from specjax.tasks import Request, Task, check_prompts, requests_of
 
 CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))

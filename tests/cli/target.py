@@ -5,11 +5,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from recipes.pocket import tokenizer
 from specjax.cli.example import INSTRUCTION, SOURCE
 from specjax.models.config import TransformerConfig
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
-from specjax.pocket import tokenizer
 
 VOCABULARY = 320
 CONFIG = TransformerConfig(

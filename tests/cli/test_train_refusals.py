@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from recipes.pocket.heads import RECIPES
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead, read_all
 from specjax.methods import METHODS
@@ -18,7 +19,6 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
-from specjax.pocket.heads import RECIPES
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, SMALL, write_chats

@@ -1,15 +1,19 @@
-"""The corpus: its split, its pieces, the tokenizer trained on it and the packed rows."""
+"""The corpus: its split, its pieces, held-out tasks, and conversations for training."""
 
 import ast
+import random
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from specjax.core.errors import SpecjaxError
+from specjax.hub import pocket_folder
 from specjax.pocket import corpus
-from specjax.pocket import tokenizer as pocket_tokenizer
-from specjax.pocket.tokenizer import ASSISTANT, BEGIN, END, SPECIAL_TOKENS, USER
+from specjax.pocket.corpus import as_conversation, held_out_tasks, pocket_conversations
+from specjax.pocket.edits import KINDS, answer_text, make_edit, prompt_text
+from specjax.training.examples import tokenize
 
-REPEATS, EDITS, CODE = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 KNOWN_SIDES = {
     "argparse.py": False,
     "ast.py": False,
@@ -20,25 +24,7 @@ KNOWN_SIDES = {
     "traceback.py": True,
     "typing.py": False,
 }
-HARD_TEXTS = (
-    "",
-    " ",
-    "def f(x):\n    return x\n\n\n  # odd   spacing \t\r\n",
-    "naïve Ünïcode — ≤ λ 🙂 日本語 e\u0301 \u00a0 \x00 \x7f",
-    "_a __b__ 0x1F 12.50 if x:iffy  not in\n \n        y",
-    "".join(map(chr, range(0x20, 0x250))),
-)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return pocket_tokenizer.train_tokenizer(corpus.pieces(False)[:1500], 1024)
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer):
-    pieces, modules = corpus.pieces(False)[:600], corpus.module_texts(False)[:5]
-    return corpus.TrainingData.build(tokenizer, seed=3, code_pieces=pieces, modules=modules)
+TASKS = held_out_tasks(100, max_characters=500)
 
 
 def test_split_is_disjoint_and_about_five_percent():
@@ -72,93 +58,7 @@ def test_cutting_dedents_and_keeps_decorators_comments_and_docstrings():
     assert pieces[1].startswith('@property\ndef b(self):\n    """Say it."""\n    # loudly\n')
 
 
-@pytest.mark.parametrize("text", HARD_TEXTS)
-def test_round_trip_is_exact(tokenizer, text):
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_special_tokens_come_first_and_nothing_is_added(tokenizer):
-    assert [tokenizer.token_to_id(text) for text in SPECIAL_TOKENS] == [0, 1, 2, 3]
-    assert tokenizer.encode(BEGIN + USER + ASSISTANT + END).ids == [0, 2, 3, 1]
-    assert not {0, 1, 2, 3} & set(tokenizer.encode("x = 1").ids)
-    assert tokenizer.get_vocab_size() == 1024
-
-
-def test_indentation_is_one_token_and_digits_are_single(tokenizer):
-    assert len(tokenizer.encode("\n    ").ids) == 1
-    assert len(tokenizer.encode("\n        ").ids) == 1
-    assert len(tokenizer.encode("2048").ids) == 4
-
-
-def test_an_identifier_is_the_same_tokens_wherever_code_has_it(tokenizer):
-    name = tokenizer.encode("old_name").ids
-    for text in (
-        "return old_name",
-        "f(old_name)",
-        "x = old_name + 1",
-        "`old_name`",
-        "if old_name:",
-    ):
-        ids = tokenizer.encode(text).ids
-        assert any(ids[i : i + len(name)] == name for i in range(len(ids))), text
-
-
-def test_saved_tokenizer_loads_with_transformers(tokenizer, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pocket_tokenizer.save(tokenizer, tmp_path)
-    assert pocket_tokenizer.load(tmp_path).to_str() == tokenizer.to_str()
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in HARD_TEXTS:
-        ids = loaded(text)["input_ids"]
-        assert ids == tokenizer.encode(text).ids
-        assert loaded.decode(ids, skip_special_tokens=False) == text
-    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (0, 1, 1)
-    assert loaded.model_max_length == 2048
-    messages = [{"role": "user", "content": "Hi.\nx"}, {"role": "assistant", "content": "y"}]
-    chat = loaded.apply_chat_template(messages, tokenize=False)
-    assert chat == f"{BEGIN}{USER}Hi.\nx{ASSISTANT}y{END}"
-    prompt = loaded.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
-    assert prompt == f"{BEGIN}{USER}Hi.\nx{ASSISTANT}"
-
-
-@pytest.mark.parametrize("mixture", [REPEATS, EDITS, CODE, (0.3, 0.5, 0.2)])
-def test_batches_have_their_shape_and_repeat_exactly(data, mixture):
-    tokens, weights = data.batch(7, 6, 128, mixture)
-    assert tokens.shape == weights.shape == (6, 128)
-    assert tokens.dtype == np.int32 and weights.dtype == np.float32
-    assert tokens.min() >= 0 and tokens.max() < 1024
-    assert (tokens[:, 0] == 0).all() and (weights[:, 0] == 0).all()
-    data.batch(8, 6, 128, mixture)
-    again = data.batch(7, 6, 128, mixture)
-    np.testing.assert_array_equal(tokens, again[0])
-    np.testing.assert_array_equal(weights, again[1])
-    assert (data.batch(8, 6, 128, mixture)[0] != tokens).any()
-
-
-def test_full_weight_in_repeats_means_seen_before(data):
-    tokens, weights = data.batch(0, 8, 256, REPEATS)
-    assert 0.2 < np.mean(weights == 1) < 0.8
-    for row, row_weights in zip(tokens.tolist(), weights, strict=True):
-        pairs = [(row[t - 2], row[t - 1], row[t]) for t in range(2, 256)]
-        for t in np.flatnonzero(row_weights == 1):
-            assert pairs[t - 2] in pairs[: t - 2]
-
-
-def test_full_weight_in_edits_means_answer(data):
-    tokens, weights = data.batch(0, 8, 256, EDITS)
-    assert np.mean(tokens == 1) > 1 / 256  # whole tasks fit, to their end token
-    for row, row_weights in zip(tokens, weights, strict=True):
-        answering = False
-        for token, weight in zip(row[1:], row_weights[1:], strict=True):
-            assert weight == pytest.approx(1.0 if answering else corpus.PROMPT_WEIGHT)
-            answering = (answering or token == 3) and token != 1
-
-
-def test_mixture_holds_within_a_batch(data):
-    tokens, weights = data.batch(5, 20, 64, (0.25, 0.5, 0.25))
-    assert np.sum((weights[:, 1:] == 1).all(axis=1)) == 5  # code rows
-    assert np.sum(tokens[:, 1] == 2) == 10  # edit rows begin with BEGIN, USER
+# ---- Held-out tasks ----------------------------------------------------------------------------
 
 
 def test_openings_are_the_first_lines_of_held_out_modules():
@@ -169,3 +69,73 @@ def test_openings_are_the_first_lines_of_held_out_modules():
         assert opening.endswith("\n")
         assert any(module.startswith(opening) for module in corpus.module_texts(True))
     assert corpus.held_out_openings(5, seed=3) == openings != corpus.held_out_openings(5, seed=4)
+
+
+def test_pieces_too_short_for_an_edit_are_refused():
+    with pytest.raises(SpecjaxError, match="up to 5 characters allows the edit 'fix'; raise max_c"):
+        held_out_tasks(1, kinds=("fix",), max_characters=5)
+
+
+def test_held_out_tasks_are_deterministic_and_held_out():
+    assert held_out_tasks(20, max_characters=500) == TASKS[:20]
+    assert held_out_tasks(20, seed=1, max_characters=500) != TASKS[:20]
+    training = set(corpus.pieces(False))
+    assert not training & {task.source for task in TASKS} | training & {t.result for t in TASKS}
+
+
+def test_held_out_tasks_use_fresh_pieces_and_then_old_ones():
+    pieces = {task.source for task in TASKS if task.kind in ("rename", "constant")}
+    assert len(pieces) == 2 * 100 // len(KINDS)
+    many = held_out_tasks(400, kinds=("strip-docstring", "rename"), max_characters=300)
+    assert len(many) == 400
+
+
+# ---- Conversations for training ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(pocket_folder())
+
+
+def test_a_task_has_the_tokens_that_pocket_was_trained_on(tokenizer):
+    rng, seen = random.Random(0), set()
+    while seen < set(KINDS):
+        task = make_edit(rng.choice(KINDS), rng.choice(corpus.pieces(False)), rng)
+        if task is None:
+            continue
+        seen.add(task.kind)
+        asked, said = (tokenizer(text(task))["input_ids"] for text in (prompt_text, answer_text))
+        example = tokenize(as_conversation(task), tokenizer, 9999)
+        assert example.tokens.tolist() == asked + said
+        assert example.is_answer.tolist() == [False] * len(asked) + [True] * len(said)
+
+
+def test_conversations_are_decided_by_the_seed_and_their_number():
+    made = pocket_conversations(30, seed=1)
+    assert made[:7] == pocket_conversations(7, seed=1)
+    assert not set(made) & set(pocket_conversations(30, seed=2))
+    assert len(set(made)) == 30
+    assert 18 <= sum(bool(each.turns) for each in made) <= 29
+
+
+def test_conversations_use_no_held_out_code(monkeypatch):
+    modules, pieces = corpus.module_texts, corpus.pieces
+    sides = []
+    for name, whole in (("module_texts", modules), ("pieces", pieces)):
+        monkeypatch.setattr(
+            corpus, name, lambda held_out, whole=whole: sides.append(held_out) or whole(held_out)
+        )
+    made = pocket_conversations(40, edit_share=0.5, max_characters=300)
+    assert set(sides) == {False}
+    texts = [each.text for each in made if each.text]
+    assert texts and all(any(text in module for module in modules(False)) for text in texts)
+    for each in made:
+        if each.turns:
+            source = each.turns[0].text.split("\n", 1)[1]
+            assert source not in pieces(True) and each.turns[1].text not in pieces(True)
+
+
+def test_the_share_of_edit_tasks_can_be_chosen():
+    assert all(each.turns for each in pocket_conversations(5, edit_share=1.0))
+    assert all(each.text for each in pocket_conversations(5, edit_share=0.0))

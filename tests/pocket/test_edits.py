@@ -1,4 +1,4 @@
-"""Edit tasks: valid code on both sides, and an instruction that determines the change."""
+"""Edit tasks have valid code on both sides, and an instruction that determines the change."""
 
 import ast
 import random
@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.pocket import corpus, edits
 from specjax.pocket.edits import KINDS, EditTask, make_edit
 
-TASKS = edits.held_out_tasks(100, max_characters=500)
+TASKS = corpus.held_out_tasks(100, max_characters=500)
 
 
 def quoted(task: EditTask) -> tuple[str, str]:
@@ -73,25 +72,6 @@ def test_strip_docstring_keeps_all_other_code():
         before, after = ast.parse(task.source).body[0], ast.parse(task.result).body[0]
         assert ast.get_docstring(before) is not None
         assert [ast.dump(node) for node in before.body[1:]] == [ast.dump(n) for n in after.body]
-
-
-def test_pieces_too_short_for_an_edit_are_refused():
-    with pytest.raises(SpecjaxError, match="up to 5 characters allows the edit 'fix'; raise max_c"):
-        edits.held_out_tasks(1, kinds=("fix",), max_characters=5)
-
-
-def test_held_out_tasks_are_deterministic_and_held_out():
-    assert edits.held_out_tasks(20, max_characters=500) == TASKS[:20]
-    assert edits.held_out_tasks(20, seed=1, max_characters=500) != TASKS[:20]
-    training = set(corpus.pieces(False))
-    assert not training & {task.source for task in TASKS} | training & {t.result for t in TASKS}
-
-
-def test_held_out_tasks_use_fresh_pieces_and_then_old_ones():
-    pieces = {task.source for task in TASKS if task.kind in ("rename", "constant")}
-    assert len(pieces) == 2 * 100 // len(KINDS)
-    many = edits.held_out_tasks(400, kinds=("strip-docstring", "rename"), max_characters=300)
-    assert len(many) == 400
 
 
 def test_a_piece_that_does_not_allow_a_kind_gives_none():

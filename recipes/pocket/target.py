@@ -1,15 +1,16 @@
-"""How pocket is trained: `python -m specjax.pocket.recipe --size target --out DIR`, one command.
+"""Trains pocket's target or its draft model: `python -m recipes.pocket.target --out DIR`.
 
-Copying is taught first: without an opening of repeated segments the model learns the statistics of
-code long before it learns to look back, and an edit task is mostly looking back. Then come edit
-tasks and plain code, at last at twice the length. Every batch is a function of the step, so an
-interrupted run resumes from its newest checkpoint on the same path.
+Repeated segments come first: without them the model learns the statistics of code long before it
+learns to look back, and an edit task is mostly looking back. Edit tasks and plain code follow, and
+finally both at twice the length. Every batch is a function of the step, so an interrupted run
+resumes from its newest checkpoint as if nothing had happened.
 """
 
 import json
 import platform
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,21 +25,22 @@ import rich.progress
 import tyro
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError, exit_code
+from recipes.pocket import tokenizer
+from recipes.pocket.data import TrainingData
+from specjax import SpecjaxError, Transformer, TransformerConfig
+from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, readable, writable
-from specjax.models.cache import KVCache
-from specjax.models.config import TransformerConfig
+from specjax.models import causal_rows
 from specjax.models.io.checkpoint import new_folder, vacant
 from specjax.models.io.huggingface import save_transformer
-from specjax.models.target import causal_rows
-from specjax.models.transformer import Transformer
-from specjax.pocket import corpus, edits, tokenizer
+from specjax.pocket.corpus import held_out_tasks
+from specjax.pocket.edits import KINDS, answer_text, prompt_text
 
 TARGET = TransformerConfig(
     vocab_size=2048,
     hidden_size=192,
     intermediate_size=512,
-    num_hidden_layers=8,  # deep and narrow, so that a drafter of one layer is cheap beside it
+    num_hidden_layers=8,  # deep and narrow, so that a drafter of one layer is cheap
     num_attention_heads=3,
     num_key_value_heads=3,
     head_dim=64,
@@ -55,11 +57,12 @@ DRAFT = replace(
     num_attention_heads=2,
     num_key_value_heads=2,
 )
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training on one mixture of (repeats, edits, code)."""
+    """Some steps of training on one mixture of (repeats, edits, code)."""
 
     steps: int
     batch_size: int
@@ -69,7 +72,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights, apart from the Python whose library is read."""
+    """Everything that decides the weights, except the Python whose library is read."""
 
     config: TransformerConfig
     phases: tuple[Phase, ...]
@@ -85,7 +88,7 @@ class Recipe:
         return sum(phase.steps for phase in self.phases)
 
     def phase_at(self, step: int) -> Phase:
-        """The phase that step number `step` (from 0) belongs to."""
+        """Returns the phase of a step, counted from 0."""
         for phase in self.phases:
             if step < phase.steps:
                 return phase
@@ -119,18 +122,18 @@ RECIPES = {
 class Options:
     """Train pocket's target or its draft model."""
 
-    size: str
-    """Which model: target or draft."""
     out: Path
     """Run folder: checkpoints, metrics.jsonl and, at the end, the model in Hugging Face format."""
+    size: str = "target"
+    """Which model: target or draft."""
     vocabulary: Path | None = None
-    """A trained tokenizer folder to use instead of training one: target and draft share theirs."""
+    """Folder of a trained tokenizer to use instead of training one; the draft uses the target's."""
     save_every: int = 100
     evaluate_every: int = 250
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """Muon for the matrices inside the layers, Adam for the embedding and the norms."""
+    """Returns Muon for the matrices of the layers, Adam for the embedding and the norms."""
     schedule = optax.join_schedules(
         [
             optax.linear_schedule(0.0, recipe.learning_rate, recipe.warmup_steps),
@@ -152,7 +155,7 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
         optax.contrib.muon(
             schedule,
             weight_decay=recipe.weight_decay,
-            consistent_rms=0.2,  # updates as large as Adam's, so that one rate serves both
+            consistent_rms=0.2,  # updates as large as Adam's, so both share a learning rate
             adam_b2=0.95,
             muon_weight_dimension_numbers=dimensions,
         ),
@@ -162,10 +165,10 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
 def next_token_losses(
     model: Transformer, params: Any, tokens: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T-1"], Float[Array, "B T-1"]]:
-    """Cross-entropy and correctness (1.0 or 0.0) of predicting `tokens[:, 1:]`."""
+    """Returns cross-entropy and correctness (1.0 or 0.0) of predicting `tokens[:, 1:]`."""
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     batch, length = inputs.shape
-    cache = KVCache.create(model.config, batch, length)
+    cache = model.new_cache(params, batch, length)
     rows = causal_rows(inputs, jnp.zeros((batch,), jnp.int32))
     output, _ = model.run(params, rows, cache)
     assert output.logits is not None
@@ -173,10 +176,11 @@ def next_token_losses(
     return losses, (jnp.argmax(output.logits, axis=-1) == labels).astype(jnp.float32)
 
 
-def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
+def train(recipe: Recipe, data: TrainingData, options: Options) -> dict:
     """Runs `recipe` to its end, or on from the newest checkpoint; returns the trained params."""
-    model = Transformer(recipe.config)
-    transform = optimizer(recipe)
+    model, transform = Transformer(recipe.config), optimizer(recipe)
+    params = model.initialise(jax.random.key(recipe.seed))
+    state = {"params": params, "moments": transform.init(params)}
 
     def loss_fn(params, tokens, weights):
         losses, _ = next_token_losses(model, params, tokens)
@@ -189,11 +193,7 @@ def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
         updates, moments = transform.update(gradient, state["moments"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
 
-    params = model.initialise(jax.random.key(recipe.seed))
-    state = {"params": params, "moments": transform.init(params)}
-    metrics = options.out / "metrics.jsonl"
-    spent = json.loads(metrics.read_text().splitlines()[-1])["seconds"] if metrics.exists() else 0.0
-    started = time.perf_counter() - spent
+    seconds = stopwatch(options.out / METRICS)
     with (
         ocp.CheckpointManager(
             (options.out / "checkpoints").absolute(),
@@ -220,28 +220,31 @@ def train(recipe: Recipe, data: corpus.TrainingData, options: Options) -> dict:
             if is_saved:
                 manager.save(done, args=ocp.args.StandardSave(state))
             if is_saved or is_evaluated:
-                row = {"step": done, "loss": round(float(loss), 4)}
-                row["seconds"] = round(time.perf_counter() - started, 1)
-                if is_evaluated:
-                    row |= evaluate(model, state["params"], data)
-                with metrics.open("a", encoding="utf-8") as file:
+                row = {"step": done, "loss": round(float(loss), 4), "seconds": seconds()}
+                row |= evaluate(model, state["params"], data) if is_evaluated else {}
+                with (options.out / METRICS).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 bar.console.print(row)
     return state["params"]
 
 
-def evaluate(
-    model: Transformer, params: dict, data: corpus.TrainingData, length: int = 384
-) -> dict:
-    """Teacher-forced accuracy on held-out answers by kind of edit, and the loss over them."""
+def stopwatch(metrics: Path) -> Callable[[], float]:
+    """Returns a clock of the seconds that a run has taken, earlier sessions included."""
+    spent = json.loads(metrics.read_text().splitlines()[-1])["seconds"] if metrics.exists() else 0.0
+    started = time.perf_counter() - spent
+    return lambda: round(time.perf_counter() - started, 1)
+
+
+def evaluate(model: Transformer, params: dict, data: TrainingData, length: int = 384) -> dict:
+    """Returns teacher-forced accuracy on held-out answers by kind of edit, and their loss."""
     losses = jax.jit(lambda tokens: next_token_losses(model, params, tokens))
     report, every_loss = {}, []
-    for kind in edits.KINDS:
+    for kind in KINDS:
         tokens = np.full((12, length), tokenizer.END_ID, np.int32)
         answers = np.zeros((12, length), np.float32)
-        for row, task in enumerate(edits.held_out_tasks(12, kinds=(kind,), max_characters=450)):
-            prompt = data.encode(edits.prompt_text(task))
-            whole = (prompt + data.encode(edits.answer_text(task)))[:length]
+        for row, task in enumerate(held_out_tasks(12, kinds=(kind,), max_characters=450)):
+            prompt, answer = data.encode(prompt_text(task)), data.encode(answer_text(task))
+            whole = (prompt + answer)[:length]
             tokens[row, : len(whole)] = whole
             answers[row, len(prompt) : len(whole)] = 1.0
         loss, correct = losses(jnp.asarray(tokens))
@@ -252,10 +255,10 @@ def evaluate(
 
 
 def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
-    """The folder of the tokenizer to train with: the one given, or the run's own, trained if new.
+    """Returns the folder of the tokenizer: the one given, or the run's own, trained if new.
 
     Raises:
-        SpecjaxError: if the folder given holds no tokenizer.
+        SpecjaxError: if the given folder holds no tokenizer.
     """
     folder = expand_user(options.vocabulary or options.out / "tokenizer")
     with readable(folder):
@@ -266,12 +269,12 @@ def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
         )
     if not is_there:
         with new_folder(folder) as unfinished:
-            tokenizer.train_tokenizer(corpus.tokenizer_texts(), vocabulary_size, unfinished)
+            tokenizer.train_tokenizer(tokenizer.tokenizer_texts(), vocabulary_size, unfinished)
     return folder
 
 
 def build(options: Options) -> None:
-    """Trains, then writes the model, its tokenizer and the run's record as one new folder.
+    """Trains, then writes the model, its tokenizer and a record of the run into one new folder.
 
     Raises:
         SpecjaxError: for an unknown size, or a run folder that cannot be written or has its model.
@@ -284,9 +287,9 @@ def build(options: Options) -> None:
     with writable(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
     vocabulary = find_tokenizer(options, recipe.config.vocab_size)
-    data = corpus.TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
+    data = TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
     params = train(recipe, data, options)
-    history = (options.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    history = (options.out / METRICS).read_text(encoding="utf-8").splitlines()
     record = {
         "recipe": asdict(recipe),
         "python": platform.python_version(),
@@ -301,7 +304,7 @@ def build(options: Options) -> None:
 
 
 def main() -> int:
-    """Command line: trains and writes, and returns the exit code."""
+    """Runs the command line; returns the exit code."""
     return exit_code(partial(build, tyro.cli(Options)))
 
 

@@ -1,7 +1,7 @@
-"""Pocket's datastore for REST: `python -m specjax.pocket.datastore --out DIR`.
+"""Builds pocket's datastore for REST: `python -m recipes.pocket.datastore --out DIR`.
 
-Functions and small classes of the training modules, in an order that mixes modules, up to a size
-that may ship with the package. It takes seconds.
+It holds pieces of the training modules, shuffled, up to a size that may ship with the package. It
+takes seconds.
 """
 
 import random
@@ -14,12 +14,11 @@ from pathlib import Path
 import tyro
 from tokenizers import Tokenizer
 
+from recipes.pocket.tokenizer import load
 from specjax import datastore
 from specjax.core.errors import exit_code
+from specjax.hub import pocket_folder
 from specjax.pocket import corpus
-from specjax.pocket import tokenizer as tokenizers
-
-WEIGHTS = Path(__file__).parent / "weights"
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,11 @@ class Options:
     out: Path
     """A new folder."""
     num_tokens: int = 400_000
-    """Stop with the document that reaches so many tokens."""
+    """Stop with the piece that reaches this number."""
 
 
 def documents(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Sequence[int]]:
-    """Pieces of the training modules as token ids, `num_tokens` together."""
+    """Yields pieces of the training modules as tokens, `num_tokens` of them or a few more."""
     pieces = list(corpus.pieces(held_out=False))
     random.Random(0).shuffle(pieces)
     count = 0
@@ -45,8 +44,9 @@ def documents(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Sequence[int]]:
             return
 
 
-def _run(options: Options) -> None:
-    tokenizer = tokenizers.load(WEIGHTS / "target")
+def build(options: Options) -> None:
+    """Writes the datastore."""
+    tokenizer = load(pocket_folder())
     made = datastore.build(
         documents(tokenizer, options.num_tokens),
         vocab_size=tokenizer.get_vocab_size(),
@@ -58,4 +58,4 @@ def _run(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(partial(_run, tyro.cli(Options, description=__doc__))))
+    sys.exit(exit_code(partial(build, tyro.cli(Options))))

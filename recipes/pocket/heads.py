@@ -1,13 +1,13 @@
-"""How pocket's heads are trained, one after another: `python -m specjax.pocket.heads --out DIR`.
+"""Trains pocket's heads, one after another: `python -m recipes.pocket.heads --out DIR`.
 
-Each is a `specjax train` command, so this is also how to train a head for any target. As in HASS
-(section 4.2), everything of EAGLE's starts from one EAGLE head and goes on for the same number of
-steps: with EAGLE's own loss, with the Top-K loss added, and with 2, 3 and 4 steps of harmonized
-context alignment; EAGLE's ParallelSpec starts from that head as well, with new masks. Medusa, Hydra
-and Medusa's ParallelSpec start anew. The runs called distilled go on with what the target writes
-itself. Medusa's four heads have LM heads of their own, as published; Hydra's, which are larger,
-read the target's, to keep the package small.
-An interrupted run is resumed by the same command.
+Each run is a `specjax train` command, which works for any target. As in HASS (section 4.2), all
+runs of EAGLE and HASS start from one EAGLE head and take the same number of further steps: with
+EAGLE's own loss, with the Top-K loss added, and with 2, 3 and 4 steps of harmonized context
+alignment. ParallelSpec for EAGLE starts from that head as well, with new masks; Medusa, Hydra and
+ParallelSpec for Medusa start from random params. The distilled runs continue on texts that the
+target wrote itself. Medusa's four heads have LM heads of their own, as published; Hydra's are
+larger and read the target's, to keep the package small. The same command resumes an interrupted
+run.
 """
 
 import subprocess
@@ -18,11 +18,13 @@ from pathlib import Path
 
 import tyro
 
-from specjax.core.errors import SpecjaxError, exit_code
+import specjax
+from specjax import SpecjaxError
+from specjax.core.errors import exit_code
 from specjax.core.files import expand_user
-from specjax.models.families import read_config
-from specjax.models.heads.kinds import KINDS
-from specjax.models.io.head_files import HEAD, detect_format, load_head, read_about, save_head
+from specjax.loading import load_head
+from specjax.methods import HEAD_FORMATS
+from specjax.models.io.head_files import HEAD, detect_format, read_about, save_head
 
 COMMON = (
     *("--target", "pocket", "--packing", "--longest", "512", "--batch-size", "8"),
@@ -44,10 +46,10 @@ class Recipe:
     method: str
     settings: tuple[str, ...]
     start: str | None = None  # the run whose head it starts from
-    texts: str | None = None  # the run whose distilled texts it learns from; by default pocket's
+    texts: str | None = None  # the run whose distilled texts it learns from; None: pocket's own
 
     def command(self, name: str, out: Path) -> list[str]:
-        """The command line, for a run folder in `out`."""
+        """Returns the command line of a run in the folder `out`."""
         start = () if self.start is None else ("--start", str(out / self.start / HEAD))
         data = "pocket" if self.texts is None else str(out / self.texts / "distilled.jsonl")
         arguments = (self.method, "--out", str(out / name), "--data", data, *COMMON)
@@ -55,12 +57,12 @@ class Recipe:
 
 
 def lasting(num_steps: int, learning_rate: float) -> tuple[str, ...]:
-    """The settings of a run of so many steps."""
+    """Returns the settings of a run of this length."""
     return ("--num-steps", str(num_steps), "--learning-rate", str(learning_rate))
 
 
 def distilled(method: str, start: str, *settings: str) -> Recipe:
-    """Goes on with `start`, on the texts that the target wrote for HASS."""
+    """Returns a run that continues `start` on the texts that the target wrote for HASS."""
     return Recipe(method, (*AFTER, *settings), start, "hass-3-distilled")
 
 
@@ -99,31 +101,31 @@ SHIPPED = {  # name in the package, run
 
 @dataclass(frozen=True)
 class Options:
-    """Train pocket's heads, those that are not trained yet."""
+    """Train those of pocket's heads that are not trained yet."""
 
     out: Path
-    """A folder for the run folders, one of each name."""
+    """The folder for the run folders, which have the names of the runs."""
     only: tuple[str, ...] = tuple(RECIPES)
     """The runs to make, in this order; by default all."""
     ship: Path | None = None
-    """Also write those of them that come with the package into this folder, in 16 bits."""
+    """Also write the heads that come with the package into this folder, in 16 bits."""
 
 
 def build(options: Options) -> None:
     """Runs the commands.
 
     Raises:
-        SpecjaxError: for an unknown name, or when a command fails.
+        SpecjaxError: for an unknown name, or if a command fails.
     """
     out = expand_user(options.out)
     for name in options.only:
         if name not in RECIPES:
-            raise SpecjaxError(f"{name!r} is none of the heads; they are {', '.join(RECIPES)}")
+            raise SpecjaxError(f"run {name!r} is unknown; choose from {', '.join(RECIPES)}")
     for name in options.only:
         command = RECIPES[name].command(name, out)
         print(name, *command[3:], flush=True)
         if subprocess.run(command, check=False).returncode:
-            raise SpecjaxError(f"the run {name} stopped; its own message stands above")
+            raise SpecjaxError(f"run {name} failed; see its message above, then repeat the command")
     if options.ship is not None:
         for name, run in SHIPPED.items():
             if run in options.only:
@@ -131,19 +133,19 @@ def build(options: Options) -> None:
 
 
 def ship(head_folder: Path, folder: Path) -> None:
-    """Writes a head as it comes with the package: half precision, without pocket's embedding.
+    """Writes a head as it comes with the package: in half precision, without pocket's embedding.
 
     Raises:
         SpecjaxError: if there is no such head, or `folder` already holds something.
     """
-    target = read_config(Path(__file__).parent / "weights" / "target")
-    format, about = detect_format(head_folder, KINDS.values()), read_about(head_folder)
-    head, params = load_head(head_folder, format, target, "float32")
-    save_head(folder, format, head, params, "float16", target=target, about=about)
+    target, format = specjax.load("pocket"), detect_format(head_folder, HEAD_FORMATS)
+    head, params = load_head(head_folder, target, "float32", format)
+    about = read_about(head_folder)
+    save_head(folder, format, head, params, "float16", target=target.config, about=about)
 
 
 def main() -> int:
-    """Command line: trains, and returns the exit code."""
+    """Runs the command line; returns the exit code."""
     return exit_code(partial(build, tyro.cli(Options)))
 
 

@@ -1,4 +1,4 @@
-"""The recipe's command: what it refuses, what it writes, and when it evaluates."""
+"""The command that trains pocket: its refusals, its files, and when it evaluates."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import specjax
+from recipes.pocket import target as recipe
+from recipes.pocket import tokenizer
+from recipes.pocket.target import Options, Phase, Recipe
 from specjax.core.errors import SpecjaxError
-from specjax.pocket import recipe, tokenizer
-from specjax.pocket.recipe import Options, Phase, Recipe
+from specjax.pocket import corpus
 
 TEXTS = ["def f(x):\n    return x\n"] * 4
 TINY = Recipe(
@@ -22,20 +24,20 @@ TINY = Recipe(
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The recipe on a few lines of text; its evaluation says nothing but that it ran."""
+    """Replaces the recipe by a few lines of text, and its evaluation by a note that it ran."""
     monkeypatch.setitem(recipe.RECIPES, "draft", TINY)
-    monkeypatch.setattr(recipe.corpus, "tokenizer_texts", lambda: TEXTS)
-    monkeypatch.setattr(recipe.corpus, "pieces", lambda held_out: tuple(TEXTS))
+    monkeypatch.setattr(tokenizer, "tokenizer_texts", lambda: TEXTS)
+    monkeypatch.setattr(corpus, "pieces", lambda held_out: tuple(TEXTS))
     monkeypatch.setattr(recipe, "evaluate", lambda *given: {"evaluated": True})
 
 
 def run(monkeypatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["recipe", *arguments])
+    monkeypatch.setattr("sys.argv", ["target", *arguments])
     return recipe.main()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--size", "foo", "--out", "run"], "--size 'foo' is unknown; use target or draft"),
         (
@@ -49,17 +51,19 @@ def run(monkeypatch, *arguments: str) -> int:
         ),
     ],
 )
-def test_a_bad_command_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys, arguments, told):
+def test_a_bad_command_is_one_line_and_exit_code_2(
+    monkeypatch, tmp_path, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert captured.err.startswith("specjax: ")
     assert captured.err.count("\n") == 1
 
 
 def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
-    recipe.build(Options("draft", tmp_path / "run", save_every=3, evaluate_every=2))
+    recipe.build(Options(tmp_path / "run", "draft", save_every=3, evaluate_every=2))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
@@ -69,7 +73,7 @@ def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
     record = json.loads((tmp_path / "run" / "model" / "recipe.json").read_text())
     assert record["history"] == rows
     with pytest.raises(SpecjaxError, match="model already exists and is not an empty folder"):
-        recipe.build(Options("draft", tmp_path / "run"))
+        recipe.build(Options(tmp_path / "run", "draft"))
 
 
 def test_a_tokenizer_cut_short_is_not_there(quick, tmp_path, monkeypatch):
@@ -80,7 +84,7 @@ def test_a_tokenizer_cut_short_is_not_there(quick, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tokenizer, "train_tokenizer", cut_short)
         with pytest.raises(KeyboardInterrupt):
-            recipe.find_tokenizer(Options("draft", tmp_path), 300)
+            recipe.find_tokenizer(Options(tmp_path, "draft"), 300)
     assert list(tmp_path.iterdir()) == []
-    folder = recipe.find_tokenizer(Options("draft", tmp_path), 300)
+    folder = recipe.find_tokenizer(Options(tmp_path, "draft"), 300)
     assert tokenizer.load(folder).get_vocab_size() <= 300

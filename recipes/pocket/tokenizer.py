@@ -1,21 +1,31 @@
-"""The pocket tokenizer: a small byte-level BPE whose pieces suit Python source and copying."""
+"""Trains pocket's tokenizer, a small byte-level BPE that suits Python source and copying."""
 
 import json
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-BEGIN, END, USER, ASSISTANT = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
-SPECIAL_TOKENS = (BEGIN, END, USER, ASSISTANT)  # ids 0, 1, 2, 3
+from specjax.pocket import corpus
+from specjax.pocket.edits import (
+    ASSISTANT,
+    BEGIN,
+    END,
+    KINDS,
+    SPECIAL_TOKENS,
+    USER,
+    make_edit,
+)
+
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = range(len(SPECIAL_TOKENS))
 MODEL_MAX_LENGTH = 2048
 
-# A keyword or a mark of punctuation takes the spaces around it, so that an identifier in code has
-# no leading space: `x` is the same token in "f(x)", "return x", "x = 1" and in an instruction.
-# That makes copying, which the pocket model learns first, a copy of identical tokens.
+# A keyword or a punctuation mark takes the spaces around it, so an identifier in code has no
+# leading space: `x` is the same token in "f(x)", "return x", "x = 1" and in an instruction. So
+# copying, which pocket learns first, copies identical tokens.
 _KEYWORDS = (
     "False|None|True|and|as|assert|async|await|class|def|del|elif|else|except|for|from|global|if"
     "|import|in|is|lambda|nonlocal|not|or|raise|return|while|with|yield"
@@ -44,10 +54,19 @@ CHAT_TEMPLATE = (
 )
 
 
+def tokenizer_texts() -> Iterator[str]:
+    """Yields what the tokenizer learns from: the training modules and a sample of instructions."""
+    yield from corpus.module_texts(False)
+    for index, piece in enumerate(corpus.pieces(False)):
+        task = make_edit(KINDS[index % len(KINDS)], piece, random.Random(index))
+        if task is not None:
+            yield task.instruction
+
+
 def train_tokenizer(
     texts: Iterable[str], vocabulary_size: int = 2048, folder: str | Path | None = None
 ) -> Tokenizer:
-    """Learn a byte-level BPE from `texts`, and save it in `folder` where one is given.
+    """Learns a byte-level BPE from `texts`, and saves it in `folder` if one is given.
 
     It normalises nothing, adds nothing when it encodes and knows all 256 bytes, so decoding gives
     back any text exactly. The special tokens have the ids 0 to 3, in the order of SPECIAL_TOKENS.
@@ -73,12 +92,12 @@ def train_tokenizer(
 
 
 def load(folder: str | Path) -> Tokenizer:
-    """The tokenizer saved in `folder`, without the need for transformers."""
+    """Loads the tokenizer in `folder`, without transformers."""
     return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
 def save(tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, the form `AutoTokenizer` loads."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`, as `AutoTokenizer` loads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
