@@ -80,7 +80,7 @@ class Sampling:
         return self.verification == "typical" and not self.is_greedy
 
     @property
-    def needs_proposal(self) -> bool:
+    def needs_draft_probs(self) -> bool:
         """Whether verification asks for the distributions that drafted tokens were drawn from."""
         return self.verification == "rejection" and not self.is_greedy
 

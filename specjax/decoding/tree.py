@@ -26,8 +26,8 @@ class DraftTree:
     parents: Int[Array, "B N"]  # NO_PARENT at the root
     depth: Int[Array, "B N"]  # 0 at the root
     valid: Bool[Array, "B N"]  # the root is always valid
-    # Row n: probabilities that n's children were drawn from; None: children were chosen, not drawn.
-    proposal: Float[Array, "B N V"] | None = None
+    # Row n: what node n's children were drawn from; None: children were chosen, not drawn.
+    draft_probs: Float[Array, "B N V"] | None = None
     # Where in the text each token was copied from, if the drafter copies.
     source: Int[Array, "B N"] | None = None
     is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
@@ -58,7 +58,7 @@ def chain(
     root: Int[Array, " B"],
     drafted: Int[Array, "B D"],
     count: Int[Array, " B"],
-    proposal: Float[Array, "B N V"] | None = None,
+    draft_probs: Float[Array, "B N V"] | None = None,
     source: Int[Array, "B N"] | None = None,
 ) -> DraftTree:
     """Returns a tree without branches: the root, then the first `count[b]` drafted tokens."""
@@ -70,7 +70,7 @@ def chain(
         parents=steps - 1,  # the root's is NO_PARENT
         depth=steps,
         valid=steps <= count[:, None],
-        proposal=proposal,
+        draft_probs=draft_probs,
         source=source,
         is_chain=True,
     )

@@ -30,7 +30,7 @@ def verify(
     `logits[b, n]` are the target's for the token after node n; the root stands at position
     `root_slot` of the text. Where the logits after the path are not finite, there is no bonus.
     """
-    if draw.sampling.needs_proposal:
+    if draw.sampling.needs_draft_probs:
         verification = _rejection(tree, logits, draw, root_slot, max_depth)
     elif draw.sampling.is_lossy:
         verification = _typical(tree, logits, draw, root_slot, max_depth)
@@ -123,12 +123,12 @@ def _rejection(
 ) -> Verification:
     target = jnp.exp(draw.filtered(logits))
     uniform = draw.uniform(root_slot[:, None], tree.num_nodes, ACCEPT)[:, 0]
-    axes = (0, 0, 0, None if tree.proposal is None else 0, 0, 0, None)
+    axes = (0, 0, 0, None if tree.draft_probs is None else 0, 0, 0, None)
     last, rest = jax.vmap(reject, axes)(
         tree.tokens,
         tree.parents,
         tree.valid,
-        tree.proposal,
+        tree.draft_probs,
         target,
         uniform,
         jnp.max(tree.num_valid()),
@@ -142,7 +142,7 @@ def reject(
     tokens: Int[Array, " N"],
     parents: Int[Array, " N"],
     valid: Bool[Array, " N"],
-    proposal: Float[Array, "N V"] | None,
+    draft_probs: Float[Array, "N V"] | None,
     target: Float[Array, "N V"],
     uniform: Float[Array, " N"],
     num_tried: Int[Array, ""],
@@ -153,26 +153,26 @@ def reject(
     A child of the current node is accepted with probability p / q. After a rejection p becomes the
     residual distribution, max(p - q, 0) normalised, for the remaining siblings and the bonus; q
     drops the rejected token (siblings are drawn without replacement). Nodes that were chosen and
-    have no `proposal` count as drawn with certainty. Only the first `num_tried` nodes are tried.
+    have no `draft_probs` count as drawn with certainty. Only the first `num_tried` nodes are tried.
     """
 
     def try_node(node, carry):
         here, p, q = carry
         token = tokens[node]
         own = jax.nn.one_hot(token, p.shape[0])
-        q = own if proposal is None else q
+        q = own if draft_probs is None else q
         is_child = valid[node] & (parents[node] == here)
         hit = is_child & (q[token] > 0) & (uniform[node] * q[token] < p[token])
         residual = _normalise(jax.nn.relu(p - q), otherwise=p)
         rest = _normalise(q * (1 - own), otherwise=q)
-        next_q = own if proposal is None else proposal[node]
+        next_q = own if draft_probs is None else draft_probs[node]
         return (
             jnp.where(hit, node, here),
             jnp.where(hit, target[node], jnp.where(is_child, residual, p)),
             jnp.where(hit, next_q, jnp.where(is_child, rest, q)),
         )
 
-    first_q = jnp.zeros_like(target[0]) if proposal is None else proposal[0]
+    first_q = jnp.zeros_like(target[0]) if draft_probs is None else draft_probs[0]
     start = (jnp.zeros((), jnp.int32), target[0], first_q)
     last, rest, _ = lax.fori_loop(1, num_tried, try_node, start)
     return last, rest

@@ -74,7 +74,9 @@ def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth()
         assert len(set(paths)) == len(paths)
         for node, path in enumerate(paths):
             if any(other[:-1] == path for other in paths[1:]):  # it has children
-                np.testing.assert_allclose(tree.proposal[row, node], law[row, len(path)], rtol=1e-6)
+                np.testing.assert_allclose(
+                    tree.draft_probs[row, node], law[row, len(path)], rtol=1e-6
+                )
             assert all(law[row, depth, token] > 0 for depth, token in enumerate(path))
 
 

@@ -338,15 +338,15 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     for row, length in enumerate(state.length.tolist()):
         texts[row, length : length + 3] = tree.tokens[row, 1:]
     law = np.exp(sampling.filtered(draft_pass(weights("near"), jnp.asarray(texts))[0]))
-    assert tree.proposal is not None and tree.proposal.dtype == jnp.float32
+    assert tree.draft_probs is not None and tree.draft_probs.dtype == jnp.float32
     for row, length in enumerate(state.length.tolist()):
         for node in range(3):
-            told = tree.proposal[row, node]
+            told = tree.draft_probs[row, node]
             np.testing.assert_allclose(told, law[row, length - 1 + node], atol=1e-4)
             assert told[tree.tokens[row, node + 1]] > 0
-    assert propose(replace(own, is_drawn=False), sampling).proposal is None
+    assert propose(replace(own, is_drawn=False), sampling).draft_probs is None
     for other in (replace(sampling, verification="coupled"), replace(sampling, temperature=0.0)):
-        assert propose(own, other).proposal is None
+        assert propose(own, other).draft_probs is None
 
 
 def rejection_case(rule: str) -> tuple[DraftModel, dict]:
@@ -372,8 +372,10 @@ class Peeking(DraftModel):
 
     def propose(self, target, params, state, context, draw):
         (tree, _), state = super().propose(target, params, state, context, draw)
-        assert tree.proposal is not None
-        own = jnp.take_along_axis(tree.proposal[:, :-1], tree.tokens[:, 1:, None], axis=2)[..., 0]
+        assert tree.draft_probs is not None
+        own = jnp.take_along_axis(tree.draft_probs[:, :-1], tree.tokens[:, 1:, None], axis=2)[
+            ..., 0
+        ]
         kept = jnp.cumprod(own >= 0.4, axis=1).astype(bool)
         valid = tree.valid & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)
         return Proposal(replace(tree, valid=valid)), state

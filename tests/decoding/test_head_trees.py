@@ -86,7 +86,7 @@ def by_choices(choices: Choices, draw: Draw, row: int, literal: Literal):
             laws[path] = np.exp(law)
             # What the target would draw; a token that its filters cut is set back.
             scores = scores / sampling.temperature + noise - CUT_PENALTY * np.isneginf(law)
-            if sampling.needs_proposal:
+            if sampling.needs_draft_probs:
                 scores = law + noise
         ranked = np.argsort(-np.asarray(scores), kind="stable")
         if np.isfinite(scores[ranked[choice[-1]]]):
@@ -100,19 +100,19 @@ def assert_by_choices(
     choices = headed.drafter.choices
     for state, tree in zip(states, trees, strict=True):
         draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
-        assert (tree.proposal is not None) == sampling.needs_proposal
+        assert (tree.draft_probs is not None) == sampling.needs_draft_probs
         for row in np.flatnonzero(~state.is_done):
             text = state.tokens[row, : state.length[row]].tolist()
             expected, laws = by_choices(choices, draw, row, literal(headed, text))
             assert tree.tokens[row, 0] == text[-1]
             assert found_paths(tree, row) == expected
-            if tree.proposal is None:
+            if tree.draft_probs is None:
                 assert tree.valid[row].all()
                 continue
             assert len(expected) < len(choices), "no token was filtered out"
             for path, law in laws.items():  # what each node says that its children are drawn from
                 node = 1 + expected.index(path) if path else 0
-                np.testing.assert_allclose(tree.proposal[row, node], law, atol=1e-4)
+                np.testing.assert_allclose(tree.draft_probs[row, node], law, atol=1e-4)
                 assert all(law[other[-1]] > 0 for other in expected if other[:-1] == path)
 
 
@@ -156,7 +156,7 @@ def by_confidence(headed: Headed, draw: Draw, row: int, literal: Literal) -> Pat
 
     def log_probs(path: tuple[int, ...]) -> np.ndarray:
         logits = literal.logits(path)
-        if sampling.is_greedy or sampling.needs_proposal:
+        if sampling.is_greedy or sampling.needs_draft_probs:
             return np.asarray(jax.nn.log_softmax(logits))
         blind = np.exp(jax.nn.log_softmax(logits), dtype=np.float64)
         is_cut = np.isneginf(draw.filtered(logits))
@@ -184,7 +184,7 @@ def by_confidence(headed: Headed, draw: Draw, row: int, literal: Literal) -> Pat
 
 
 def assert_by_confidence(headed: Headed, sampling: Sampling, state: LoopState, tree: DraftTree):
-    assert tree.proposal is None
+    assert tree.draft_probs is None
     draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
     for row in np.flatnonzero(~state.is_done):
         text = state.tokens[row, : state.length[row]].tolist()

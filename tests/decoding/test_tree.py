@@ -228,7 +228,7 @@ def test_the_root_is_an_ancestor_at_exactly_the_greatest_depth(depth):
 
 
 def test_the_first_nodes_are_a_tree_themselves():
-    tree = tree_of(random_parents(12, 4), proposal=jnp.zeros((4, 12, 3)))
+    tree = tree_of(random_parents(12, 4), draft_probs=jnp.zeros((4, 12, 3)))
     first = tree.first(5)
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(first)} == {(4, 5)}
     np.testing.assert_array_equal(ancestors(first, 4), brute_force(tree)[:, :5, :5])

@@ -57,10 +57,10 @@ def outcomes(rule, tokens, p, q, drawn):
     below = [0, 1 + tokens[1], 1 + tokens[2]]
     deeper = [1 + VOCAB + VOCAB * tokens[1] + tokens[node] for node in (3, 4)]
     target = jnp.asarray(p[below + deeper], jnp.float32)
-    proposal = jnp.asarray(q[[*below, 0, 0]], jnp.float32) if drawn else None
+    draft_probs = jnp.asarray(q[[*below, 0, 0]], jnp.float32) if drawn else None
 
     def walk(uniform, count):
-        last, rest = rule(jnp.asarray(tokens), proposal, target, jnp.asarray(uniform), count)
+        last, rest = rule(jnp.asarray(tokens), draft_probs, target, jnp.asarray(uniform), count)
         return int(last), np.asarray(rest, np.float64)
 
     def explore(uniform, chance):
@@ -102,20 +102,20 @@ def bisect(is_hit) -> float:
 
 
 @partial(jax.jit, static_argnames="mutant")
-def _run(tokens, proposal, target, uniform, count, mutant=None):
+def _run(tokens, draft_probs, target, uniform, count, mutant=None):
     parents = jnp.asarray(PARENTS)
     valid = jnp.arange(len(PARENTS)) < count
     if mutant == "softmax q of chosen drafts":
-        proposal = target * 0.5 + 1 / (2 * VOCAB)
-    last, rest = reject(tokens, parents, valid, proposal, target, uniform, count)
+        draft_probs = target * 0.5 + 1 / (2 * VOCAB)
+    last, rest = reject(tokens, parents, valid, draft_probs, target, uniform, count)
     if mutant == "no residual":
         rest = target[last]
     return last, rest
 
 
-def rule(tokens, proposal, target, uniform, count, mutant=None):
+def rule(tokens, draft_probs, target, uniform, count, mutant=None):
     uniform = jnp.zeros(len(PARENTS)).at[: len(uniform)].set(uniform)
-    return _run(tokens, proposal, target, uniform, count, mutant)
+    return _run(tokens, draft_probs, target, uniform, count, mutant)
 
 
 def plain(p: np.ndarray) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_a_vanished_residual_leaves_the_target():
         tokens=jnp.array([0, 1]),
         parents=jnp.array([-1, 0]),
         valid=jnp.array([True, True]),
-        proposal=p,
+        draft_probs=p,
         target=p,
         uniform=jnp.array([0.0, 1.0]),
         num_tried=jnp.array(2),

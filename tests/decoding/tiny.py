@@ -125,8 +125,8 @@ class DrawnChain(Trusting):
                 own = jnp.take_along_axis(tables[-1], token[:, None], axis=1)[:, 0]
                 goes_on = goes_on & (own > 0.25)
             count = count + goes_on
-        proposal = jnp.stack([*tables, jnp.zeros_like(tables[0])], 1)
-        return Proposal(chain(context.root, jnp.stack(tokens, 1), count, proposal)), state
+        draft_probs = jnp.stack([*tables, jnp.zeros_like(tables[0])], 1)
+        return Proposal(chain(context.root, jnp.stack(tokens, 1), count, draft_probs)), state
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class DrawnTree(Trusting):
             chain(context.root, drafted, 6 * rows[:, 0]),
             parents=jnp.array([-1, 0, 0, 1, 1, 2, 2])[None, :] * rows,
             depth=jnp.array([0, 1, 1, 2, 2, 2, 2])[None, :] * rows,
-            proposal=jnp.stack([root_q, left_q, right_q, *[jnp.zeros_like(root_q)] * 4], axis=1),
+            draft_probs=jnp.stack([root_q, left_q, right_q, *[jnp.zeros_like(root_q)] * 4], axis=1),
             is_chain=False,
         )
         return Proposal(tree), state
@@ -163,6 +163,6 @@ class Lying:
 
     def propose(self, target, params, state, context, draw):
         (tree, _), state = super().propose(target, params, state, context, draw)
-        assert tree.proposal is not None
-        flat = jnp.full_like(tree.proposal, 1 / tree.proposal.shape[-1])
-        return Proposal(replace(tree, proposal=flat)), state
+        assert tree.draft_probs is not None
+        flat = jnp.full_like(tree.draft_probs, 1 / tree.draft_probs.shape[-1])
+        return Proposal(replace(tree, draft_probs=flat)), state

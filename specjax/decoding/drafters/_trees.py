@@ -122,15 +122,15 @@ def level_tree(
         The tree, and the last result of `feed`.
     """
     levels, nodes = levels_of(choices), root
-    tokens, proposals = [context.root[:, None]], []
+    tokens, level_probs = [context.root[:, None]], []
     is_real = jnp.ones_like(tokens[0], bool)  # of the nodes to draft below
     valid = [is_real]
     for depth, level in enumerate(levels, start=1):
         logits, position = logits_below(nodes, depth), context.length + depth - 1
-        if draw.sampling.needs_proposal:
+        if draw.sampling.needs_draft_probs:
             log_probs = draw.filtered(logits)
             scores = log_probs + draw.noise(position[:, None], log_probs.shape[-1])
-            proposals.append(jnp.exp(log_probs))
+            level_probs.append(jnp.exp(log_probs))
         else:
             scores = with_coupled_noise(logits, position, draw)
         best, ranked = lax.top_k(scores, level.width)
@@ -141,28 +141,28 @@ def level_tree(
             break
         is_real = valid[-1][:, level.fed]
         nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
-    return _joined(choices, tokens, valid, proposals), nodes
+    return _joined(choices, tokens, valid, level_probs), nodes
 
 
 def _joined(
-    choices: Choices, tokens: list[Array], valid: list[Array], proposals: list[Array]
+    choices: Choices, tokens: list[Array], valid: list[Array], level_probs: list[Array]
 ) -> DraftTree:
-    """Returns the tree of the nodes and proposals of each level, the root first."""
+    """Returns the tree of the nodes and level_probs of each level, the root first."""
     ordered, parents = sorted_choices(choices)
     depth = np.array([0] + [len(choice) for choice in ordered])
     drafted = jnp.concatenate(tokens, axis=1)
-    proposal = None
-    if proposals:
-        drawn_from = jnp.concatenate(proposals, axis=1)
+    draft_probs = None
+    if level_probs:
+        drawn_from = jnp.concatenate(level_probs, axis=1)
         with_children = np.unique(parents[1:])  # the root and what was fed, in order
         nothing = jnp.zeros((*drafted.shape, drawn_from.shape[-1]))
-        proposal = nothing.at[:, with_children].set(drawn_from)
+        draft_probs = nothing.at[:, with_children].set(drawn_from)
     tree = DraftTree(
         tokens=drafted,
         parents=jnp.broadcast_to(parents, drafted.shape),
         depth=jnp.broadcast_to(depth, drafted.shape),
         valid=jnp.concatenate(valid, axis=1),
-        proposal=proposal,
+        draft_probs=draft_probs,
         is_chain=len(levels_of(choices)) == len(ordered),
     )
     return valid_first(tree)
@@ -356,7 +356,7 @@ class DepthTreeDrafter(Drafter):
         ordered, _ = sorted_choices(choices)
         positions = context.length[:, None] + jnp.arange(depths)[None, :]
         log_probs = None
-        if draw.sampling.needs_proposal:
+        if draw.sampling.needs_draft_probs:
             log_probs = draw.filtered(logits)
             scores = log_probs + draw.noise(positions, log_probs.shape[-1])
         else:
@@ -371,14 +371,14 @@ class DepthTreeDrafter(Drafter):
         paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
         valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
         tree = from_choices(context.root, ranked, choices)
-        proposal = None
+        draft_probs = None
         if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
             below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
-            proposal = jnp.take_along_axis(jnp.exp(log_probs), below, axis=1)
+            draft_probs = jnp.take_along_axis(jnp.exp(log_probs), below, axis=1)
         tree = replace(
             tree,
             valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
-            proposal=proposal,
+            draft_probs=draft_probs,
             is_chain=depths == len(ordered),
         )
         return valid_first(tree)

@@ -50,7 +50,7 @@ class Draft:
 
     cache: KVCache
     tokens: Int[Array, "B D"]
-    proposal: Float[Array, "B N V"] | None  # what they were drawn from, if verification needs it
+    draft_probs: Float[Array, "B N V"] | None  # what they were drawn from, if verification needs it
     length: Int[Array, " B"]
     goes_on: Bool[Array, " B"]
     num_passes: Int[Array, ""]
@@ -194,9 +194,9 @@ class DraftModel(Drafter):
             return Draft(
                 cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
                 tokens=_with_column(draft.tokens, token, place),
-                proposal=None
-                if draft.proposal is None
-                else _with_column(draft.proposal, jnp.exp(draw.filtered(logits[:, 0])), place),
+                draft_probs=None
+                if draft.draft_probs is None
+                else _with_column(draft.draft_probs, jnp.exp(draw.filtered(logits[:, 0])), place),
                 length=draft.length + draft.goes_on,
                 goes_on=draft.goes_on & wants_more & (place + 1 < most),
                 num_passes=place + 1,
@@ -211,7 +211,7 @@ class DraftModel(Drafter):
         count = jnp.clip(context.length - state.cache.length, 1, 2)
         draft = draft_one(self._empty(state.cache, most > 0, draw), missing, count)
         draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
-        tree = chain(context.root, draft.tokens, draft.length, draft.proposal)
+        tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
         return Proposal(tree), replace(
             state,
             cache=draft.cache,
@@ -238,7 +238,9 @@ class DraftModel(Drafter):
         return Draft(
             cache=cache,
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
-            proposal=jnp.zeros(shape) if self.is_drawn and draw.sampling.needs_proposal else None,
+            draft_probs=jnp.zeros(shape)
+            if self.is_drawn and draw.sampling.needs_draft_probs
+            else None,
             length=jnp.zeros((batch,), jnp.int32),
             goes_on=goes_on,
             num_passes=jnp.zeros((), jnp.int32),
