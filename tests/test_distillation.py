@@ -22,13 +22,7 @@ from specjax.training.conversations import (
     Turn,
     read_conversations,
 )
-from specjax.training.distillation import (
-    BATCH,
-    DistillOptions,
-    check_room,
-    distill,
-    prompt_of,
-)
+from specjax.training.distillation import BATCH, DistillOptions, check_room, distill, prompt_of
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 
@@ -140,11 +134,10 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
 # ---- The file -----------------------------------------------------------------------------------
 
 
-def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
-    file, given, warnings = tmp_path / "answers.jsonl", many(11), []
+def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path, capsys):
+    file, given = tmp_path / "answers.jsonl", many(11)
     found = distill(target, given, file, LONGEST, SHORT)
-    read = list(read_conversations([file], warn=warnings.append))
-    assert warnings == []
+    read = list(read_conversations([file]))
     numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
     assert sorted(numbers) == list(range(11))
     assert [
@@ -153,9 +146,9 @@ def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path):
     assert all(
         before.text[:8] == after.text[:8] for before, after in zip(given, found, strict=True)
     )
-    examples = tokenize_all(found, target.tokenizer, 320, warn=warnings.append)
+    examples = tokenize_all(found, target.tokenizer, 320)
     assert all(example.is_answer.any() for example in examples)
-    assert warnings == []
+    assert capsys.readouterr().err == ""
 
 
 class Killed(Exception):
@@ -215,32 +208,34 @@ def test_a_corrupt_file_is_one_line(target, tmp_path):
 # ---- What cannot be answered --------------------------------------------------------------------
 
 
-def test_what_is_too_long_is_cut_or_skipped(target, tmp_path):
+def test_what_is_too_long_is_cut_or_skipped(target, tmp_path, capsys):
     """The second question of one does not fit, the first of another neither; a text is cut."""
     long = " ".join(WORDS * 60)
     given = [asked("best", long, "count"), asked(long), asked("max"), Conversation(text=long)]
-    file, warnings = tmp_path / "answers.jsonl", []
-    found = distill(target, given, file, LONGEST, SHORT, warn=warnings.append)
+    file = tmp_path / "answers.jsonl"
+    found = distill(target, given, file, LONGEST, SHORT)
     assert [each.turns[:1] for each in found] == [given[0].turns[:1], given[2].turns[:1], ()]
     assert [len(each.turns) for each in found] == [2, 2, 0]
     opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
     assert found[2].text.startswith(decoded(target, opening[:-1]))  # the last may be half a letter
-    [warning] = warnings
-    assert warning.startswith("Skipped 1 of 4 conversations: too long to answer")
+    [warning] = capsys.readouterr().err.splitlines()
+    assert warning.removeprefix("specjax: ").startswith(
+        "Skipped 1 of 4 conversations: too long to answer"
+    )
     assert len(file.read_text().splitlines()) == 4
-    assert distill(target, given, file, LONGEST, SHORT, resume=True, warn=warnings.append) == found
+    assert distill(target, given, file, LONGEST, SHORT, resume=True) == found
 
 
-def test_what_the_chat_template_refuses_is_skipped(target, tmp_path):
+def test_what_the_chat_template_refuses_is_skipped(target, tmp_path, capsys):
     picky = load(target.name)
     picky.tokenizer.chat_template = (
         "{% for message in messages %}{% if message.role == 'system' %}"
         "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
     )
-    given, warnings = [asked("best", system="Be short."), asked("max")], []
-    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT, warn=warnings.append)
+    given = [asked("best", system="Be short."), asked("max")]
+    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT)
     assert [each.turns[0].text for each in found] == ["max"]
-    assert warnings[0].endswith("or refused by the chat template.")
+    assert capsys.readouterr().err.endswith("or refused by the chat template.\n")
     with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
         distill(picky, given[:1], tmp_path / "b.jsonl", LONGEST, SHORT)
 

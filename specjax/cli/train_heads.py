@@ -1,7 +1,6 @@
 """`specjax train METHOD`: trains the head of any method whose row in the registry says how."""
 
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
@@ -26,12 +25,13 @@ from specjax.models.io.head_files import HEAD, HeadFormat, detect_format
 from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions
-from specjax.training.distillation import DistillOptions, check_room, distill, prompt_of
+from specjax.training.distillation import DistillOptions, distill, prompt_of
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_out, shape_of, train_head
 from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions
+from specjax.training.progress import warn
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
 POCKET_CONVERSATIONS = 8000
@@ -96,7 +96,16 @@ class TrainHead:
         drafter = self.drafter_of(head, target)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if self.distill:
-            conversations = self._distilled(conversations, target, batches.longest)
+            conversations = distill(
+                target,
+                conversations,
+                out / "distilled.jsonl",
+                batches.longest,
+                self.distillation,
+                self.loop.seed,
+                partial(watched, doing="The target answers"),
+                self.resume,
+            )
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
         settings = HeadSettings(
             method=self.method,
@@ -120,21 +129,6 @@ class TrainHead:
         if trained.best_score is not None:
             print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
-
-    def _distilled(
-        self, conversations: list[Conversation], target: LoadedTarget, longest: int
-    ) -> list[Conversation]:
-        check_room(target, longest, self.distillation)
-        return distill(
-            target,
-            conversations,
-            expand_user(self.out) / "distilled.jsonl",
-            longest,
-            self.distillation,
-            self.loop.seed,
-            partial(watched, doing="The target answers"),
-            self.resume,
-        )
 
     def loop_for(self, examples: Sequence[Example], batches: DataOptions) -> LoopOptions:
         """Returns the options of the loop, with the steps that the epochs come to."""
@@ -268,15 +262,13 @@ def evaluation(
             f"measure on in texts of {longest}; lower --eval-tokens, or raise --longest or "
             "--eval-prompts"
         )
-    dtype = target.dtype
 
     def measure(params: Any) -> dict[str, Any]:
-        params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        params = jax.tree.map(lambda leaf: leaf.astype(target.dtype), params)
         params = jax.device_put(params, jax.devices()[0])  # where the target is
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
         if found.accepted_length < USELESS:
-            warning = advice(found.accepted_length, sum(found.counts))
-            print(f"specjax: {warning}; or train longer", file=sys.stderr)
+            warn(f"{advice(found.accepted_length, sum(found.counts))}; or train longer")
         rates = [round(rate, 4) for rate in found.rates]
         return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
 

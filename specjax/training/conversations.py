@@ -10,9 +10,8 @@ Every line may have one of these forms:
 """
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.documents import checked_hub_id, hub_rows, reading, whole_characters
+from specjax.training.progress import warn
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -30,8 +30,6 @@ ROLES = {  # as files have them
 }
 TURN_KEYS = ("conversations", "conversation", "messages")
 NUM_SHOWN = 3  # broken lines of a source that are named one by one
-
-Warn = Callable[[str], None]
 
 
 class Turn(NamedTuple):
@@ -62,24 +60,26 @@ class Conversation:
                     f"turn {number} has role {turn.role!r}; use {', '.join(allowed)}"
                 )
 
+    @property
+    def size(self) -> int:
+        """The number of characters."""
+        return len(self.text) + sum(len(turn.text) for turn in self.turns)
 
-def prompts_of(conversation: Conversation) -> tuple[str, ...]:
-    """Returns the user's turns, for self-distillation, where the target answers."""
-    return tuple(turn.text for turn in conversation.turns if turn.role == USER)
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """The user's turns: for self-distillation, where the target answers."""
+        return tuple(turn.text for turn in self.turns if turn.role == USER)
 
 
-def to_stderr(warning: str) -> None:
-    """Prints a warning; the default of `warn`."""
-    print("specjax:", warning, file=sys.stderr)
+def messages_of(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Returns the turns in OpenAI's form, which chat templates take."""
+    return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
 def read_conversations(
-    sources: Sequence[str | Path],
-    needs_answers: bool = True,
-    limit: int | None = None,
-    warn: Warn = to_stderr,
+    sources: Sequence[str | Path], needs_answers: bool = True, limit: int | None = None
 ) -> Iterator[Conversation]:
-    """Yields the conversations of all `sources`, one after another.
+    """Yields the conversations of all `sources`, one after another; warns about skipped lines.
 
     Args:
         sources: files with a JSON object per line or with a JSON list of objects, or hub ids of
@@ -87,15 +87,13 @@ def read_conversations(
         needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
             those without user text. Plain texts always stay.
         limit: conversations of each source at most; the rest of the source is not read.
-        warn: called with the first lines of a source that are skipped, and with their number.
 
     Raises:
         SpecjaxError: at once for a source that does not exist; when it is read for one that cannot
             be read, or has no conversation left.
     """
-    parts = [
-        _valid(str(source), _rows_of(source), needs_answers, limit, warn) for source in sources
-    ]
+    needed = ASSISTANT if needs_answers else USER
+    parts = [_valid(str(source), _rows_of(source), needed, limit) for source in sources]
     return chain.from_iterable(parts)
 
 
@@ -108,18 +106,17 @@ class _Broken(Exception):
 
 
 def _valid(
-    source: str,
-    rows: Iterator[tuple[str, Any]],
-    needs_answers: bool,
-    limit: int | None,
-    warn: Warn,
+    source: str, rows: Iterator[tuple[str, Any]], needed: str, limit: int | None
 ) -> Iterator[Conversation]:
     """Yields the conversations of one source, without the broken ones."""
     num_rows, broken = 0, Counter()
     for place, row in rows:
         num_rows += 1
         try:
-            conversation = _checked(_conversation(row), needs_answers)
+            conversation = _conversation(row)
+            texts = [turn.text.strip() for turn in conversation.turns if turn.role == needed]
+            if not (conversation.text or any(texts)):
+                raise _without(needed)
         except _Broken as problem:
             broken[problem.kind] += 1
             if broken.total() <= NUM_SHOWN:
@@ -151,22 +148,18 @@ def _rows_of(source: str | Path) -> Iterator[tuple[str, Any]]:
 
 def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
     with reading(file), file.open("rb") as opened:
-        if file.suffix != ".jsonl" and opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-            for number, row in enumerate(_list_in(file, opened.read()), start=1):
-                yield f"{file}, item {number},", row
+        is_list = opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        if file.suffix == ".jsonl" or not is_list:
+            lines = enumerate(opened, start=1)
+            yield from ((f"{file}:{number}", line) for number, line in lines if line.strip())
             return
-        for number, line in enumerate(opened, start=1):
-            if line.strip():
-                yield f"{file}:{number}", line
-
-
-def _list_in(file: Path, content: bytes) -> list[Any]:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise SpecjaxError(
-            f"{file} is not valid JSON ({error}); fix it, or write one object per line"
-        ) from None
+        try:
+            rows = json.loads(opened.read())
+        except (ValueError, RecursionError) as error:
+            raise SpecjaxError(
+                f"{file} is not valid JSON ({error}); fix it, or write one object per line"
+            ) from None
+    yield from ((f"{file}, item {number},", row) for number, row in enumerate(rows, start=1))
 
 
 # ---- Forms ---------------------------------------------------------------------------------------
@@ -178,8 +171,8 @@ def _conversation(row: Any) -> Conversation:
             row = json.loads(row)
         except (ValueError, RecursionError) as error:
             raise _Broken("not JSON", f"is not JSON ({error})") from None
-    fields = row if _is_object(row) else {}
-    fields = {name: value for name, value in fields.items() if value is not None}
+    items = row.items() if isinstance(row, dict) else ()
+    fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:
         if name in fields:
             return _of_turns(_turns(fields[name]))
@@ -196,17 +189,13 @@ def _conversation(row: Any) -> Conversation:
     raise _Broken("of no known form", "has no conversations, messages, instruction, prompt or text")
 
 
-def _is_object(row: Any) -> bool:
-    return isinstance(row, dict)
-
-
 def _of_pair(asked: str, fields: dict[str, Any], answer_names: Sequence[str]) -> Conversation:
     answers = [_text(fields[name], name) for name in answer_names if name in fields]
     return _of_turns([Turn(USER, asked), *(Turn(ASSISTANT, text) for text in answers[:1])])
 
 
 def _turns(rows: Any) -> list[Turn]:
-    if not isinstance(rows, list) or not all(map(_is_object, rows)):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _Broken("of wrong types", "has turns that are not a list of objects")
     turns = []
     for row in rows:
@@ -221,7 +210,7 @@ def _turns(rows: Any) -> list[Turn]:
 def _text(value: Any, place: str) -> str:
     """Returns a string; of OpenAI's list of parts, if all of them are text, their whole."""
     if isinstance(value, list):
-        is_text = [_is_object(part) and part.get("type") == "text" for part in value]
+        is_text = [isinstance(part, dict) and part.get("type") == "text" for part in value]
         value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
     if not isinstance(value, str):
         raise _Broken("of wrong types", f"has {type(value).__name__} instead of text in {place}")
@@ -239,15 +228,6 @@ def _of_turns(turns: Sequence[Turn]) -> Conversation:
     if not rest:
         raise _without(USER)
     return Conversation((*system, *rest))
-
-
-def _checked(conversation: Conversation, needs_answers: bool) -> Conversation:
-    if conversation.text:
-        return conversation
-    role = ASSISTANT if needs_answers else USER
-    if not any(turn.text.strip() for turn in conversation.turns if turn.role == role):
-        raise _without(role)
-    return conversation
 
 
 def _without(role: str) -> _Broken:

@@ -24,8 +24,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.conversations import Warn, to_stderr
 from specjax.training.examples import Example
+from specjax.training.progress import warn
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 MIN_BUCKET = 64
@@ -37,11 +37,7 @@ Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How examples are made into batches.
-
-    Raises:
-        SpecjaxError: for sizes that are not possible, or that do not fit together.
-    """
+    """How examples are made into batches; values out of range are refused."""
 
     batch_size: int = 8
     """Rows of a batch."""
@@ -85,23 +81,13 @@ class Batches(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
-def batches(
-    examples: Sequence[Example],
-    options: DataOptions,
-    seed: int = 0,
-    warn: Warn = to_stderr,
-) -> Batches:
+def batches(examples: Sequence[Example], options: DataOptions, seed: int = 0) -> Batches:
     """Returns Grain's iterator over batches of the examples, epoch after epoch.
 
     Every example comes once an epoch, except for those that teach nothing. Padded batches hold
     texts of one bucket; texts that do not fill a batch move to the next longer bucket, and empty
-    rows fill the last batch of an epoch. Packed batches run on from one epoch into the next.
-
-    Args:
-        examples: of at most `options.longest` tokens.
-        options: how rows are filled.
-        seed: decides the order, with the examples and their own order.
-        warn: called with the number of examples that teach nothing.
+    rows fill the last batch of an epoch. Packed batches run on from one epoch into the next. The
+    seed decides the order, together with the examples and their own order.
 
     Raises:
         SpecjaxError: if an example is too long, or none teaches anything.
@@ -137,11 +123,6 @@ def from_function(batch_at: Callable[[int], PyTree]) -> Batches:
 def teaches(example: Example) -> bool:
     """Returns whether any slot of the example counts (see `slot_mask`)."""
     return bool(np.any(example.is_answer[AHEAD:]))
-
-
-def num_tokens(batch: NumpyBatch) -> int:
-    """Counts the tokens of a batch without its padding."""
-    return int(np.count_nonzero(batch["segments"]))
 
 
 def slot_mask(
@@ -193,7 +174,8 @@ def _plan(bucket_of: np.ndarray, batch_size: int, rng: np.random.Generator) -> P
 
 
 def _rows(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
-    batch = _empty(batch_size, length)
+    kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
+    batch = {name: np.zeros((batch_size, length), kind) for name, kind in kinds.items()}
     for row, example in enumerate(examples):
         size = len(example.tokens)
         batch["tokens"][row, :size] = example.tokens
@@ -201,11 +183,6 @@ def _rows(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBat
         batch["segments"][row, :size] = 1
         batch["positions"][row, :size] = np.arange(size)
     return batch
-
-
-def _empty(batch_size: int, length: int) -> NumpyBatch:
-    kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
-    return {name: np.zeros((batch_size, length), kind) for name, kind in kinds.items()}
 
 
 # ---- Rows of many texts --------------------------------------------------------------------------
@@ -216,16 +193,12 @@ def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 
     texts = grain.MapDataset.source(examples).seed(seed).shuffle().repeat()
     rows = grain.experimental.FirstFitPackIterDataset(
-        texts.map(_arrays).to_iter_dataset(_in_this_thread()),
+        texts.map(vars).to_iter_dataset(_in_this_thread()),
         length_struct=dict.fromkeys(("tokens", "is_answer"), options.longest),
         num_packing_bins=PACKED_TOGETHER,
         seed=seed,
     )
     return iter(rows.map(_renamed).batch(options.batch_size))
-
-
-def _arrays(example: Example) -> NumpyBatch:
-    return {"tokens": example.tokens, "is_answer": example.is_answer}
 
 
 def _renamed(row: NumpyBatch) -> NumpyBatch:

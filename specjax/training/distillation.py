@@ -26,16 +26,8 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
-from specjax.training.conversations import (
-    ASSISTANT,
-    SYSTEM,
-    USER,
-    Conversation,
-    Turn,
-    Warn,
-    prompts_of,
-    to_stderr,
-)
+from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
+from specjax.training.progress import warn
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines
 
@@ -49,11 +41,7 @@ Watch = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """How the target answers.
-
-    Raises:
-        SpecjaxError: for a value out of its range.
-    """
+    """How the target answers; values out of range are refused."""
 
     distill_temperature: float = 0.0
     """With --distill: the temperature at which the target answers."""
@@ -78,9 +66,8 @@ def answers_of(
         for start in watch(range(0, len(order), BATCH)):
             numbers = order[start : start + BATCH]
             asked = [prompts[number] for number in numbers]
-            asked += [asked[-1]] * (BATCH - len(asked))  # one shape
-            texts = _answer(target, asked, max_new_tokens, Sampling(), jax.random.key(0))
-            found |= dict(zip(numbers, texts, strict=False))
+            texts = _answer(target, asked, BATCH, max_new_tokens, Sampling(), jax.random.key(0))
+            found |= dict(zip(numbers, texts, strict=True))
         return [found[number] for number in range(len(prompts))]
 
     return answers
@@ -95,25 +82,14 @@ def distill(
     seed: int = 0,
     watch: Watch = iter,
     resume: bool = False,
-    warn: Warn = to_stderr,
 ) -> list[Conversation]:
     """Replaces the answers in conversations by the target's own, turn after turn.
 
     The user's turns stay, up to the first that does not fit the target or that its chat template
     refuses; a plain text keeps its opening. Conversations without any answer are dropped. `file`
-    gets a line per conversation, in a form that `read_conversations` reads; `file.json` beside it
-    describes the request.
-
-    Args:
-        target: with a tokenizer.
-        conversations: of which the user's turns are read.
-        file: grows by a batch of lines at a time.
-        longest: tokens of a text, its last answer included.
-        options: how the target answers.
-        seed: of the draws above temperature 0.
-        watch: sees the batches go by.
-        resume: continue `file` where it stopped.
-        warn: called with the number of conversations that are dropped.
+    gets a line per conversation, in a form that `read_conversations` reads, batch by batch;
+    `file.json` beside it describes the request. `longest` bounds the tokens of a text, its last
+    answer included; `watch` sees the batches go by.
 
     Raises:
         SpecjaxError: if the target has no tokenizer or no room for answers, if the file cannot be
@@ -133,32 +109,17 @@ def distill(
     rows, size = _rows_of(file, len(conversations), options.distill_batch), options.distill_batch
     key = jax.random.key(seed)
     # Conversations of similar length go together, in the same batches each time.
-    order = sorted(range(len(conversations)), key=lambda number: _size(conversations[number]))
+    order = sorted(range(len(conversations)), key=lambda number: conversations[number].size)
     for start in watch(range(len(rows), len(order), size)):
         numbers = order[start : start + size]
         asked = [conversations[each] for each in numbers]
         texts = _answered(target, asked, longest, options, jax.random.fold_in(key, start))
-        new = [
-            {"number": number} | _as_row(text) for number, text in zip(numbers, texts, strict=True)
-        ]
+        numbered = zip(numbers, texts, strict=True)
+        new = [{"number": number} | _as_row(text) for number, text in numbered]
         with writable(file), file.open("a", encoding="utf-8") as stream:
             stream.write("".join(json.dumps(row) + "\n" for row in new))
         rows += new
     texts = [_from_row(row) for row in sorted(rows, key=itemgetter("number"))]
-    return _answered_only(texts, warn)
-
-
-def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
-    """Raises SpecjaxError if no prompt can be answered within `longest` tokens."""
-    room = min(longest, target.config.longest_text)
-    if room - options.distill_tokens < MIN_PROMPT:
-        raise SpecjaxError(
-            f"distill_tokens {options.distill_tokens} leaves no room for a prompt in texts of "
-            f"{room} tokens; lower --distill-tokens, or raise --longest"
-        )
-
-
-def _answered_only(texts: Sequence[Conversation | None], warn: Warn) -> list[Conversation]:
     kept = [text for text in texts if text is not None]
     why = "too long to answer, or refused by the chat template"
     if not kept:
@@ -169,6 +130,16 @@ def _answered_only(texts: Sequence[Conversation | None], warn: Warn) -> list[Con
     if len(kept) < len(texts):
         warn(f"Skipped {len(texts) - len(kept)} of {len(texts)} conversations: {why}.")
     return kept
+
+
+def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
+    """Raises SpecjaxError if no prompt can be answered within `longest` tokens."""
+    room = min(longest, target.config.longest_text)
+    if room - options.distill_tokens < MIN_PROMPT:
+        raise SpecjaxError(
+            f"distill_tokens {options.distill_tokens} leaves no room for a prompt in texts of "
+            f"{room} tokens; lower --distill-tokens, or raise --longest"
+        )
 
 
 # ---- One batch -----------------------------------------------------------------------------------
@@ -184,7 +155,7 @@ def _answered(
     """Continues texts and answers questions in their order; None where nothing is answered."""
     sampling, new_tokens = Sampling(options.distill_temperature), options.distill_tokens
     found: list[Conversation | None] = [None] * len(conversations)
-    num_turns = max(len(prompts_of(each)) for each in conversations)
+    num_turns = max(len(each.questions) for each in conversations)
     for turn in range(max(1, num_turns)):  # a plain text has none, and is continued once
         prompts = {
             number: prompt
@@ -193,11 +164,9 @@ def _answered(
         }
         if not prompts:
             break
-        asked = list(prompts.values())
-        asked += [asked[-1]] * (options.distill_batch - len(asked))  # one shape
-        turn_key = jax.random.fold_in(key, turn)
-        written = _answer(target, asked, new_tokens, sampling, turn_key)[: len(prompts)]
-        for (number, prompt), ids in zip(prompts.items(), written, strict=True):
+        asked, turn_key = list(prompts.values()), jax.random.fold_in(key, turn)
+        answers = _answer(target, asked, options.distill_batch, new_tokens, sampling, turn_key)
+        for (number, prompt), ids in zip(prompts.items(), answers, strict=True):
             found[number] = _with_answer(target, conversations[number], found[number], prompt, ids)
     return found
 
@@ -205,9 +174,8 @@ def _answered(
 def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
     """Returns the turns so far and the next question; [] if there is none."""
     turns = [turn for turn in asked.turns[:1] if turn.role == SYSTEM]
-    if so_far is not None:
-        turns = list(so_far.turns)
-    questions = prompts_of(asked)[sum(turn.role == ASSISTANT for turn in turns) :]
+    turns = turns if so_far is None else list(so_far.turns)
+    questions = asked.questions[sum(turn.role == ASSISTANT for turn in turns) :]
     return [*turns, Turn(USER, questions[0])] if questions else []
 
 
@@ -220,15 +188,9 @@ def prompt_of(
 ) -> Ids:
     """Tokenizes a prompt for the target: a conversation up to its next answer, or a text's opening.
 
-    Args:
-        target: with a tokenizer.
-        asked: the user's turns, or a text.
-        longest: tokens of prompt and continuation together, within the target's positions.
-        max_new_tokens: of the continuation.
-        so_far: the same with answers; None before the first one.
-
-    Returns:
-        Token ids; () if there is no question, no room, or if the chat template refuses it.
+    Prompt and continuation together have at most `longest` tokens, and fit the target's positions.
+    `so_far` holds the answers before. Returns () if there is no question, no room, or if the chat
+    template refuses it.
     """
     tokenizer = target.require_tokenizer()
     room = min(longest, target.config.longest_text) - max_new_tokens
@@ -237,11 +199,10 @@ def prompt_of(
         length = min(room, max(MIN_PROMPT, round(len(ids) * OPENING_SHARE)))
         return ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
     turns = _next_turns(asked, so_far)
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-    if not messages:
+    if not turns:
         return ()
     try:
-        text = chat_text(tokenizer, messages, is_answer_next=True, today=TRAINING_DAY)
+        text = chat_text(tokenizer, messages_of(turns), is_answer_next=True, today=TRAINING_DAY)
     except SpecjaxError:
         return ()
     ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]
@@ -251,11 +212,10 @@ def prompt_of(
 def _with_answer(
     target: LoadedTarget, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
 ) -> Conversation | None:
-    tokenizer = target.require_tokenizer()
     if answer and answer[-1] in target.eos:
         answer = answer[:-1]
     ids = [*prompt, *answer] if asked.text else answer
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    text = target.require_tokenizer().decode(ids, skip_special_tokens=True)
     if asked.text:
         return Conversation(text=text) if text else None
     return Conversation((*_next_turns(asked, so_far), Turn(ASSISTANT, text)))
@@ -264,14 +224,16 @@ def _with_answer(
 def _answer(
     target: LoadedTarget,
     prompts: Sequence[Ids],
+    batch_size: int,
     max_new_tokens: int,
     sampling: Sampling,
     key: Key[Array, ""],
 ) -> list[list[int]]:
-    """Continues all prompts at once, with prompt lookup; end tokens are included."""
+    """Continues up to `batch_size` prompts at once, by prompt lookup; end tokens are included."""
+    filling = [prompts[-1]] * (batch_size - len(prompts))  # so that all batches have one shape
     out = speculative_generate(
         Params(target.params),
-        from_ids(prompts),
+        from_ids([*prompts, *filling]),
         key,
         target=target.model,
         drafter=PromptLookup(),
@@ -286,10 +248,6 @@ def _answer(
 # ---- Rows of the file ----------------------------------------------------------------------------
 
 
-def _size(conversation: Conversation) -> int:
-    return len(conversation.text) + sum(len(turn.text) for turn in conversation.turns)
-
-
 def _checksum(conversations: Sequence[Conversation]) -> str:
     text = json.dumps([_as_row(each) for each in conversations])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -300,7 +258,7 @@ def _as_row(conversation: Conversation | None) -> dict[str, Any]:
         return {"messages": []}
     if conversation.text:
         return {"text": conversation.text}
-    return {"messages": [{"role": turn.role, "content": turn.text} for turn in conversation.turns]}
+    return {"messages": messages_of(conversation.turns)}
 
 
 def _from_row(row: dict[str, Any]) -> Conversation | None:

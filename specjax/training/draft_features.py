@@ -74,11 +74,9 @@ def read_drafts(
         texts: prompts with the target's own continuations; empty continuations give no rows.
         target: runs only for labels of the overlap.
         draft: the model whose distributions the classifier sees.
-        position: "draft" counts the tokens since the last mismatch, "generation" those since the
-            prompt; both from 0.
+        position: since the last mismatch ("draft") or since the prompt ("generation"), from 0.
         labels: "match" is 1 where the most likely token of the draft is the target's next one;
-            "overlap" is 1 - TV(draft, target), the chance that rejection sampling at temperature 1
-            accepts.
+            "overlap" is 1 - TV(draft, target), the chance that rejection sampling accepts.
 
     Raises:
         SpecjaxError: if no text has a continuation, or the models' vocabularies differ.
@@ -87,10 +85,14 @@ def read_drafts(
     readings = dict(_read_texts(texts, draft, target if labels == "overlap" else None))
     if not readings:
         raise SpecjaxError("the target continued no prompt; give prompts that it answers")
-    parts = [
-        _rows_of(texts[number], number, readings[number], position, labels)
-        for number in sorted(readings)
-    ]
+    parts = []
+    for number, reading in sorted(readings.items()):
+        is_match = reading.choice == np.asarray(texts[number].continuation)
+        depth, count = run_lengths(is_match), len(is_match)
+        counted = jnp.asarray(depth if position == "draft" else np.arange(count))
+        features = np.asarray(with_position(jnp.asarray(reading.features), counted))
+        wanted = is_match.astype(np.float32) if labels == "match" else reading.overlap
+        parts.append((features, wanted, is_match, depth, np.full(count, number)))
     return DraftFeatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -121,27 +123,6 @@ def split_by_prompt(
     chosen = np.random.default_rng(seed).permutation(prompts)[:count]
     validates = np.isin(data.prompt, chosen)
     return data.rows(~validates), data.rows(validates)
-
-
-def _rows_of(
-    text: ContinuedPrompt,
-    number: int,
-    reading: "Reading",
-    position: PositionKind,
-    labels: LabelKind,
-) -> tuple[np.ndarray, ...]:
-    """Returns the columns of `DraftFeatures` for one text."""
-    count = len(text.continuation)
-    is_match = reading.choice == np.asarray(text.continuation)
-    depth = run_lengths(is_match)
-    counted = jnp.asarray(depth if position == "draft" else np.arange(count))
-    return (
-        np.asarray(with_position(jnp.asarray(reading.features), counted)),
-        is_match.astype(np.float32) if labels == "match" else reading.overlap,
-        is_match,
-        depth,
-        np.full(count, number),
-    )
 
 
 def run_lengths(is_match: Bool[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:

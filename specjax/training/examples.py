@@ -16,13 +16,8 @@ from jaxtyping import Bool, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
-from specjax.training.conversations import (
-    ASSISTANT,
-    NUM_SHOWN,
-    Conversation,
-    Warn,
-    to_stderr,
-)
+from specjax.training.conversations import ASSISTANT, NUM_SHOWN, Conversation, messages_of
+from specjax.training.progress import warn
 
 PLACEHOLDERS = range(0xE000, 0xF900)  # characters for private use
 
@@ -38,18 +33,9 @@ class Example:
 
 
 def tokenize_all(
-    conversations: Iterable[Conversation],
-    tokenizer: Any,
-    longest: int,
-    warn: Warn = to_stderr,
+    conversations: Iterable[Conversation], tokenizer: Any, longest: int
 ) -> list[Example]:
-    """Tokenizes all conversations except those that the chat template refuses.
-
-    Args:
-        conversations: such as those of `read_conversations`.
-        tokenizer: of `transformers`.
-        longest: tokens after which an example is cut off.
-        warn: called with the first refusals, and with their number.
+    """Tokenizes all conversations except those that the chat template refuses; warns about these.
 
     Raises:
         SpecjaxError: if the template refuses every conversation.
@@ -101,9 +87,7 @@ def _messages(conversation: Conversation) -> list[Message]:
     Raises:
         SpecjaxError: if there is no answer, or it comes before any question.
     """
-    messages: list[Message] = [
-        {"role": turn.role, "content": turn.text} for turn in conversation.turns
-    ]
+    messages = messages_of(conversation.turns)
     while messages and messages[-1]["role"] != ASSISTANT:
         messages.pop()
     if not messages or messages[0]["role"] == ASSISTANT:

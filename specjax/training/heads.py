@@ -55,17 +55,8 @@ def train_head(
 ) -> Trained:
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
-    Args:
-        head: the module, such as an `EagleHead`.
-        format: of the files it is written to.
-        target: with the fingerprint that the head records.
-        examples: texts with their answers marked.
-        settings: see there.
-        out: the run folder.
-        start: params to start from; by default new ones.
-        evaluation: a measurement of params by decoding; the best params are those with the highest
-            score, and without one the last.
-        resume: continue the run in `out`.
+    It starts from the params `start`, by default new ones. The best params are those with the
+    highest score of the `evaluation`, and without one the last.
 
     Raises:
         SpecjaxError: as `training.loop.train` and `training.data.batches` do, or if the head cannot

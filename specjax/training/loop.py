@@ -34,11 +34,7 @@ OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices,
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How long a run is, and how often it saves, logs and measures, in steps.
-
-    Raises:
-        SpecjaxError: for a number below 1, or a seed that is too large.
-    """
+    """How long a run is, and how often it saves, logs and measures, in steps; values out of range are refused."""
 
     num_steps: Annotated[int | None, arg(metavar="INT")] = None
     """Steps of the optimizer; by default 2000, or the steps that --epochs comes to."""
@@ -108,15 +104,13 @@ def train(
         loss_fn: params, frozen params, batch, key -> loss, metrics; pure.
         params: to start from; they are not donated.
         batches: pytrees of arrays, whose rows are spread over the devices.
-        optimizer: with its learning-rate schedule and the accumulation.
+        optimizer: with its learning-rate schedule, and with the accumulation of `accumulate`
+            batches per step.
         options: number of steps and the like.
         run_folder: for checkpoints, metrics and provenance; without one nothing is kept.
         config: everything that decides the run, as JSON; a folder is resumed only under the same.
         frozen: arrays that the loss reads, such as the target's params.
-        accumulate: batches per step.
-        evaluation: taken every `eval_every` steps and at the end.
         resume: continue the run in the folder; otherwise the folder must hold none.
-        title: of the progress bar.
         advice: what to do if memory runs out.
 
     Raises:
@@ -140,7 +134,8 @@ def train(
                 score = _report(run, progress, options, evaluation, step + 1, state, metrics)
                 if score is not None or options.is_due(options.save_every, step + 1):
                     run.save(step + 1, state, batches, score)
-        return _trained(state, run.best(state), options.total_steps)
+        best = run.best(state) or (options.total_steps, None, state)
+        return Trained(state["params"], best[2]["params"], best[0], best[1])
 
 
 def _step_taker(
@@ -205,13 +200,6 @@ def _report(
     measured = progress.measure(done, evaluation.measure, state["params"])
     run.log({"step": done, **measured})
     return float(measured[evaluation.score])
-
-
-def _trained(state: PyTree, best: tuple[int, float, PyTree] | None, total_steps: int) -> Trained:
-    if best is None:
-        return Trained(state["params"], state["params"], total_steps, None)
-    step, score, best_state = best
-    return Trained(state["params"], best_state["params"], step, score)
 
 
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:

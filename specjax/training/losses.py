@@ -62,12 +62,7 @@ def top_loss(
 ) -> Float[Array, "..."]:
     """Computes the loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
 
-    Args:
-        kind: a name in `TOP_LOSSES`.
-        logits: the LM head's, of the predicted feature.
-        wanted_logits: the LM head's, of the target's own feature.
-        k: the number of tokens, at most V; `top-p` ignores it.
-        p: the probability that the tokens of `top-p` add up to; the others ignore it.
+    It covers k tokens, at most V; or with `top-p` the tokens that add up to the probability p.
 
     Raises:
         SpecjaxError: as `check_top_loss`.
@@ -94,9 +89,7 @@ def check_top_loss(kind: str, k: int, p: float) -> None:
 
 def _top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
     """HASS: `-sum p log q` over p's k most likely tokens, without renormalising (equation 1)."""
-    tokens = _most_likely(wanted_logits, k)
-    wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
-    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
+    return _cross_entropy_at(_most_likely(wanted_logits, k), logits, wanted_logits)
 
 
 def _top_p(logits: Array, wanted_logits: Array, _k: int, p: float) -> Array:
@@ -104,8 +97,7 @@ def _top_p(logits: Array, wanted_logits: Array, _k: int, p: float) -> Array:
     tokens = jnp.argsort(wanted_logits, axis=-1, descending=True)
     wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
     before = jnp.cumsum(wanted, axis=-1) - wanted
-    wanted = jnp.where(before < p, wanted, 0.0)
-    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
+    return _cross_entropy_at(tokens, logits, wanted_logits, before < p)
 
 
 def _normed_top_k_linear(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
@@ -133,12 +125,8 @@ def _bidirectional_top_k(logits: Array, wanted_logits: Array, k: int, _p: float)
     """As top-k, over the union of p's and q's k most likely tokens."""
     tokens, own_tokens = _most_likely(wanted_logits, k), _most_likely(logits, k)
     is_shared = jnp.any(own_tokens[..., :, None] == tokens[..., None, :], axis=-1)
-    wanted, log_predicted = jax.nn.softmax(wanted_logits, axis=-1), _log_softmax(logits)
-    own_wanted = jnp.where(is_shared, 0.0, _at(wanted, own_tokens))
-    return -(
-        jnp.sum(_at(wanted, tokens) * _at(log_predicted, tokens), axis=-1)
-        + jnp.sum(own_wanted * _at(log_predicted, own_tokens), axis=-1)
-    )
+    own = _cross_entropy_at(own_tokens, logits, wanted_logits, ~is_shared)
+    return own + _cross_entropy_at(tokens, logits, wanted_logits)
 
 
 def _recall_at_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
@@ -188,6 +176,14 @@ TOP_LOSSES: dict[str, Callable[[Array, Array, int, float], Array]] = {
     "recall-at-k": _recall_at_k,
     "bild": _bild,
 }
+
+
+def _cross_entropy_at(
+    tokens: Int[Array, "... K"], logits: Array, wanted_logits: Array, counts: Array | bool = True
+) -> Array:
+    """Computes `-sum p log q` over those of the tokens that count."""
+    wanted = jnp.where(counts, _at(jax.nn.softmax(wanted_logits, axis=-1), tokens), 0.0)
+    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
 
 
 def _wanted(logits: Array) -> Array:

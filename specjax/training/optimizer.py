@@ -16,11 +16,7 @@ from specjax.training.ranges import (
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW with warm-up, decay, clipping and accumulation. The defaults are EAGLE's and HASS's.
-
-    Raises:
-        SpecjaxError: for a value out of its range.
-    """
+    """AdamW with warm-up, decay, clipping and accumulation. The defaults are EAGLE's and HASS's; values out of range are refused."""
 
     learning_rate: float = 3e-5
     """The highest learning rate, reached after the warm-up."""

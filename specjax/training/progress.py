@@ -1,33 +1,23 @@
 """Shows a run while it trains: a bar on a terminal, and every measurement."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
-from rich.text import Text
-
-from specjax.training.data import num_tokens
 
 
-class _Metrics(ProgressColumn):
-    """The last line of the log; on a narrow terminal it is cut off first."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["row"], no_wrap=True, overflow="ellipsis")
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    print("specjax:", text, file=sys.stderr)
 
 
 class Progress:
@@ -41,7 +31,9 @@ class Progress:
             BarColumn(bar_width=20, table_column=whole()),
             MofNCompleteColumn(table_column=whole()),
             TimeRemainingColumn(table_column=whole()),
-            _Metrics(),
+            TextColumn(  # on a narrow terminal this is cut off first
+                "{task.fields[row]}", markup=False, table_column=Column(overflow="ellipsis")
+            ),
         )
         hidden = not self.console.is_terminal
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
@@ -57,7 +49,8 @@ class Progress:
 
     def count(self, batch: PyTree) -> None:
         """Adds a batch to those since the last line."""
-        self.tokens += num_tokens(batch) if isinstance(batch, dict) and "segments" in batch else 0
+        if isinstance(batch, dict) and "segments" in batch:
+            self.tokens += int(np.count_nonzero(batch["segments"]))  # 0 in the padding
 
     def show(self, step: int, row: Mapping[str, Any]) -> dict[str, float]:
         """Moves the bar; returns the speed since the last line, if tokens were counted."""

@@ -27,6 +27,7 @@ from specjax.core.files import expand_user, read_json, readable, writable
 from specjax.core.provenance import revision, versions
 from specjax.models.io.checkpoint import CHECKPOINTS
 from specjax.training import checkpoints
+from specjax.training.progress import warn
 
 METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"
 TENSORBOARD = "tensorboard"
@@ -63,7 +64,7 @@ class RunFolder:
             if position is not None:
                 batches.set_state(position)
             for each, reason in corrupt.items():  # new ones will take their places
-                _report_corrupt(each, reason)
+                warn(f"Skipped corrupt checkpoint {each} ({reason}).")
                 self.manager.delete(each)
             self._forget_after(step)
             return step, state
@@ -85,7 +86,7 @@ class RunFolder:
             try:
                 return step, score, checkpoints.read(self.manager, step, state)[0]
             except SpecjaxError as error:
-                _report_corrupt(step, error)
+                warn(f"Skipped corrupt checkpoint {step} ({error}).")
         return None
 
     def _forget_after(self, step: int) -> None:
@@ -176,10 +177,6 @@ def _saving(folder: Path) -> Iterator[None]:
             f"a checkpoint in {folder} cannot be written ({reason}); free some space or choose "
             "another folder"
         ) from error
-
-
-def _report_corrupt(step: int, reason: SpecjaxError) -> None:
-    print(f"specjax: Skipped corrupt checkpoint {step} ({reason}).", file=sys.stderr)
 
 
 def check_vacant(folder: Path) -> None:

@@ -7,13 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.conversations import (
-    Conversation,
-    Turn,
-    prompts_of,
-    read_conversations,
-    to_stderr,
-)
+from specjax.training.conversations import Conversation, Turn, read_conversations
 
 PAIR = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
 FORMS = {
@@ -62,15 +56,20 @@ BROKEN = [
 
 
 @pytest.fixture
-def read(tmp_path):
+def warnings(capsys):
+    """What has been printed to stderr since the last time, line by line."""
+    return lambda: [line.removeprefix("specjax: ") for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.fixture
+def read(tmp_path, warnings):
     """Writes a file and returns what is read from it, and the warnings, its path left out."""
 
     def write_and_read(content: str | bytes, name: str = "data.jsonl", **options):
         file = tmp_path / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        warnings = []
-        conversations = list(read_conversations([file], warn=warnings.append, **options))
-        return conversations, [line.replace(f"{tmp_path}/", "") for line in warnings]
+        conversations = list(read_conversations([file], **options))
+        return conversations, [line.replace(f"{tmp_path}/", "") for line in warnings()]
 
     return write_and_read
 
@@ -87,14 +86,14 @@ def test_forms_may_differ_from_line_to_line(read):
     system = [{"from": "system", "value": "Be kind."}, *FORMS["sharegpt"]["conversations"]]
     asked = {"instruction": "Add.", "input": "1, 2", "output": "3"}
     lines = [FORMS["openai"], {"text": " Once\n"}, {"conversations": system}, asked]
-    conversations, warnings = read("\ufeff" + "\n".join(map(json.dumps, lines)))
+    conversations, reported = read("\ufeff" + "\n".join(map(json.dumps, lines)))
     assert conversations == [
         PAIR,
         Conversation(text=" Once\n"),
         Conversation((Turn("system", "Be kind."), *PAIR.turns)),
         Conversation((Turn("user", "Add.\n1, 2"), Turn("assistant", "3"))),
     ]
-    assert warnings == []
+    assert reported == []
 
 
 def test_half_a_character_does_not_reach_the_tokenizer(read):
@@ -164,20 +163,18 @@ def test_for_self_distillation_questions_are_enough(read):
     silent = {"messages": [system[0], more[0]]}
     lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}, silent]
     conversations, warnings = read("\n".join(map(json.dumps, lines)), needs_answers=False)
-    assert [prompts_of(each) for each in conversations] == [("Hi",), ("One", "Two"), ()]
+    assert [each.questions for each in conversations] == [("Hi",), ("One", "Two"), ()]
     assert conversations[2].text == "plain"
     assert warnings[0].startswith("data.jsonl:4 is without user turns")
 
 
-def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path):
+def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path, warnings):
     for name in "ab":
         lines = ["{", *(json.dumps({"text": f"{name}{number}"}) for number in range(5)), "{"]
         (tmp_path / name).write_text("\n".join(lines))
-    warnings = []
-    sources = [tmp_path / name for name in "ab"]
-    found = read_conversations(sources, limit=2, warn=warnings.append)
+    found = read_conversations([tmp_path / name for name in "ab"], limit=2)
     assert [each.text for each in found] == ["a0", "a1", "b0", "b1"]
-    assert [line.rpartition("/")[2] for line in warnings[1::2]] == [
+    assert [line.rpartition("/")[2] for line in warnings()[1::2]] == [
         "a: 1 not JSON.",
         "b: 1 not JSON.",
     ]
@@ -198,15 +195,14 @@ def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
         list(read_conversations([tmp_path]))
 
 
-def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
+def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, warnings):
     def load_dataset(name, split, streaming):
         assert (name, split, streaming) == ("some/chats", "train", True)
         return iter([FORMS["openai"], {"messages": []}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    warnings = []
-    assert list(read_conversations(["some/chats"], warn=warnings.append)) == [PAIR]
-    assert warnings[0].startswith("some/chats, row 2, is without user turns")
+    assert list(read_conversations(["some/chats"])) == [PAIR]
+    assert warnings()[0].startswith("some/chats, row 2, is without user turns")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SpecjaxError, match=r"some/chats does not exist here.*pip install datasets"):
         list(read_conversations(["some/chats"]))
@@ -224,8 +220,3 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
 def test_a_conversation_is_checked(parts, message):
     with pytest.raises(SpecjaxError, match=message):
         Conversation(**parts)
-
-
-def test_warnings_go_to_stderr_by_default(capsys):
-    to_stderr("x.jsonl:1 is empty")
-    assert capsys.readouterr().err == "specjax: x.jsonl:1 is empty\n"

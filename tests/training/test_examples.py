@@ -242,17 +242,17 @@ def test_a_conversation_without_question_and_answer_is_refused(turns):
         tokenize(Conversation(tuple(turns)), words(None), 99)
 
 
-def test_refused_conversations_are_skipped_and_counted():
-    warnings = []
+def test_refused_conversations_are_skipped_and_counted(capsys):
     talks = [TALK, *[WITH_SYSTEM] * 5, TALK]
-    examples = tokenize_all(talks, words(LLAMA_2), 99, warnings.append)
+    examples = tokenize_all(talks, words(LLAMA_2), 99)
     assert len(examples) == 2
-    assert [line.split(":")[0] for line in warnings[:-1]] == [
-        f"Skipped conversation {number}" for number in (2, 3, 4)
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1] for line in warnings[:-1]] == [
+        f" Skipped conversation {number}" for number in (2, 3, 4)
     ]
-    assert warnings[-1] == "Skipped 5 of 7 conversations: the chat template refuses them."
+    assert warnings[-1] == "specjax: Skipped 5 of 7 conversations: the chat template refuses them."
     with pytest.raises(SpecjaxError, match=r"every conversation was skipped: .*no system here"):
-        tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99, warnings.append)
+        tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99)
 
 
 def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(pocket_tokenizer):

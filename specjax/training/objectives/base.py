@@ -159,10 +159,6 @@ class Step:
         """Has `function` computed again for the gradients, if the step recomputes."""
         return jax.checkpoint(function) if self.recompute else function
 
-    def over_slots(self, read: Callable[[Any], SlotValues], arrays: PyTree[Array]) -> SlotValues:
-        """Computes values of every slot: see `over_slots`."""
-        return over_slots(read, arrays, self.recompute)
-
     def weighted(
         self, values: SlotValues, depth: int, weights: Mapping[str, float]
     ) -> LossAndMetrics:
@@ -194,12 +190,8 @@ def target_features(
 ) -> Float[Array, "B T D"]:
     """Returns the target's hidden states after the final norm, as constants for gradients.
 
-    Args:
-        target: the model; it runs in the training step, so features never touch the disk.
-        params: its weights.
-        tokens: rows of one text or of several, one after another.
-        positions: of each token within its text.
-        segments: the number of the text that each token belongs to; texts see only themselves.
+    Rows hold one text or several. `positions` count within each text, `segments` number the texts,
+    which see only themselves.
     """
     batch, length = tokens.shape
     is_same = segments[:, :, None] == segments[:, None, :]
@@ -219,16 +211,10 @@ def later(values: Array, ahead: int = 1) -> Array:
 def over_slots(
     read: Callable[[Any], SlotValues], arrays: PyTree[Array], recompute: bool
 ) -> SlotValues:
-    """Computes values of every slot, such as losses, that depend on the logits there.
+    """Computes values of every slot, such as losses, from `arrays`, `[B, T, ...]` each.
 
     With `recompute` no `[B, T, V]` ever exists: `read` is called with one chunk of slots after the
-    other, and again for the gradients.
-
-    Args:
-        read: from `arrays` of any number of slots to values of each; what it closes over may carry
-            gradients too.
-        arrays: `[B, T, ...]` each.
-        recompute: whether to go by chunks.
+    other, and again for the gradients. What it closes over may carry gradients too.
     """
     if not recompute:
         return read(arrays)

@@ -18,7 +18,7 @@ from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.training.losses import LossAndMetrics, smooth_l1
-from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later
+from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_slots
 from specjax.training.ranges import check_not_negative
 
 NOISE_LENGTH = 512  # tokens of a text whose noise is as wide as `noise` says
@@ -117,7 +117,7 @@ def logit_reader(
         def read(features: tuple[Array, Array]) -> SlotValues:
             return values_of(*map(step.logits, features))
 
-        return step.over_slots(read, (predicted, later(step.features, depth)))
+        return over_slots(read, (predicted, later(step.features, depth)), step.recompute)
 
     return values
 

@@ -92,9 +92,7 @@ class HassTraining(EagleTraining):
 
 
 def next_features(
-    features: Float[Array, "B T D"],
-    predicted: Float[Array, "B T D"],
-    segments: Int[Array, "B T"],
+    features: Float[Array, "B T D"], predicted: Float[Array, "B T D"], segments: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
     """Returns the features of the next step: each slot's was predicted one slot before.
 

@@ -21,7 +21,14 @@ from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_depths
+from specjax.training.objectives.base import (
+    HeadTraining,
+    SlotValues,
+    Step,
+    later,
+    over_depths,
+    over_slots,
+)
 from specjax.training.optimizer import OptimizerOptions
 
 
@@ -78,7 +85,7 @@ class HydraTraining(HeadTraining):
         def at_depth(depth: int):
             before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
             arrays = (prepared, before, later(step.features, depth))
-            return step.weighted(step.over_slots(read, arrays), depth, weights)
+            return step.weighted(over_slots(read, arrays, step.recompute), depth, weights)
 
         depths = range(1, head.config.num_heads + 1)
         return over_depths([at_depth(depth) for depth in depths], [1.0] * len(depths))

@@ -46,11 +46,7 @@ Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continua
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """The classifier's shape and its training; models and prompts come separately.
-
-    Raises:
-        SpecjaxError: for a value out of its range.
-    """
+    """The classifier's shape and its training; models and prompts come separately; values out of range are refused."""
 
     hidden_size: int = 64
     position: PositionKind = "draft"
@@ -84,15 +80,9 @@ def train_classifier(
 ) -> TrainedClassifier:
     """Trains a classifier on the draft's mistakes in the target's own texts, and saves it.
 
-    Args:
-        target: with the fingerprint that the classifier records.
-        draft: likewise.
-        prompts: rows of token ids.
-        generate: returns the target's greedy continuations, with the end token. It gets all prompts
-            at once, so that it can batch them.
-        settings: see there.
-        out: new folder for the classifier.
-        run_folder: for checkpoints and metrics, if the training should be resumable.
+    `generate` returns the target's greedy continuations, with the end token; it gets all prompts at
+    once, so that it can batch them. `out` is a new folder; with a `run_folder` the training can be
+    resumed.
 
     Raises:
         SpecjaxError: if `out` is taken, the models do not fit together, the prompts are too few or
@@ -132,14 +122,25 @@ def fit(
     """
     training, validation = split_by_prompt(data, settings.validation_fraction, settings.seed)
     for name, part in (("training", training), ("validation", validation)):
-        _check_both_kinds(part.is_match, name)
+        if len(set(part.is_match.tolist())) == 1:
+            kind = "accepted" if part.is_match[0] else "rejected"
+            raise SpecjaxError(
+                f"all {len(part.is_match)} draft tokens of the {name} prompts would be {kind}, so "
+                "there is nothing to learn; give more or other prompts, or another draft"
+            )
     model = LengthClassifier(settings.hidden_size)
     decay = optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)
     checksum = zlib.crc32(training.features.tobytes() + training.labels.tobytes())
+
+    def batch_at(step: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng((settings.seed, step))
+        rows = rng.integers(len(training.labels), size=settings.batch_size)  # with replacement
+        return {"features": training.features[rows], "labels": training.labels[rows]}
+
     trained = train(
         loss_of(model),
         model.initialise(jax.random.key(settings.seed)),
-        from_function(batch_of(training, settings.batch_size, settings.seed)),
+        from_function(batch_at),
         optax.adamw(decay, weight_decay=settings.weight_decay),
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
@@ -158,27 +159,6 @@ def loss_of(model: LengthClassifier) -> LossFn:
         return jnp.mean(losses), {"accuracy": jnp.mean(is_right.astype(jnp.float32))}
 
     return loss_fn
-
-
-def batch_of(
-    data: DraftFeatures, batch_size: int, seed: int
-) -> Callable[[int], dict[str, np.ndarray]]:
-    """Returns batches of rows drawn with replacement, by the number of the step and `seed`."""
-
-    def batch_at(step: int) -> dict[str, np.ndarray]:
-        rows = np.random.default_rng((seed, step)).integers(len(data.labels), size=batch_size)
-        return {"features": data.features[rows], "labels": data.labels[rows]}
-
-    return batch_at
-
-
-def _check_both_kinds(is_match: Bool[np.ndarray, " N"], part: str) -> None:
-    if is_match.all() or not is_match.any():
-        kind = "accepted" if is_match.all() else "rejected"
-        raise SpecjaxError(
-            f"all {len(is_match)} draft tokens of the {part} prompts would be {kind}, so there is "
-            "nothing to learn; give more or other prompts, or another draft"
-        )
 
 
 def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[str, Any]:

@@ -20,7 +20,14 @@ from jaxtyping import Array
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_depths
+from specjax.training.objectives.base import (
+    HeadTraining,
+    SlotValues,
+    Step,
+    later,
+    over_depths,
+    over_slots,
+)
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_not_negative
 
@@ -55,7 +62,7 @@ class TokenTraining(HeadTraining):
             return values
 
         weights = {"token_loss": 1.0, "top_loss": self.top_weight}
-        return step.weighted(step.over_slots(read, arrays), depth, weights)
+        return step.weighted(over_slots(read, arrays, step.recompute), depth, weights)
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,7 @@ class MedusaTraining(TokenTraining):
     flags: ClassVar = MappingProxyType({"has_lm_heads": "--lm-heads"})
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
-        learning_rate=2e-3,
-        decay="cosine",
-        beta2=0.999,
-        weight_decay=0.0,
-        clip="norm",
-        clip_at=1.0,
+        learning_rate=2e-3, decay="cosine", beta2=0.999, weight_decay=0.0, clip="norm", clip_at=1.0
     )
 
     def new_head(self, target: TransformerConfig) -> MedusaHeads:
