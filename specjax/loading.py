@@ -84,8 +84,9 @@ def _auto(
             "name a method that reads it"
         )
     choice = auto_choice(target, tuned)
-    method, settings = choice.method, dict(choice.settings)
+    method = choice.method
     try:
+        settings = dict(choice.settings)
         check_settings(method, settings)
         part = part_of(method, target, choice.source)
         drafter, params = _build(method, target, choice.source, part, settings)

@@ -1,4 +1,4 @@
-"""The files of tuned settings: what they keep, whose they are, and what `auto` makes of them."""
+"""The files of tuned settings: what they keep, whose they are, and where they lie."""
 
 import json
 
@@ -7,23 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafters.auto import Auto
-from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.hub import LoadedTarget
 from specjax.hub import load as load_target
-from specjax.loading import ASSUMED_BREAK_EVEN, load_drafter
-from specjax.methods import METHODS
 from specjax.models.fingerprint import fingerprint
-from specjax.tuned import (
-    Tuned,
-    auto_choice,
-    machine_of,
-    read_tuned,
-    tuned_file,
-    tuned_for,
-    write_tuned,
-)
+from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
 from tests.decoding.tiny import target
 
 TUNED = Tuned(
@@ -106,66 +93,3 @@ def test_a_file_that_is_missing_or_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecjaxError, match="cannot write"):
         write_tuned(tmp_path / "file" / "specjax.json", TUNED, "me")
-
-
-# ---- auto ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Loads `auto` with `changes` in what was tuned; also says what it is."""
-
-    def load(**changes):
-        choice = {"machine": machine_of(tiny()), "method": "pld", "settings": {"num_tokens": 7}}
-        choice |= {"source": None, "break_even": 0.9, "widths": (1, 8)} | changes
-        path = tmp_path / "specjax.json"
-        write_tuned(path, Tuned({"auto": choice}), OWNER)
-        drafter, _ = load_drafter("auto", tiny(), tuned=path)
-        return drafter, str(auto_choice(tiny(), path))
-
-    return load
-
-
-def test_what_was_tuned_on_this_machine_is_loaded(load):
-    text = "auto is pld (num_tokens=7), as tuned on this machine"
-    assert load() == (Auto(PromptLookup(num_tokens=7), 0.9), text)
-    assert load(method="plain", settings={}, widths=(1,))[0] == Autoregressive()
-
-
-def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_even(load, tmp_path):
-    assumed = Auto(PromptLookup(), ASSUMED_BREAK_EVEN["cpu"])
-    drafter, text = load(machine="another chip")
-    assert drafter == assumed
-    why = f"tuned on another chip and not on this, {machine_of(tiny())}: `specjax tune machine`"
-    assert text.startswith(f"auto is pld, {why}")
-    path = tmp_path / "none.json"
-    write_tuned(path, Tuned(), OWNER)
-    assert load_drafter("auto", tiny(), tuned=path) == (assumed, None)
-    assert str(auto_choice(tiny(), path)).startswith("auto is pld, not tuned: `specjax tune mach")
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"break_even": "x"}, "is damaged"),
-        ({"break_even": float("nan")}, "is damaged .*run `specjax tune machine` again"),
-        ({"method": "auto"}, "is damaged"),
-        ({"device": "cpu"}, "is damaged .*'device'"),
-        ({"settings": {"nope": 1}}, "has no setting 'nope'; .*run `specjax tune machine` again"),
-        ({"method": "nope"}, "cannot load nope"),
-        ({"method": "lookahead", "settings": {}}, "cannot load lookahead"),
-        ({"widths": (1, 4)}, "its passes have 8 rows now, and 4 were timed"),
-        ({"method": "rest", "settings": {}, "source": "/gone"}, "cannot load rest.*gone.*again"),
-    ],
-)
-def test_a_choice_that_no_longer_loads_says_what_to_do(load, changes, message):
-    with pytest.raises(SpecjaxError, match=message):
-        load(**changes)
-
-
-def test_auto_takes_neither_settings_nor_a_source():
-    assert METHODS["auto"].settings == {}
-    with pytest.raises(SpecjaxError, match="has none: `specjax tune machine` chooses them"):
-        load_drafter("auto", tiny(), num_tokens=3)
-    with pytest.raises(SpecjaxError, match="leave out 'folder'"):
-        load_drafter("auto", tiny(), "folder")
