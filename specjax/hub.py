@@ -28,6 +28,7 @@ from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
+from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
 POCKET = "pocket"
@@ -53,7 +54,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one
 class LoadedTarget:
     """A model that is ready to decode, with its weights and its tokenizer."""
 
-    model: Transformer
+    model: Target
     params: Mapping[str, Any] = field(repr=False)
     tokenizer: Any  # from transformers; None if the folder has none
     config: TransformerConfig

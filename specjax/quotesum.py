@@ -23,8 +23,7 @@ from specjax.attribution import Scores, forced_sources, is_copied, score
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import readable
 from specjax.decoding.prompt import from_ids
-from specjax.models.target import Taps, causal_rows
-from specjax.models.transformer import Transformer
+from specjax.models.target import Taps, Target, causal_rows
 
 MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
 NUM_SOURCES = 8
@@ -64,7 +63,7 @@ def read_quotesum(path: Path) -> tuple[list[Example], list[str]]:
 
 def evaluate(
     examples: Sequence[Example],
-    target: Transformer,
+    target: Target,
     params: Any,
     tokenizer: Any,
     layer: int,
@@ -107,7 +106,7 @@ def tokens_of(example: Example, tokenizer: Any) -> tuple[list[int], int, Bool[np
 
 
 def hidden_states(
-    text: Sequence[int], target: Transformer, params: Any, layer: int
+    text: Sequence[int], target: Target, params: Any, layer: int
 ) -> Float[np.ndarray, "T D"]:
     """The states of one layer at every token."""
     prompt = from_ids([text], BUCKET)
@@ -121,7 +120,7 @@ def _pass(
     tokens: Int[Array, "1 T"],
     length: Int[Array, " 1"],
     *,
-    target: Transformer,
+    target: Target,
     layer: int,
 ) -> Float[Array, "1 T D"]:
     rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
