@@ -189,7 +189,7 @@ def _draft_model(
 
 # ---- What drafters read ------------------------------------------------------------------------
 
-MOST_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like, added by one side
+MAX_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like that one side added
 
 
 def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any:
@@ -282,7 +282,7 @@ def _datastore(target: LoadedTarget, source: str | Path | None) -> Any:
 
 
 def _source_of(method: str, target: LoadedTarget, source: str | Path | None) -> str | Path:
-    """Where the method reads: `source`, or by default and for pocket's name what ships with it."""
+    """Returns where the method reads: `source`, or what ships with pocket."""
     row = METHODS[method]
     if source is None and target.name != POCKET:
         raise SpecjaxError(
@@ -293,12 +293,12 @@ def _source_of(method: str, target: LoadedTarget, source: str | Path | None) -> 
 
 
 def pocket_part(name: str) -> Path:
-    """The folder of what ships with pocket under this name."""
+    """Returns the folder of a part that ships with pocket."""
     return pocket_folder().parent / name
 
 
 def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
-    """Raises SpecjaxError if the draft's tokens are others; a few added ones may differ."""
+    """Raises SpecjaxError if the draft has other tokens than the target; a few added ones may."""
     if draft.config.vocab_size != target.config.vocab_size:
         raise SpecjaxError(
             f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
@@ -310,7 +310,7 @@ def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
     others = [
         text for text, token in draft.tokenizer.get_vocab().items() if known.get(text) != token
     ]
-    if len(others) > MOST_OTHER_TOKENS * len(known):
+    if len(others) > MAX_OTHER_TOKENS * len(known):
         raise SpecjaxError(
             f"draft {draft.name} has another tokenizer: {len(others)} of its tokens, such as "
             f"{others[0]!r}, are not the target's; use a draft with the target's tokenizer"

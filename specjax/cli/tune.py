@@ -25,7 +25,7 @@ TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
 
 @dataclass(frozen=True)
 class TuneCommand(ABC):
-    """What all subcommands share."""
+    """The options and the course of all subcommands."""
 
     target: str = "pocket"
     """The model: pocket, a folder in Hugging Face format, or a hub id."""
@@ -117,7 +117,7 @@ class TuneMachine(TuneCommand):
 
 @dataclass(frozen=True)
 class SweepCommand(TuneCommand):
-    """What the subcommands that sweep settings share."""
+    """A subcommand that sweeps settings and shows curves."""
 
     plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Also sweep the settings of the paper's ablations, and draw all curves into this folder."""
@@ -276,7 +276,7 @@ class TuneTree(TuneCommand):
 
 @dataclass(frozen=True)
 class Tune:
-    """Find what serves a target best on validation prompts; `generate` and `bench` then use it."""
+    """Find the settings that serve a target best; `generate` and `bench` then use them."""
 
     subcommand: Annotated[
         Annotated[TuneMachine, subcommand("machine")]

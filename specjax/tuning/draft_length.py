@@ -41,6 +41,6 @@ class LengthTuner:
 
     def _pick(self, values: str, setting: str, drafters: Mapping[Any, DraftModel]) -> Any:
         points = self.workload.sweep(drafters, self.params)
-        title = f"draft-model, {self.drafter.rule}, over {values}"
+        title = f"Draft length, rule {self.drafter.rule}, over {values}"
         self.report(Curve(title, setting, {"accepted length": points}))
         return best(points, "speed")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from specjax.bench.measure import PLAIN, watched
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
 from specjax.loading import gated, load_drafter, settings_of
@@ -21,7 +22,6 @@ from specjax.methods import METHODS
 from specjax.tuned import AutoChoice, machine_of
 from specjax.tuning.runs import Run, Runner, Workload, in_turn
 
-PLAIN = "plain"
 FIRST_PROMPTS = 2  # that all candidates run
 NUM_TURNS = 3  # runs of a prompt; their median counts
 MIN_GAIN = 1.02  # over plain decoding; less is noise, and plain is chosen
@@ -86,21 +86,21 @@ def tune_machine(
             raise SpecjaxError(f"method {method!r} is never behind auto; leave it out")
     wanted = named if methods else [name for name, row in METHODS.items() if row.search_space]
     plain = workload.runner(*load_drafter(PLAIN, workload.target))
-    candidates = list(_candidates(workload, wanted, sources, report))
+    found = _candidates(workload, wanted, sources, report)
+    candidates = list(watched(found, "Compiling candidates"))
     machine = machine_of(workload.target)
     if candidates:
         winner = _halved(candidates, plain, workload, report)
-        found = break_even(winner.runner, plain, workload)
-        gate = gated(winner.drafter, winner.params, workload.target, found)
+        cost = break_even(winner.runner, plain, workload)
+        gate = gated(winner.drafter, winner.params, workload.target, cost)
         final = workload.runner(gate, winner.params)
         runs = _measured([plain, final], workload.prompts)
-        result = _result(f"{winner.name}, break-even {found:.2f}", runs[1], runs[0])
+        result = _result(f"{winner.name}, break-even {cost:.2f}", runs[1], runs[0])
         report("Behind the gate, on all prompts", [result])
         if result.speed > MIN_GAIN:
             settings = settings_of(winner.drafter, winner.method, workload.target)
-            widths = (1, gate.num_nodes)
-            source = sources.get(winner.method)
-            return AutoChoice(machine, winner.method, settings, source, found, widths)
+            about = settings, sources.get(winner.method), cost, (1, gate.num_nodes)
+            return AutoChoice(machine, winner.method, *about)
     return AutoChoice(machine, PLAIN, widths=(1,))
 
 
