@@ -8,48 +8,40 @@ Rethinking Feature Uncertainty"; Zhang et al. 2025, "Learning Harmonized Represe
 Speculative Sampling" (HASS), section 3.2.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from specjax.models.cache import KVCache, write_slots
+from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
+from specjax.models.heads.layered import (
+    LayeredConfig,
+    LayeredHead,
+    Stream,
+    layers_like,
+    through_layers,
+)
 from specjax.models.heads.training_attention import KeysAndValues, text_before, training_attention
 from specjax.models.layers import DecoderLayer, Linear, Rotation, rotation_of
-from specjax.models.target import QueryRows, Target, causal_rows
-
-Stream = tuple[KeysAndValues, ...]  # by layer
+from specjax.models.target import QueryRows
 
 
 @dataclass(frozen=True)
-class EagleConfig:
-    """The shape of a head; `layers` has the target's vocabulary and hidden size."""
+class EagleConfig(LayeredConfig):
+    """The shape of a head."""
 
-    layers: TransformerConfig
     fc_bias: bool = False
 
     @classmethod
     def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
         """Returns the published shape: one layer like the target's, without a sliding window."""
-        alike = replace(target, sliding_window=None, layer_types=())
-        return cls(replace(alike, num_hidden_layers=1), fc_bias)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layers.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layers.vocab_size
+        return cls(layers_like(target, 1), fc_bias)
 
 
-class EagleHead(nn.Module):
+class EagleHead(LayeredHead):
     """The head: `fc` joins embedding and feature; no norm before the first layer or after the last.
 
     Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts in which
@@ -100,30 +92,6 @@ class EagleHead(nn.Module):
         return x, tuple(own)
 
     @nn.nowrap
-    def run(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        rows: QueryRows,
-        features: Float[Array, "B Q D"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """Predicts the features of `rows.tokens`; pure.
-
-        Args:
-            params: the head's.
-            target: the model whose embedding the head reads.
-            target_params: the target's.
-            rows: tokens; their positions are slots, one less than the position in the text.
-            features: of the tokens before them, from the target or predicted by the head.
-            cache: the head's; rows are written as scratch, as by `Transformer.run`.
-        """
-        embedded = target.embed(target_params, rows.tokens)
-        output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
-        return output, cache
-
-    @nn.nowrap
     def step(
         self,
         params: Any,
@@ -163,31 +131,6 @@ class EagleHead(nn.Module):
             ),
         )
         return output, own
-
-    @nn.nowrap
-    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-        """Returns random params, without embedding and LM head."""
-        config = self.config.layers
-        width = jnp.zeros((1, 1, config.hidden_size))
-        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
-        cache = KVCache.create(config, 1, 1)
-        params = jax.jit(self.init)(key, rows, width, width, cache)["params"]
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-
-
-def through_layers(
-    layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
-) -> tuple[Float[Array, "B Q D"], KVCache]:
-    """Runs the rows `x` of a head through its layers, writing them to the cache as scratch."""
-    start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-    visible, keys, values = cache.visible_slots(rows.visible), [], []
-    rotation = rotation_of(rows.positions, layers[0].config, cache.text_length)
-    for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
-        x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
-        keys.append(new_keys)
-        values.append(new_values)
-    positions = write_slots(cache.positions, rows.positions, start, axis=1)
-    return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
 
 
 def aligned_attention(

@@ -10,7 +10,7 @@ After their first block the published heads apply a second one repeatedly, and s
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -23,20 +23,19 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import through_layers
+from specjax.models.heads.layered import LayeredConfig, layers_like, through_layers
 from specjax.models.layers import DecoderLayer, Linear, LMHead, RMSNorm
 from specjax.models.target import QueryRows, Target, causal_rows
 
 
 @dataclass(frozen=True)
-class HydraConfig:
-    """The shape of the heads; `layers` has the target's vocabulary and hidden size.
+class HydraConfig(LayeredConfig):
+    """The shape of the heads; `layers` is the prefix layer, or 0 layers.
 
     Raises:
         SpecjaxError: if there are no heads, no blocks, or more than one prefix layer.
     """
 
-    layers: TransformerConfig  # the prefix layer, or 0 layers
     num_heads: int = 4
     num_layers: int = 4  # blocks that a head applies
     has_lm_heads: bool = True  # False: all heads share the target's
@@ -61,17 +60,7 @@ class HydraConfig:
         has_lm_heads: bool = True,
     ) -> "HydraConfig":
         """Returns the published shape; the prefix layer is like the target's, with no window."""
-        alike = replace(target, sliding_window=None, layer_types=())
-        layers = replace(alike, num_hidden_layers=int(has_prefix))
-        return cls(layers, num_heads, num_layers, has_lm_heads)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layers.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layers.vocab_size
+        return cls(layers_like(target, int(has_prefix)), num_heads, num_layers, has_lm_heads)
 
     @property
     def has_prefix(self) -> bool:

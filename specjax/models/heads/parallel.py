@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -26,21 +25,27 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import EagleHead, Stream, through_layers
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.layered import (
+    LayeredConfig,
+    LayeredHead,
+    Stream,
+    layers_like,
+    through_layers,
+)
 from specjax.models.heads.training_attention import text_before, training_attention
 from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation, rotation_of
-from specjax.models.target import QueryRows, Target, causal_rows
+from specjax.models.target import QueryRows, Target
 
 
 @dataclass(frozen=True)
-class ParallelConfig:
-    """The shape of a head; `layers` has the target's vocabulary and hidden size.
+class ParallelConfig(LayeredConfig):
+    """The shape of a head.
 
     Raises:
         SpecjaxError: if there are no masks or no layers, or a bias for `fc` but no `fc`.
     """
 
-    layers: TransformerConfig
     num_masks: int = 4
     reads_features: bool = True
     fc_bias: bool = False
@@ -67,17 +72,7 @@ class ParallelConfig:
         The paper has one layer. The masks are the same at every slot, so in the first layer they
         attend by position, and only from the second layer on by content.
         """
-        alike = replace(target, sliding_window=None, layer_types=())
-        layers = replace(alike, num_hidden_layers=num_layers)
-        return cls(layers, num_masks, reads_features, fc_bias)
-
-    @property
-    def hidden_size(self) -> int:
-        return self.layers.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.layers.vocab_size
+        return cls(layers_like(target, num_layers), num_masks, reads_features, fc_bias)
 
     @property
     def num_depths(self) -> int:
@@ -85,7 +80,7 @@ class ParallelConfig:
         return self.num_masks + 1
 
 
-class ParallelHead(nn.Module):
+class ParallelHead(LayeredHead):
     """A head of either kind; its output goes to `target.logits`. See the module.
 
     Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts for one
@@ -179,33 +174,6 @@ class ParallelHead(nn.Module):
         return self.joined(embedded, features)
 
     @nn.nowrap
-    def run(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        rows: QueryRows,
-        features: Float[Array, "B Q F"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """Returns the input of the LM head at `rows.tokens`; pure.
-
-        Args:
-            params: the head's.
-            target: the model whose embedding the head reads.
-            target_params: the target's.
-            rows: tokens; their positions are slots, one less than the position in the text. Id
-                `vocab_size` is the first mask, `vocab_size + 1` the second, and so on.
-            features: the target's, of the tokens before; F is 0 if the head reads none. Ignored at
-                masks.
-            cache: the head's; rows are written as scratch, as by `Transformer.run`.
-        """
-        is_text = rows.tokens < self.config.vocab_size
-        embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
-        output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
-        return output, cache
-
-    @nn.nowrap
     def step(
         self,
         params: Any,
@@ -261,17 +229,6 @@ class ParallelHead(nn.Module):
             output, own = self.step(params, embedded, read, streams, positions, segments)
             streams = (*streams, own)
             yield output, partial(target.logits, target_params)
-
-    @nn.nowrap
-    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-        """Returns random params, without embedding and LM head."""
-        config = self.config.layers
-        embedded = jnp.zeros((1, 1, config.hidden_size))
-        features = embedded if self.config.reads_features else embedded[..., :0]
-        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
-        cache = KVCache.create(config, 1, 1)
-        params = jax.jit(self.init)(key, rows, embedded, features, cache)["params"]
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
 def from_eagle(

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.heads.eagle import EagleHead, Stream
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.layered import Stream
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import SlotValues, Step, over_depths
 from specjax.training.objectives.eagle import EagleTraining, Slots, logit_reader

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from jaxtyping import Array, Float, Key
 
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import EagleHead, Stream
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.layered import Stream
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import HeadTraining, Step, over_depths

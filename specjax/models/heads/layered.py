@@ -1,0 +1,100 @@
+"""The common part of heads that have layers of their own over the text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
+
+from specjax.models.cache import KVCache, write_slots
+from specjax.models.config import TransformerConfig
+from specjax.models.heads.training_attention import KeysAndValues
+from specjax.models.layers import DecoderLayer, rotation_of
+from specjax.models.target import QueryRows, Target, causal_rows
+
+Stream = tuple[KeysAndValues, ...]  # by layer
+
+
+@dataclass(frozen=True)
+class LayeredConfig:
+    """The shape of a head; `layers` has the target's vocabulary and hidden size."""
+
+    layers: TransformerConfig
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layers.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.layers.vocab_size
+
+
+class LayeredHead(nn.Module):
+    """A head that reads tokens and features, in slots: slot t holds token t + 1."""
+
+    config: Any
+
+    @nn.nowrap
+    def run(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        rows: QueryRows,
+        features: Float[Array, "B Q F"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B Q D"], KVCache]:
+        """Runs one pass with a cache, as drafting needs it; pure.
+
+        Args:
+            params: the head's.
+            target: the model whose embedding the head reads.
+            target_params: the target's.
+            rows: tokens; their positions are slots, one less than the position in the text. Ids
+                from `vocab_size` on are the head's own tokens, such as masks.
+            features: of the tokens before them, from the target or predicted by the head; F is 0 if
+                the head reads none.
+            cache: the head's; rows are written as scratch, as by `Target.run`.
+
+        Returns:
+            The inputs of the target's LM head, and the cache.
+        """
+        is_text = rows.tokens < self.config.vocab_size
+        embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
+        output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
+        return output, cache
+
+    @nn.nowrap
+    def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
+        """Returns random params, without embedding and LM head."""
+        embedded = jnp.zeros((1, 1, self.config.hidden_size))
+        features = embedded if getattr(self.config, "reads_features", True) else embedded[..., :0]
+        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
+        cache = KVCache.create(self.config.layers, 1, 1)
+        params = jax.jit(self.init)(key, rows, embedded, features, cache)["params"]
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def layers_like(target: TransformerConfig, num_layers: int) -> TransformerConfig:
+    """Returns the shape of layers like the target's, without a sliding window."""
+    return replace(target, num_hidden_layers=num_layers, sliding_window=None, layer_types=())
+
+
+def through_layers(
+    layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
+) -> tuple[Float[Array, "B Q D"], KVCache]:
+    """Runs the rows `x` of a head through its layers, writing them to the cache as scratch."""
+    start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
+    visible, keys, values = cache.visible_slots(rows.visible), [], []
+    rotation = rotation_of(rows.positions, layers[0].config, cache.text_length)
+    for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
+        x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
+        keys.append(new_keys)
+        values.append(new_values)
+    positions = write_slots(cache.positions, rows.positions, start, axis=1)
+    return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
