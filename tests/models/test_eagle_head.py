@@ -82,7 +82,7 @@ def test_a_head_has_one_layer_like_the_targets_that_sees_all_of_the_text():
 
 
 def steps(head, params, target_params, text: Texts, num_steps=STEPS, turn=0, detach=True):
-    """What each step predicts, `[N, B, T, D]`; each takes what the step before did, one slot later.
+    """Returns the predictions of each step, `[N, B, T, D]`, from those of the step before.
 
     The first slot of a text keeps the target's feature. `turn` and `detach` are for mutants.
     """
@@ -104,8 +104,11 @@ def steps(head, params, target_params, text: Texts, num_steps=STEPS, turn=0, det
 # ---- Decoding: one slot after another, with a cache ----------------------------------------------
 
 
-def draft_from(head, params, target_params, text: Texts, first_drafted):
-    """Predictions `[T, B, D]` where slots from `first_drafted` on take the head's own features."""
+def draft_from(head, params, target_params, text: Texts, first_drafted, own_token=None):
+    """Predictions `[T, B, D]` where slots from `first_drafted` on take the head's own features.
+
+    There the token is the text's, or what `own_token` makes of the feature drafted before it.
+    """
     batch, length = text.tokens.shape
 
     def feed(carry, slot):
@@ -113,6 +116,8 @@ def draft_from(head, params, target_params, text: Texts, first_drafted):
         true = lax.dynamic_index_in_dim(text.features, slot, axis=1, keepdims=False)
         feature = jnp.where(slot < first_drafted, true, lax.stop_gradient(drafted))
         token = lax.dynamic_slice_in_dim(text.tokens, slot, 1, axis=1)
+        if own_token is not None:
+            token = jnp.where(slot < first_drafted, token, own_token(drafted)[:, None])
         rows = causal_rows(token, jnp.full((batch,), slot))
         predicted, cache = head.run(params, TARGET, target_params, rows, feature[:, None], cache)
         return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
@@ -122,7 +127,7 @@ def draft_from(head, params, target_params, text: Texts, first_drafted):
 
 
 def drafts(head, params, target_params, text: Texts, num_steps=STEPS):
-    """What `steps` should say: the n-th token of a draft that ends at slot r, for all n and r.
+    """Returns the expected result of `steps`: token n of a draft that ends at slot r, for all n, r.
 
     A draft begins with a target's feature at slot r - (n - 1), or at slot 0 if that lies before it.
     """
@@ -295,7 +300,7 @@ def test_packed_texts_are_each_as_if_alone():
 
 
 def test_packed_texts_that_see_each_other_are_caught():
-    """Positions alone do not keep texts apart; segments do."""
+    """Positions alone do not separate texts; segments do."""
     together = texts((4, 5), seed=3)
     merged = together._replace(segments=jnp.zeros_like(together.segments))
     run = jax.jit(lambda text: steps(PLAIN, *weights(PLAIN), text))

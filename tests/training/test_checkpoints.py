@@ -1,7 +1,5 @@
 """Checkpoints: the newest and the best are kept, and a corrupt one is skipped."""
 
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.training import checkpoints
 from specjax.training.run_folder import RunFolder
+from tests.training.test_loop import damage
 
 SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
 
@@ -25,14 +24,6 @@ def run(tmp_path):
             checkpoints.write(manager, step, state(step), {"next": step}, score)
         manager.wait_until_finished()
         yield RunFolder(tmp_path, manager)
-
-
-def damage(checkpoint: Path) -> None:
-    """Every file is cut in half, as after a full disk."""
-    for file in checkpoint.rglob("*"):
-        if file.is_file():
-            content = file.read_bytes()
-            file.write_bytes(content[: len(content) // 2])
 
 
 def test_the_newest_and_the_best_are_kept(run):
@@ -56,7 +47,7 @@ def test_another_checksum_is_a_corrupt_checkpoint(run, monkeypatch):
 
 
 def test_a_corrupt_one_does_not_hide_the_others(run, tmp_path):
-    damage(tmp_path / "checkpoints" / "2")
+    damage(tmp_path, 2, "truncated")
     with pytest.raises(SpecjaxError):
         checkpoints.read(run.manager, 2, state(0))
     with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as again:

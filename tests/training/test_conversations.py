@@ -52,6 +52,7 @@ BROKEN = [
     ('{"prompt": "Hi"}', "is without assistant turns"),
     ('{"prompt": "Hi", "response": " "}', "is without assistant turns"),
     ('{"prompt": ["Hi"], "response": "Hello"}', "has list instead of text in prompt"),
+    (b'{"text": "\xff"}', "is not JSON"),
 ]
 
 
@@ -103,19 +104,13 @@ def test_half_a_character_does_not_reach_the_tokenizer(read):
 
 @pytest.mark.parametrize("line, warning", BROKEN)
 def test_a_broken_line_is_skipped_and_named_by_its_place(read, line, warning):
-    whole = json.dumps(FORMS["response"])
-    conversations, [named, count] = read(f"{whole}\n{line}\n{whole}")
+    whole = json.dumps(FORMS["response"]).encode()
+    line = line if isinstance(line, bytes) else line.encode()
+    conversations, [named, count] = read(b"\n".join((whole, line, whole)))
     assert conversations == [PAIR, PAIR]
     assert named.startswith(f"data.jsonl:2 {warning}")
     assert named.endswith("; skipping this line")
     assert count.startswith("Skipped 1 of 3 lines of data.jsonl: 1 ")
-
-
-def test_a_line_that_is_not_utf8_is_skipped(read):
-    whole = json.dumps(FORMS["response"]).encode()
-    conversations, warnings = read(whole + b'\n{"text": "\xff"}\n' + whole)
-    assert len(conversations) == 2
-    assert warnings[0].startswith("data.jsonl:2 is not JSON")
 
 
 def test_items_of_a_list_are_named_by_number(read):
@@ -126,11 +121,7 @@ def test_items_of_a_list_are_named_by_number(read):
 def test_only_the_first_broken_lines_are_named_one_by_one(read):
     lines = [*["{"] * 4, json.dumps(FORMS["response"]), '{"prompt": "Hi"}', "{"]
     _, warnings = read("\n".join(lines))
-    assert [line.split(" ")[0] for line in warnings[:-1]] == [
-        "data.jsonl:1",
-        "data.jsonl:2",
-        "data.jsonl:3",
-    ]
+    assert [line.split(" ")[0] for line in warnings[:-1]] == [f"data.jsonl:{n}" for n in (1, 2, 3)]
     assert warnings[-1] == (
         "Skipped 6 of 7 lines of data.jsonl: 5 not JSON, 1 without assistant turns."
     )
@@ -172,19 +163,10 @@ def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path,
     for name in "ab":
         lines = ["{", *(json.dumps({"text": f"{name}{number}"}) for number in range(5)), "{"]
         (tmp_path / name).write_text("\n".join(lines))
-    found = read_conversations([tmp_path / name for name in "ab"], limit=2)
-    assert [each.text for each in found] == ["a0", "a1", "b0", "b1"]
-    assert [line.rpartition("/")[2] for line in warnings()[1::2]] == [
-        "a: 1 not JSON.",
-        "b: 1 not JSON.",
-    ]
-
-
-def test_sources_follow_each_other(tmp_path):
-    for name in "ab":
-        (tmp_path / name).write_text(json.dumps({"text": name}))
-    conversations = read_conversations([tmp_path / "b", str(tmp_path / "a")])
-    assert [each.text for each in conversations] == ["b", "a"]
+    found = read_conversations([tmp_path / "b", str(tmp_path / "a")], limit=2)
+    assert [each.text for each in found] == ["b0", "b1", "a0", "a1"]
+    counts = [line.rpartition("/")[2] for line in warnings()[1::2]]
+    assert counts == ["b: 1 not JSON.", "a: 1 not JSON."]
 
 
 def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):

@@ -14,14 +14,13 @@ from specjax.core.errors import SpecjaxError
 from specjax.training.conversations import Conversation, Turn
 from specjax.training.examples import Example, tokenize, tokenize_all
 
-TALK = Conversation(
-    (
-        Turn("user", "Hi there"),
-        Turn("assistant", "Hello you"),
-        Turn("user", "Bye"),
-        Turn("assistant", "Good day"),
-    )
-)
+
+def talk(*texts: str) -> Conversation:
+    """What the user and the assistant say in turn."""
+    return Conversation(tuple(map(Turn, ("user", "assistant") * (len(texts) // 2), texts)))
+
+
+TALK = talk("Hi there", "Hello you", "Bye", "Good day")
 WITH_SYSTEM = Conversation((Turn("system", "Be kind"), *TALK.turns))
 CHAT_ML = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}<e>\n{% endfor %}"
@@ -103,7 +102,10 @@ def shown(example: Example, tokenizer) -> str:
     )
 
 
-@pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
+fast_and_slow = pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
+
+
+@fast_and_slow
 @pytest.mark.parametrize(
     "template, conversation, expected",
     [
@@ -152,18 +154,15 @@ def test_answers_and_their_end_tokens_are_marked(template, conversation, expecte
     assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
 
 
-@pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
+@fast_and_slow
 def test_pocket_says_its_end_token(pocket_tokenizer, wrap):
-    asked = Turn("user", "Rename `a` to `b`.\nx = a")
-    talk = Conversation(
-        (asked, Turn("assistant", "x = b"), Turn("user", "x"), Turn("assistant", "b"))
-    )
     tokenizer = wrap(pocket_tokenizer)
     expected = (
         "<|begin|>|<|user|>|Rename|Ġ`|a|`Ġ|to|Ġ`|b|`.|Ċ|x|Ġ=Ġ|a|<|assistant|>|«x»|«Ġ=Ġ»|«b»|"
         "«<|end|>»|<|user|>|x|<|assistant|>|«b»|«<|end|>»"
     )
-    assert shown(tokenize(talk, tokenizer, 99), tokenizer) == expected
+    said = talk("Rename `a` to `b`.\nx = a", "x = b", "x", "b")
+    assert shown(tokenize(said, tokenizer, 99), tokenizer) == expected
 
 
 def test_a_prompt_in_training_is_the_prompt_in_decoding(pocket_tokenizer):
@@ -187,15 +186,13 @@ def test_any_text_is_marked_exactly(pocket_tokenizer, template):
         # Where no special token stands before the answer, line breaks would join the template's.
         first = "a" if template else ""
         texts = [first + "".join(rng.choices(pieces, k=rng.randrange(6))) for _ in range(4)]
-        roles = ("user", "assistant") * 2
-        talk = Conversation(tuple(map(Turn, roles, texts)))
-        example = tokenize(talk, tokenizer, 999)
+        example = tokenize(talk(*texts), tokenizer, 999)
         runs = np.flatnonzero(np.diff(example.is_answer, prepend=False, append=False)).reshape(
             -1, 2
         )
         said = [tokenizer.decode(example.tokens[first:last]) for first, last in runs]
         assert said == [texts[1] + end, texts[3] + end]
-        slow = tokenize(talk, Slow(tokenizer), 999)
+        slow = tokenize(talk(*texts), Slow(tokenizer), 999)
         assert np.array_equal(slow.tokens, example.tokens)
         assert np.array_equal(slow.is_answer, example.is_answer)
 
@@ -258,6 +255,5 @@ def test_refused_conversations_are_skipped_and_counted(capsys):
 def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(pocket_tokenizer):
     tokenizer = AutoTokenizer.from_pretrained(pocket_tokenizer.name_or_path)
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: " + CHAT_ML
-    conversation = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
-    text = tokenizer.decode(tokenize(conversation, tokenizer, 100).tokens)
+    text = tokenizer.decode(tokenize(talk("Hi", "Hello"), tokenizer, 100).tokens)
     assert text.startswith(f"{TRAINING_DAY}: ")

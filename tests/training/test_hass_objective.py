@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from specjax.models.cache import KVCache
-from specjax.models.target import causal_rows
 from specjax.training.losses import TOP_LOSSES, TopLoss, top_loss
 from specjax.training.objectives.eagle import EagleTraining, Slots
 from specjax.training.objectives.hass import HassTraining, next_features
@@ -88,27 +85,12 @@ def test_features_move_one_slot_on_and_no_text_takes_another_ones():
     np.testing.assert_array_equal(first, [0, 100, 102, 6, 106, 10])
 
 
-def own_draft_from(head, params, target_params, text, first_drafted):
-    """As `simulation.draft_from`, but each token drafted is the head's own, not the text's."""
-    batch, length = text.tokens.shape
-
-    def feed(carry, slot):
-        cache, drafted = carry
-        is_true = slot < first_drafted
-        true = lax.dynamic_index_in_dim(text.features, slot, axis=1, keepdims=False)
-        token = lax.dynamic_slice_in_dim(text.tokens, slot, 1, axis=1)
-        own = jnp.argmax(TARGET.logits(target_params, drafted), axis=-1)[:, None]
-        feature = jnp.where(is_true, true, lax.stop_gradient(drafted))
-        rows = causal_rows(jnp.where(is_true, token, own), jnp.full((batch,), slot))
-        predicted, cache = head.run(params, TARGET, target_params, rows, feature[:, None], cache)
-        return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
-
-    empty = KVCache.create(head.config.layers, batch, length)
-    return lax.scan(feed, (empty, jnp.zeros_like(text.features[:, 0])), jnp.arange(length))[1]
-
-
 def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
-    monkeypatch.setattr(simulation, "draft_from", own_draft_from)
+    def own_token(feature):
+        return jnp.argmax(TARGET.logits(FROZEN, feature), axis=-1)
+
+    own_draft = partial(simulation.draft_from, own_token=own_token)
+    monkeypatch.setattr(simulation, "draft_from", own_draft)
     aligned = replace(HASS, token_alignment=1.0)
     expected, expected_gradient, of_steps = definition(replace(CASE, training=aligned))
     loss, gradient, metrics = measured(aligned)
@@ -144,25 +126,18 @@ def test_every_top_loss_can_be_set():
     assert set(get_args(TopLoss)) == set(TOP_LOSSES)
 
 
-@cache
-def first_logits() -> tuple[Any, Any]:
-    """What the LM head says to predicted and wanted features at the slots that count."""
-    slots = slots_of(NOISE)
+@pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all
+def test_a_top_loss_trains(kind):
+    slots, (texts, at) = slots_of(NOISE), np.array(counted()).T
     predicted, _ = CASE.head.step(
         CASE.params, slots.embedded, slots.features, (), slots.positions, slots.segments
     )
-    texts, at = np.array(counted()).T
     features = each_alone(predicted)[texts, at], clean_features()[texts, at + 1]
-    return tuple(TARGET.logits(FROZEN, jnp.asarray(each)) for each in features)
-
-
-@pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all
-def test_a_top_loss_trains(kind):
+    own, wanted = (TARGET.logits(FROZEN, jnp.asarray(each)) for each in features)
     top: Any = {"top_loss": kind, "top_weight": 0.8, "top_k": 5, "top_p": 0.7}
     alone = HassTraining(feature_weight=0.0, logit_weight=0.0, noise=NOISE, align_steps=1, **top)
     loss, gradient, metrics = measured(alone)
-    wanted = np.mean(top_loss(kind, *first_logits(), k=5, p=0.7))
-    np.testing.assert_allclose(metrics["top_loss"], wanted, rtol=1e-5)
-    np.testing.assert_allclose(loss, 0.8 * wanted, rtol=1e-5)
+    expected = np.mean(top_loss(kind, own, wanted, k=5, p=0.7))
+    np.testing.assert_allclose([metrics["top_loss"], loss], [expected, 0.8 * expected], rtol=1e-5)
     leaves = jax.tree.leaves(gradient)
     assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)

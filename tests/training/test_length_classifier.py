@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.cache import KVCache
+from specjax.decoding.drafter import Params
 from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
-from specjax.models.target import causal_rows
 from specjax.training.draft_features import (
     ContinuedPrompt,
     DraftFeatures,
@@ -29,6 +28,7 @@ from specjax.training.objectives.length_classifier import (
     train_classifier,
     validate,
 )
+from tests.decoding.heads import features_of as features_of_text
 from tests.decoding.tiny import target as tiny
 
 LENGTH = 150  # of the slow reading's rows
@@ -38,21 +38,13 @@ def frozen(seed: int, **settings) -> FrozenModel:
     return FrozenModel(*tiny(seed=seed, **settings), fingerprint=f"tiny-{seed}")
 
 
-@cache
-def _slow_run(model):
-    def run(params, tokens):
-        cache = KVCache.create(model.config, 1, LENGTH)
-        output, _ = model.run(params, causal_rows(tokens, jnp.zeros(1, jnp.int32)), cache)
-        return jax.nn.softmax(output.logits[0], axis=-1)
-
-    return jax.jit(run)
-
-
 def slow_probs(owner: FrozenModel, prefix: list[int]) -> np.ndarray:
     """What the model says behind `prefix`, from a run that has seen nothing else."""
     tokens = np.zeros((1, LENGTH), np.int32)
     tokens[0, : len(prefix)] = prefix
-    return np.asarray(_slow_run(owner.model)(owner.params, jnp.asarray(tokens)))[len(prefix) - 1]
+    features = features_of_text(Params(owner.params), jnp.asarray(tokens), owner.model)
+    logits = owner.model.logits(owner.params, features[0, len(prefix) - 1])
+    return np.asarray(jax.nn.softmax(logits))
 
 
 @cache
