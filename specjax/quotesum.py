@@ -1,8 +1,8 @@
-"""How well copied tokens are found, on QuoteSum (Schuster et al. 2023; PLD+, appendix D, Table 10).
+"""Scores the attribution of copied tokens on QuoteSum (Schuster et al. 2023; PLD+, table 10).
 
-QuoteSum's answers are written by people, with every quote marked by its source: `[ 2 like this ]`.
-The target reads sources and question, is given the answer without its marks, and PLD+ names the
-source of each token as if it were drafting.
+QuoteSum's answers are written by people, and every quote is marked with its source: `[ 2 like this
+]`. The target reads sources, question and the answer without its marks; PLD+ then names the source
+of each token as if it were drafting.
 """
 
 import json
@@ -31,7 +31,7 @@ BUCKET = 256  # texts share the programs of the next multiple
 
 
 @dataclass(frozen=True)
-class Example:
+class QuoteSumExample:
     """One question with its sources and an answer whose quotes are known."""
 
     context: str
@@ -39,8 +39,8 @@ class Example:
     quotes: tuple[tuple[int, int], ...]  # characters of the answer, from and to (exclusive)
 
 
-def read_quotesum(path: Path) -> tuple[list[Example], list[str]]:
-    """The examples of a JSONL file, and one complaint per line that is none.
+def read_quotesum(path: Path) -> tuple[list[QuoteSumExample], list[str]]:
+    """Returns the examples of a JSONL file, and one complaint per line that is none.
 
     Raises:
         SpecjaxError: for a file that cannot be read or holds no example.
@@ -62,7 +62,7 @@ def read_quotesum(path: Path) -> tuple[list[Example], list[str]]:
 
 
 def evaluate(
-    examples: Sequence[Example],
+    examples: Sequence[QuoteSumExample],
     target: Target,
     params: Any,
     tokenizer: Any,
@@ -70,7 +70,7 @@ def evaluate(
     num_tokens: int = 70,
     thresholds: Sequence[int] = (2, 5, 8),
 ) -> dict[int, Scores]:
-    """Scores per least length of a span, each the mean over the examples.
+    """Returns the scores for each minimum length of a span, averaged over the examples.
 
     Raises:
         SpecjaxError: for an example that is longer than the target's texts may be.
@@ -94,8 +94,10 @@ def evaluate(
     }
 
 
-def tokens_of(example: Example, tokenizer: Any) -> tuple[list[int], int, Bool[np.ndarray, " n"]]:
-    """Tokens of context and answer, the context's number, and which of the answer's are quoted."""
+def tokens_of(
+    example: QuoteSumExample, tokenizer: Any
+) -> tuple[list[int], int, Bool[np.ndarray, " n"]]:
+    """Returns the tokens of context and answer, the context's length, and which are quoted."""
     context = tokenizer(example.context)["input_ids"]
     answer = tokenizer(example.answer, add_special_tokens=False, return_offsets_mapping=True)
     is_quoted = [
@@ -108,7 +110,7 @@ def tokens_of(example: Example, tokenizer: Any) -> tuple[list[int], int, Bool[np
 def hidden_states(
     text: Sequence[int], target: Target, params: Any, layer: int
 ) -> Float[np.ndarray, "T D"]:
-    """The states of one layer at every token."""
+    """Returns the hidden states of one layer at every token."""
     prompt = from_ids([text], BUCKET)
     states = _pass(params, prompt.tokens, prompt.length, target=target, layer=layer)
     return np.asarray(states[0, : len(text)], np.float32)
@@ -130,7 +132,7 @@ def _pass(
     return output.hidden[:, :, 0]
 
 
-def _example(fields: dict[str, Any]) -> Example:
+def _example(fields: dict[str, Any]) -> QuoteSumExample:
     sources = [
         f"{fields.get(f'title{number}') or ''}: {fields[f'source{number}']}"
         for number in range(1, NUM_SOURCES + 1)
@@ -148,4 +150,4 @@ def _example(fields: dict[str, Any]) -> Example:
     answer += fields["summary"][end:]
     if not answer.strip():
         raise ValueError("an empty summary")
-    return Example(context, answer, tuple(quotes))
+    return QuoteSumExample(context, answer, tuple(quotes))

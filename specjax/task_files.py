@@ -1,7 +1,7 @@
-"""Question files: the public formats, told apart by their fields, and the prompts made of them.
+"""Question files: the public formats, recognised by their fields, and the prompts made of them.
 
-A file is JSONL (an object per line) or one JSON array of objects. What is malformed is told with
-file and line, and left out.
+A file is JSONL (an object per line) or one JSON array of objects. Malformed records are reported
+with file and line, and left out.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 
-# DISCO, appendix B, figures 7 to 10. In figure 7 the quotes are the prompt's own: it follows work
-# where the task is a docstring. In the others they only stand around it, and lines of Alpaca's
-# first paragraph are broken only to fit the page.
+# DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
+# docstring. In the others they only surround it, and the lines of Alpaca's first paragraph are
+# broken only to fit the page.
 MBPP = '"""{text}\n{test}\n"""'
 CNN = "Summarize:\n{article}\nSummary:\n"
 ALPACA_WITH_INPUT = (
@@ -30,7 +30,7 @@ ALPACA = (
 )
 
 Fields = Mapping[str, Any]
-Tell = Callable[[int, str], None]  # of the line with this number, what is wrong with it
+Report = Callable[[int, str], None]  # takes a line number and what is wrong there
 _SPACE = re.compile(r"\s*")
 _ARRAY = re.compile(r"\s*\[\s*[{\]]")  # else a list is but one malformed line
 
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A format: the fields that tell it from others, and how its prompts are made of them."""
+    """A format: the fields that identify it, and how its prompts are made of them."""
 
     name: str
     fields: tuple[str, ...]
@@ -53,11 +53,11 @@ class Form(NamedTuple):
 
 
 def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question]:
-    """The questions of a file, in their order.
+    """Returns the questions of a file, in their order.
 
     Args:
         path: JSONL, or one JSON array, in any of `FORMS`.
-        complain: told of every record that is left out, with file and line, if others are good.
+        complain: called for every record that is left out, with file and line, if others are good.
 
     Raises:
         SpecjaxError: for a file that cannot be read, or holds no good record; it then says what
@@ -65,14 +65,14 @@ def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question
     """
     questions, problems = [], []
 
-    def tell(number: int, problem: str) -> None:
+    def report(number: int, problem: str) -> None:
         problems.append(f"{path}:{number} {problem}")
 
-    for number, record in _records(_text_of(path), tell):
+    for number, record in _records(_text_of(path), report):
         try:
             questions.append(_question(record))
         except SpecjaxError as error:
-            tell(number, str(error))
+            report(number, str(error))
     if not questions:
         why = f" ({problems[0]})" if problems else ""
         raise SpecjaxError(f"{path} holds no tasks{why}; write one JSON object per line")
@@ -94,23 +94,23 @@ def _text_of(path: Path) -> str:
 # ---- Records -----------------------------------------------------------------------------------
 
 
-def _records(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
-    """Every value that is JSON, with the number of its first line."""
+def _records(text: str, report: Report) -> Iterator[tuple[int, Any]]:
+    """Yields every JSON value, with the number of its first line."""
     if _ARRAY.match(text):
-        yield from _items(text, tell)
+        yield from _items(text, report)
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                tell(number, _no_json(error))
+                report(number, _no_json(error))
             else:
                 yield number, record
 
 
-def _items(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
-    """The items of an array, one by one: those before its first mistake are good."""
+def _items(text: str, report: Report) -> Iterator[tuple[int, Any]]:
+    """Yields the items of an array one by one, up to its first mistake."""
     number, counted, at = 1, 0, text.index("[") + 1
     while True:
         at = _end_of_space(text, at)
@@ -121,7 +121,7 @@ def _items(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
             item, at = json.JSONDecoder().raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             line = getattr(error, "lineno", number)
-            tell(line, f"{_no_json(error)}, and what follows cannot be told apart")
+            report(line, f"{_no_json(error)}, and what follows cannot be read")
             return
         yield number, item
         at = _end_of_space(text, at)
@@ -129,10 +129,10 @@ def _items(text: str, tell: Tell) -> Iterator[tuple[int, Any]]:
             at += 1
         elif not text.startswith("]", at):
             line = number + text.count("\n", counted, at)
-            tell(line, "neither goes on with a comma nor ends the array with ]")
+            report(line, "neither goes on with a comma nor ends the array with ]")
             return
     if text[at + 1 :].strip():
-        tell(number, "ends the array, but more follows")
+        report(number, "ends the array, but more follows")
 
 
 def _end_of_space(text: str, start: int) -> int:
@@ -147,7 +147,7 @@ def _no_json(error: Exception) -> str:
 
 
 def short(value: Any) -> str:
-    """A value of the file, fit for a message of one line."""
+    """Shortens a value of the file for a message of one line."""
     writer = Repr()
     writer.maxlist, writer.maxstring = 12, 40
     return writer.repr(value)
@@ -164,7 +164,9 @@ def _question(record: Any) -> Question:
     if form is None:
         known = ", ".join(f"{form.name} ({', '.join(form.fields)})" for form in FORMS)
         found = short(list(record))[1:-1] or "none"
-        raise SpecjaxError(f"is of no known form: its fields are {found}; known forms are {known}")
+        raise SpecjaxError(
+            f"has no known format: its fields are {found}; known formats are {known}"
+        )
     category = record.get("category")
     if "category" in record and (not isinstance(category, str) or not category.strip()):
         raise SpecjaxError(f"has a category that is no name: {short(category)}")
@@ -172,7 +174,7 @@ def _question(record: Any) -> Question:
 
 
 def _text(value: Any, name: str) -> str:
-    """`value`, if it is a text that says something."""
+    """Returns `value` if it is a text that is not blank."""
     if not isinstance(value, str):
         raise SpecjaxError(f"has no text in `{name}`, but {short(value)}")
     if not value.strip():

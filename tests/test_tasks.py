@@ -174,7 +174,7 @@ def test_the_first_of_each_kind_are_taken(read):
         ('["a list"]', "is no JSON object"),
         (
             '{"Prompt": "x", "id": 1}',
-            r"no known form: its fields are 'Prompt', 'id'; known forms are MBPP \(text, "
+            r"no known format: its fields are 'Prompt', 'id'; known formats are MBPP \(text, "
             r"test_list, code\), .*GSM8K \(question, answer\), .*HumanEval.* \(prompt\)",
         ),
         ("{}", "its fields are none;"),

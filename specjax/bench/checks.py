@@ -13,7 +13,7 @@ def same(row: Measurement, sampling: Sampling) -> str:
     if not row.is_compared and sampling.is_lossy:
         return "LOSSY"
     if not row.is_compared:
-        return row.dtype if sampling.is_reproducible else "in law"
+        return row.dtype if sampling.is_reproducible else "in distribution"
     if row.num_different:
         return "NO"
     return f"near ties: {row.num_near_ties}" if row.num_near_ties else "yes"

@@ -37,7 +37,7 @@ class GeneratedText(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a contestant's programs took to compile, and what they need to run."""
+    """The compilation time of a contestant's programs, and the memory they need."""
 
     compile_seconds: float = 0.0
     is_cached: bool = False  # at least a part came from a cache of compiled programs

@@ -44,7 +44,7 @@ class BenchOptions:
     typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever
     is likely enough."""
     runs: int = 3
-    """How often each method runs each prompt."""
+    """Runs of each prompt by each method."""
     seed: int = 0
     """Seed of the sampling, and of the tasks that pocket makes."""
     peers: str = ""

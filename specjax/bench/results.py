@@ -280,7 +280,7 @@ def _row(line: Mapping[str, Any]) -> Measurement:
 
 
 def _run_values(sample: Sample) -> dict[str, Any]:
-    """Returns what a line tells of one run, besides its turn."""
+    """Returns the values of one run that are kept, besides its turn."""
     texts = [
         text._asdict() | {"from_draft": "".join(map(str, map(int, text.from_draft)))}
         for text in sample.texts

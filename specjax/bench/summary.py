@@ -17,7 +17,7 @@ ALL = "all"  # the task of the rows that sum up all kinds
 
 
 class TextMatch(IntEnum):
-    """How a text compares with plain decoding's; the higher, the worse."""
+    """The outcome of comparing a text with plain decoding's; the higher, the worse."""
 
     NOT_COMPARED = 0  # another dtype rounds differently, and other sampling may draw differently
     SAME = 1

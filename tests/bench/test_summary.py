@@ -133,7 +133,8 @@ def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
 
 
 @pytest.mark.parametrize(
-    "verification, shown, is_lossy", [("rejection", "in law", False), ("typical", "LOSSY", True)]
+    "verification, shown, is_lossy",
+    [("rejection", "in distribution", False), ("typical", "LOSSY", True)],
 )
 def test_other_draws_are_not_compared_and_lossy_ones_are_told(
     capsys, verification, shown, is_lossy

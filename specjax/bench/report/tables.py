@@ -118,8 +118,8 @@ COLUMNS = (
     Column(
         "same",
         "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
-        "distribution; in law: in distribution only; near ties: prompts where 16-bit arithmetic "
-        "could not rank two tokens; a dtype: differs from plain decoding's, so not compared",
+        "distribution; in distribution: no more than that is promised; near ties: prompts where "
+        "16-bit arithmetic could not rank two tokens; a dtype: another, so not compared",
         same,
     ),
 )

@@ -1,0 +1,1 @@
+"""Measurements for the developers of specjax: `python -m benchmarks.NAME --help`."""

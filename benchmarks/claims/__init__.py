@@ -1,0 +1,1 @@
+"""The papers' claims, compared with a finished benchmark: `python -m benchmarks.claims FOLDER`."""

@@ -1,0 +1,99 @@
+"""Compares the papers' claims with a finished benchmark: python -m benchmarks.claims FOLDER
+
+FOLDER is that of `specjax bench --methods all --temperature 0,1 --trace --out FOLDER`; the claims
+read what is there. `specjax tune pld-plus --plots FOLDER` and `python -m benchmarks.draft_lengths
+--out FOLDER` add evidence; claims without any are listed with the command that would measure them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.claims.checks import Check
+from benchmarks.claims.evidence import RULE, Evidence, Finding, NotMeasured, Verdict, read_evidence
+from benchmarks.claims.papers import PAPERS, Claim
+from benchmarks.harness import main, option, table
+from specjax.bench.checks import complaints
+from specjax.bench.results import read_results
+from specjax.core.files import expand_user, writable
+
+HEADER = ("claim", "published", "ours", "verdict")
+
+
+@dataclass(frozen=True)
+class ClaimsOptions:
+    """The options of this benchmark."""
+
+    folder: Path = option("folder of a finished `specjax bench --out`", kind=Path)
+    out: str = option("also write the report to this Markdown file", "")
+
+
+class ClaimLine(NamedTuple):
+    """A claim and its outcome."""
+
+    claim: Claim
+    finding: Finding | None
+    command: str = ""  # that would measure it
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome in a word or two."""
+        return Verdict.NOT_MEASURED if self.finding is None else self.finding.verdict
+
+    @property
+    def ours(self) -> str:
+        """Our figure with its spread, or the command that would measure it."""
+        return self.command if self.finding is None else self.finding.ours
+
+
+def examine(claim: Claim, evidence: Evidence) -> ClaimLine:
+    """Compares a claim with the evidence."""
+    if not isinstance(claim.check, Check):
+        return ClaimLine(claim, None, claim.check)
+    try:
+        return ClaimLine(claim, claim.check(evidence))
+    except NotMeasured as error:
+        return ClaimLine(claim, None, str(error))
+
+
+def report(
+    papers: Mapping[str, Sequence[ClaimLine]], about: Mapping[str, Any], alarms: Sequence[str]
+) -> str:
+    """Formats the claims of each paper as Markdown."""
+    count = Counter(line.verdict for lines in papers.values() for line in lines)
+    parts = ["# The papers' claims, measured"]
+    if alarms:
+        parts.append("\n".join(["**WRONG WITH THESE RESULTS**", "", *(f"- {a}" for a in alarms)]))
+    facts = ("target", "dtype", "device", "tasks", "num_prompts", "runs", "max_new_tokens")
+    parts += [
+        ", ".join(f"{verdict.value}: {count[verdict]}" for verdict in Verdict) + ".",
+        "; ".join(f"{name} {about[name]}" for name in facts if name in about),
+        f"    {about.get('command', '')}",
+        RULE,
+    ]
+    for paper, lines in papers.items():
+        rows = [(each.claim.text, each.claim.published, each.ours, each.verdict) for each in lines]
+        parts.append(f"## {paper}\n\n{table(HEADER, rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def run(options: ClaimsOptions) -> None:
+    """Prints the report, and writes it if asked to."""
+    folder = expand_user(options.folder)
+    found, evidence = read_results(folder), read_evidence(folder)
+    papers = {
+        paper: [examine(claim, evidence) for claim in claims] for paper, claims in PAPERS.items()
+    }
+    text = report(papers, found.about, complaints(found.rows))
+    print(text)
+    if options.out:
+        path = expand_user(options.out)
+        with writable(path):
+            path.write_text(text, encoding="utf-8")
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main(run, ClaimsOptions, __doc__)

@@ -1,0 +1,173 @@
+"""The evidence in a folder of `specjax bench --out`, and how it decides a claim: see `RULE`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from benchmarks.oracle_file import OracleResults, RuleFigures, read_oracle
+from specjax.bench.curves import Curve, Point, read_curves
+from specjax.bench.measure import Sample
+from specjax.bench.results import read_results, read_samples
+from specjax.bench.summary import Measurement
+from specjax.pocket import edits
+from specjax.tasks import COMPLETE
+
+EDITS = edits.KINDS  # input-guided: most of the output stands in the prompt
+FREE = (COMPLETE,)
+ALL_KINDS = (*EDITS, *FREE)
+NUM_DRAWS = 2000
+INTERVAL = (5, 95)  # percent of the draws
+CLOSE = 0.95  # a figure within 5% counts as about the same
+MARGIN = 0.02  # of figures without a spread
+MIN_COUNT = 3  # prompts or pairs of runs, below which nothing is decided
+
+RULE = (
+    "A claim sets a bar: a ratio of 1, or what its line names. It holds if the whole spread is "
+    "beyond the bar, does not hold if the whole spread falls short of it, and is undecided "
+    f"otherwise, or with fewer than {MIN_COUNT} prompts. Spread of speeds: the quartiles of the "
+    "ratio over pairs of runs (same prompt, same turn). Of what is counted per prompt: "
+    f"{INTERVAL[1] - INTERVAL[0]}% of {NUM_DRAWS} bootstrap draws of prompts. Of drafting times "
+    "and draft-length rules: quartile over opposite quartile, or the range over kinds of task. Of "
+    f"curves, which run once: {MARGIN:.0%}. Accepted lengths include the bonus token."
+)
+
+PerPrompt = Float[np.ndarray, "_ _"]  # a row of numbers for each prompt
+
+
+class NotMeasured(Exception):
+    """The folder lacks the evidence; the message says which command would measure it."""
+
+
+class Verdict(StrEnum):
+    """The outcome of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNDECIDED = "undecided"
+    NOT_MEASURED = "not measured here"
+
+
+class Spread(NamedTuple):
+    """A figure and the range in which it could as well have come out."""
+
+    figure: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.figure:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+class Finding(NamedTuple):
+    """The figure measured for a claim, in numbers and as tables show it, and the verdict."""
+
+    spread: Spread
+    ours: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that checks read; runs are of one prompt each."""
+
+    folder: str = "FOLDER"
+    samples: Mapping[float, Mapping[str, Sequence[Sample]]] = field(default_factory=dict)
+    rows: Mapping[float, Sequence[Measurement]] = field(default_factory=dict)
+    traces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    curves: Sequence[Curve] = ()
+    oracle: OracleResults | None = None
+
+    def runs(self, method: str, on: Sequence[str], temperature: float) -> list[Sample]:
+        """Returns the runs of a method on these kinds of task.
+
+        Raises:
+            NotMeasured: if there are none.
+        """
+        of_method = self.samples.get(temperature, {}).get(method, ())
+        found = [each for each in of_method if each.batch[0].kind in on]
+        if not found:
+            methods = "all" if method != "plain" else "plain"
+            raise NotMeasured(
+                f"specjax bench --methods {methods} --temperature {temperature:g} --out FOLDER"
+            )
+        return found
+
+    def trace(self, method: str) -> Mapping[str, Any]:
+        """Returns the times of a method's rounds; raises NotMeasured."""
+        if "draft_quartiles" not in self.traces.get(method, {}):
+            raise NotMeasured("specjax bench --methods all --trace --out FOLDER")
+        return self.traces[method]
+
+    def point(self, setting: str, series: str, value: Any, tuned: str) -> Point:
+        """Returns a point of a swept setting, or the best for the value "best".
+
+        Raises:
+            NotMeasured: if `specjax tune`, with `tuned`, has left no such point.
+        """
+        for curve in self.curves:
+            points = curve.series.get(series, ()) if curve.setting == setting else ()
+            if value == "best" and points:
+                return max(points, key=lambda point: point.accepted_length)
+            for point in points:
+                if point.value == value:
+                    return point
+        raise NotMeasured(f"specjax tune {tuned} --plots FOLDER")
+
+    def rules(self, name: str) -> list[RuleFigures]:
+        """Returns the figures of a draft-length rule, by task, those of all tasks last.
+
+        Raises:
+            NotMeasured: if there are none.
+        """
+        found = [] if self.oracle is None else self.oracle.rules
+        found = [each for each in found if each.rule == name]
+        if not found:
+            raise NotMeasured("python -m benchmarks.draft_lengths --out FOLDER")
+        return found
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """Reads the folder of a benchmark; only batch size 1 counts.
+
+    Raises:
+        SpecjaxError: if there is no finished benchmark, or a file is damaged.
+    """
+    found = read_results(folder)
+    samples: dict[float, dict[str, list[Sample]]] = {}
+    for stage, runs in read_samples(folder).items():
+        for run in runs if stage.num_rows == 1 else ():
+            samples.setdefault(stage.temperature, {}).setdefault(run.method, []).append(run)
+    rows: dict[float, list[Measurement]] = {}
+    for row in found.rows:
+        if row.batch == 1:
+            rows.setdefault(row.temperature, []).append(row)
+    traces = {each["method"]: each for each in found.traces.get("methods", ())}
+    return Evidence(str(folder), samples, rows, traces, read_curves(folder), read_oracle(folder))
+
+
+def decide(spread: Spread, bar: float, count: int, is_below: bool = False) -> Verdict:
+    """Decides by `RULE`; `count` is that of prompts or pairs, `is_below` reverses the bar."""
+    if count < MIN_COUNT:
+        return Verdict.UNDECIDED
+    is_higher, is_lower = spread.low > bar, spread.high < bar
+    if is_higher or is_lower:
+        return Verdict.HOLDS if is_lower == is_below else Verdict.FAILS
+    return Verdict.UNDECIDED
+
+
+def bootstrap(
+    statistic: Callable[..., float], groups: Sequence[PerPrompt], seed: int = 0
+) -> Spread:
+    """Returns the statistic of all prompts, and its range over redrawn prompts of each group."""
+    random = np.random.default_rng(seed)
+    draws = [
+        statistic(*(group[random.integers(len(group), size=len(group))] for group in groups))
+        for _ in range(NUM_DRAWS)
+    ]
+    low, high = np.percentile(draws, INTERVAL)
+    return Spread(statistic(*groups), float(low), float(high))

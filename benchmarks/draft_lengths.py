@@ -1,0 +1,257 @@
+"""Measures what rules for the draft length gain: python -m benchmarks.draft_lengths
+
+Every rule runs in turn on the same prompts, as in DISCO's table 1, and the oracle, which stops at
+the first token that the target would reject. The oracle's drafts show how much the best length
+varies (figures 3 to 6, table 2). Equation 1 predicts the gain of a static length from the
+acceptance rate and the cost of a draft pass. With --out, figures are kept for benchmarks.claims.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
+from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
+from specjax import Params, Sampling, load, load_drafter
+from specjax.bench.contestants import OwnMethod
+from specjax.bench.measure import PLAIN, Program, Sample, batches_of, measure, warm_up
+from specjax.bench.summary import Measurement, last_task_rows, summarise
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic, Oracle
+from specjax.hub import LoadedTarget
+from specjax.tasks import Request
+
+ORACLE = "oracle"
+NUM_PARTS = 10  # of a run, for the course of the oracle's lengths
+LONGEST = 20  # longer drafts share the last bar of the histogram
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The options of this benchmark."""
+
+    target: str = option(TARGET, "pocket")
+    drafter: str = option("the draft: a folder or a hub id; by default pocket's own", "")
+    classifier: str = option("DISCO's classifier, a folder; by default pocket's own", "")
+    tasks: str = option(TASKS, "pocket")
+    limit: int = option("prompts of each kind of task", 4)
+    max_new_tokens: int = option("new tokens per prompt at most", 128)
+    static_length: int = option("the best static length, from `specjax tune length`", 3)
+    max_length: int = option("the longest draft of the rules that choose", 20)
+    temperature: float = option("0 is greedy; above 0, tokens are sampled", 0.0)
+    runs: int = option("how often each rule runs each prompt", 3)
+    out: str = option("also keep the figures in this folder", "")
+
+
+@dataclass(frozen=True, eq=False)
+class WithTruth(OwnMethod):
+    """The oracle, which gets plain decoding's text of each prompt."""
+
+    plain: OwnMethod | None = None
+
+    def prepare(self, rows: Sequence[Sequence[int]]) -> Any:
+        assert self.plain is not None
+        prompt = self.plain.prepare(rows)
+        found = self.plain.read(self.plain.finish(self.plain.start(prompt)))
+        length = self.padded_length + self.engine.max_new_tokens
+        texts = np.full((len(rows), length), -1, np.int32)
+        for text, ids, answer in zip(texts, rows, found, strict=True):
+            text[: len(ids) + len(answer.tokens)] = [*ids, *answer.tokens]
+        drafter_params = {**self.params.drafter, "rule": jnp.asarray(texts)}
+        return prompt, replace(self, params=Params(self.params.target, drafter_params))
+
+    def compile(self, prepared: Any) -> Program:
+        prompt, informed = prepared
+        return OwnMethod.compile(informed, prompt)
+
+    def start(self, prepared: Any) -> Any:
+        prompt, informed = prepared
+        return informed, OwnMethod.start(informed, prompt)
+
+    def finish(self, state: Any) -> Any:
+        informed, started = state
+        return OwnMethod.finish(informed, started)
+
+
+def contestants_of(
+    target: LoadedTarget, options: LengthOptions, requests: Sequence[Request]
+) -> list[OwnMethod]:
+    """Makes plain decoding, every rule, and the oracle.
+
+    Raises:
+        SpecjaxError: for a draft or a classifier that is missing or does not fit.
+    """
+    settings: dict[str, Any] = {"rule": "disco", "max_length": options.max_length}
+    if options.classifier:
+        settings["classifier"] = options.classifier
+    disco, params = load_drafter("draft-model", target, options.drafter or None, **settings)
+    assert isinstance(disco, DraftModel)
+    plain, _ = load_drafter(PLAIN, target)
+    no_rule, best = {**params, "rule": None}, options.static_length
+    drafters: dict[str, tuple[Any, Any]] = {
+        PLAIN: (plain, None),
+        "heuristic": (replace(disco, rule=Heuristic(5)), no_rule),
+        "static-5": (replace(disco, rule=Fixed(5), max_length=5), no_rule),
+        "static-opt": (replace(disco, rule=Fixed(best), max_length=best), no_rule),
+        "confidence": (replace(disco, rule=Confidence()), no_rule),
+        "disco": (disco, params),
+    }
+    prompts = [request.ids for request in requests]
+    shared = prompts, options.max_new_tokens, Sampling(options.temperature)
+    made = [OwnMethod.for_prompts(name, target, *own, *shared) for name, own in drafters.items()]
+    first = made[0]
+    engine = replace(first.engine, drafter=replace(disco, rule=Oracle()))
+    oracle = Params(target.params, no_rule)
+    return [*made, WithTruth(ORACLE, engine, oracle, first.padded_length, plain=first)]
+
+
+def drafted_lengths(from_draft: Sequence[bool]) -> list[int]:
+    """Returns how many drafted tokens each round committed: every other token ends a round."""
+    found, count = [], 0
+    for is_drafted in from_draft:
+        count += is_drafted
+        if not is_drafted:
+            found.append(count)
+            count = 0
+    return [*found, count] if count else found  # the last round may have been cut
+
+
+def oracle_lengths(task: str, runs: Iterable[Sequence[int]]) -> OracleLengths:
+    """Sums up some texts, each given by the lengths of its rounds."""
+    everything: list[int] = []
+    parts: list[list[int]] = [[] for _ in range(NUM_PARTS)]
+    for run in runs:
+        everything += run
+        for number, length in enumerate(run):
+            parts[number * NUM_PARTS // len(run)].append(length)
+    return OracleLengths(
+        task,
+        float(np.mean(everything)),
+        float(np.std(everything)),
+        [float(np.mean(part)) if part else None for part in parts],
+        np.bincount(np.minimum(everything, LONGEST)).tolist(),
+    )
+
+
+def lengths_by_task(samples: Sequence[Sample]) -> list[OracleLengths]:
+    """Sums up the oracle's drafts in its first run of every prompt, by kind of task."""
+    runs: dict[str, list[list[int]]] = {}
+    for sample in samples:
+        if sample.method == ORACLE and sample.repeat == 0:
+            of_kind = runs.setdefault(sample.batch[0].kind, [])
+            of_kind += [drafted_lengths(text.from_draft) for text in sample.texts]
+    return [oracle_lengths(kind, of_kind) for kind, of_kind in runs.items()]
+
+
+def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
+    """Returns the gain of a static length by equation 1; `cost` is a draft pass over a target's."""
+    if acceptance_rate == 1:
+        return (length + 1) / (length * cost + 1)
+    tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)
+    return tokens / (length * cost + 1)
+
+
+def acceptance_rate(accepted_length: float, length: int) -> float:
+    """Returns the rate at which drafts of `length` have this accepted length (bisection)."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        tokens = improvement_factor(middle, length, cost=0.0)
+        low, high = (middle, high) if tokens < accepted_length else (low, middle)
+    return (low + high) / 2
+
+
+def draft_cost(contestants: Sequence[OwnMethod], requests: Sequence[Request]) -> float:
+    """Measures a step of the draft over one of the target, both decoding plainly."""
+    plain, oracle = contestants[0], contestants[-1]
+    draft = oracle.engine.drafter.draft  # pyright: ignore[reportAttributeAccessIssue]
+    engine = replace(plain.engine, target=draft)
+    alone = replace(plain, engine=engine, params=Params(oracle.params.drafter["draft"]))
+    seconds, batches = [], batches_of(requests)
+    for method in (plain, alone):
+        warm_up([method], batches[0])
+        samples = measure([method], batches, num_runs=1)
+        passes = sum(sample.passes for sample in samples)
+        seconds.append(sum(sample.decode_seconds for sample in samples) / passes)
+    return seconds[1] / seconds[0]
+
+
+def equation_1(rows: Sequence[Measurement], static: Mapping[str, int], cost: float) -> list[str]:
+    """Compares equation 1 with the measured gains of the static lengths."""
+    lines = []
+    for row in last_task_rows(rows):
+        if row.method in static:
+            length = static[row.method]
+            rate = acceptance_rate(row.mean_accepted_length, length)
+            predicted = improvement_factor(rate, length, cost)
+            lines.append(
+                f"equation 1, {row.method} of {length}: acceptance rate {rate:.3f}, a draft pass "
+                f"costs {cost:.2f} plain steps; factor {predicted:.2f}, measured {row.ratio:.2f}"
+            )
+    return lines
+
+
+def run(options: LengthOptions) -> None:
+    """Measures and prints the tables, and keeps the figures if asked to."""
+    at_least_1(options, "limit", "runs", "static_length", "max_new_tokens")
+    target = load(options.target)
+    requests = requests_for(target, options.tasks, options.limit, options.max_new_tokens)
+    contestants, batches = contestants_of(target, options, requests), batches_of(requests)
+    programs = warm_up(contestants, batches[0])
+    samples = measure(contestants, batches, options.runs)
+    measured = summarise(samples, programs, temperature=options.temperature)
+    static = {"static-5": 5, "static-opt": options.static_length}
+    names = "temperature", "runs", "max_new_tokens", "max_length"
+    about = {"target": target.name, "device": device(), "dtype": str(target.dtype)}
+    about |= {name: getattr(options, name) for name in names}
+    rules = [
+        RuleFigures(
+            *(row.task, row.method, 1e3 / row.tokens_per_second),
+            *(row.ratio, row.ratio_quartiles, row.mean_accepted_length, row.identical),
+        )
+        for row in measured
+    ]
+    cost = draft_cost(contestants, requests)
+    lines = equation_1(measured, static, cost)
+    found = OracleResults(about, lengths_by_task(samples), rules, lines)
+    if options.out:
+        print(f"kept in {write_oracle(Path(options.out), found)}")
+    show(found)
+    print(f"medians of {options.runs} runs in turn on {device()}")
+
+
+def show(found: OracleResults) -> None:
+    """Prints the tables."""
+    header = "task, rule", "ms/token", "x plain", "quartiles", "accepted length", "same"
+    rows = [
+        (
+            f"{each.task}, {each.rule}",
+            f"{each.ms_per_token:.3f}",
+            f"{each.ratio:.2f}",
+            "{:.2f}-{:.2f}".format(*each.ratio_quartiles),
+            f"{each.accepted_length:.2f}",
+            "yes" if each.identical else "NO",
+        )
+        for each in found.rules
+    ]
+    print(table(header, rows), end="\n\n")
+    header = "oracle lengths", "mean", "std", "by tenths of the run", "rounds of 0, 1, 2, ..."
+    rows = [
+        (
+            each.task,
+            f"{each.mean:.2f}",
+            f"{each.std:.2f}",
+            " ".join("-" if mean is None else f"{mean:.1f}" for mean in each.course),
+            " ".join(map(str, each.histogram)),
+        )
+        for each in found.lengths
+    ]
+    print(table(header, rows), *found.equation_1, sep="\n")
+
+
+if __name__ == "__main__":
+    main(run, LengthOptions, __doc__)

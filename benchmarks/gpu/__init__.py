@@ -1,0 +1,1 @@
+"""The decoding speed of one GPU: `python -m benchmarks.gpu --out DIR`."""

@@ -1,0 +1,179 @@
+"""Reports how fast a device decodes: python -m benchmarks.gpu --out DIR
+
+Random targets of known sizes, methods at their papers' settings with random weights, and accepted
+lengths set by construction (see `Scripted`), so that nothing has to be fetched. Made for ten
+minutes on a borrowed GPU: the most wanted groups come first, rows are written group by group, and
+what no time is left for is listed. DIR gets gpu.json and gpu.md; a second call with the same DIR
+measures what is missing.
+"""
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.gpu.measure import GpuBench, Group
+from benchmarks.gpu.methods import PAPER_METHODS
+from benchmarks.gpu.record import TABLES, Record
+from benchmarks.harness import SIZES, at_least_1, check_size, main, option
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
+from specjax.core.provenance import versions
+
+PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
+PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for
+    "cpu": {
+        "sizes": ("tiny", "160m"),
+        "size": "160m",
+        "context": 256,
+        "contexts": (512,),
+        "batches": (4,),
+        "new_tokens": 32,
+    },
+    "other": {
+        "sizes": ("1b", "13b", "7b"),  # the last is the target of the other parts
+        "size": "7b",
+        "context": 1024,
+        "contexts": (4096, 16384),
+        "batches": (8, 32, 4, 16),
+        "new_tokens": 256,
+    },
+}
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """The options; zeros and empty tuples stand for what suits the device (`PRESETS`)."""
+
+    out: Path = option("folder of the report", Path("gpu-report"))
+    minutes: float = option(
+        "start nothing that will not fit in this time; 9 suit a slot of 10", 9.0
+    )
+    parts: tuple[str, ...] = option("what to measure", PARTS)
+    methods: tuple[str, ...] = option("methods of the rounds", tuple(PAPER_METHODS))
+    sizes: tuple[str, ...] = option(f"targets of plain decoding, of {', '.join(SIZES)}", ())
+    size: str = option("target of all other parts", "")
+    context: int = option("tokens of the prompt", 0)
+    contexts: tuple[int, ...] = option("other prompt lengths, with two methods", (), int)
+    batches: tuple[int, ...] = option("rows at once, with two methods", (), int)
+    new_tokens: int = option("tokens that are generated", 0)
+    repeats: int = option("timed runs of each, in turn", 5)
+    num_threads: int = option("programs that are compiled at once", 0)
+
+    def for_device(self) -> "GpuOptions":
+        """Returns the options with what suits the device where nothing was asked for.
+
+        Raises:
+            SpecjaxError: for an unknown part, method or size, or a number out of range.
+        """
+        preset = PRESETS["cpu" if jax.default_backend() == "cpu" else "other"]
+        chosen = {name: getattr(self, name) or value for name, value in preset.items()}
+        at_once = self.num_threads or max(1, min(4, (os.cpu_count() or 1) // 4))
+        whole = replace(self, **chosen, num_threads=at_once)
+        for kind, names, known in (
+            ("part", self.parts, PARTS),
+            ("method", self.methods, PAPER_METHODS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
+        for size in (*whole.sizes, whole.size):
+            check_size(size)
+        if SIZES[whole.size].is_tied:
+            raise SpecjaxError(f"size {whole.size!r} has no LM head of its own; it is for --sizes")
+        at_least_1(whole, "new_tokens", "repeats", "num_threads")
+        if min(whole.context, *whole.contexts) < 2 or min(whole.batches) < 1:
+            raise SpecjaxError("contexts must be at least 2, and batches at least 1")
+        if not (math.isfinite(self.minutes) and self.minutes >= 0):
+            raise SpecjaxError(f"minutes {self.minutes} is not a time; give a number from 0 on")
+        return whole
+
+    def groups(self) -> list[Group]:
+        """Returns what is to be measured, the most wanted first."""
+        two = tuple(name for name in ("eagle2", "pld") if name in self.methods)
+        several = self.num_threads  # methods that are compiled together
+        groups = {
+            "bandwidth": [Group("bandwidth")],
+            "plain": [Group("plain", each, self.context) for each in self.sizes],
+            "rounds": [
+                Group("rounds", self.size, self.context, 1, self.methods[at : at + several])
+                for at in range(0, len(self.methods), several)
+            ],
+            "batch": [Group("batch", self.size, self.context, each, two) for each in self.batches],
+            "context": [Group("context", self.size, each, 1, two) for each in self.contexts],
+        }
+        return [group for part in PARTS if part in self.parts for group in groups[part]]
+
+
+class Budget:
+    """The time that is left, and whether another group of some part is likely to fit."""
+
+    def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._end = clock() + 60 * minutes
+        self._longest: dict[str, float] = {}  # seconds of a group, by part
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - self._clock()
+
+    def allows(self, part: str) -> bool:
+        """Whether there is time for the longest group of this part so far."""
+        return self.left > self._longest.get(part, 0.0)
+
+    def spent(self, part: str, seconds: float) -> None:
+        """Notes the time of a group."""
+        self._longest[part] = max(seconds, self._longest.get(part, 0.0))
+
+    def say(self, text: str) -> None:
+        """Prints a line on stderr, with the minutes that are left."""
+        print(f"[{self.left / 60:.1f} min left] {text}", file=sys.stderr, flush=True)
+
+
+def report(options: GpuOptions) -> None:
+    """Measures what is missing in the folder, as far as there is time.
+
+    Raises:
+        SpecjaxError: before any work, for impossible options; at the end, if something failed.
+    """
+    budget, options = Budget(options.minutes), options.for_device()
+    device = jax.devices()[0]
+    about = {
+        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+        "device": device.device_kind,
+        "platform": device.platform,
+        "versions": versions(),
+        "new_tokens": options.new_tokens,
+        "repeats": options.repeats,
+    }
+    record = Record(expand_user(options.out), about, options.groups())
+    record.open()
+    longest = max((options.context, *options.contexts)) + options.new_tokens
+    bench = GpuBench(options.new_tokens, options.repeats, options.num_threads, longest)
+    for group in record.missing():
+        title = f"{' '.join(map(str, group.place))}: {', '.join(group.names)}"
+        if not budget.allows(group.part):
+            budget.say(f"left out: {title}")
+            continue
+        budget.say(title)
+        left = budget.left
+        record.add(bench.measure(group, lambda: budget.left > 0))
+        budget.spent(group.part, left - budget.left)
+    budget.say(f"{len(record.rows)} rows and tables are in {record.folder}")
+    if failed := [row for row in record.rows if "failed" in row and not row["is_memory"]]:
+        raise SpecjaxError(
+            f"{len(failed)} measurements failed, the first with {failed[0]['failed']!r}; all are "
+            f"listed in {record.folder / TABLES}"
+        )
+
+
+if __name__ == "__main__":
+    main(report, GpuOptions, __doc__)

@@ -1,0 +1,237 @@
+"""The common parts of the benchmarks: options, tables, timing, and random models of known shapes.
+
+Imports little: a borrowed machine with a GPU may lack tyro, for example.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, fields, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from specjax.core.errors import SpecjaxError, exit_code
+from specjax.decoding.request import check_length
+from specjax.hub import LoadedTarget
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
+from specjax.tasks import Request, read_tasks, token_ids
+
+# ---- Options ------------------------------------------------------------------------------------
+
+OptionsType = TypeVar("OptionsType")
+TARGET = "the model: pocket, a folder in Hugging Face format, or a hub id"
+TASKS = "pocket for edits and completions of its held-out code, or a JSONL file"
+
+
+def option(text: str, default: Any = MISSING, kind: type | None = None) -> Any:
+    """Declares a field of an options dataclass: its help, its default and the type of values."""
+    return field(default=default, metadata={"help": text, "kind": kind})
+
+
+def parse(options: type[OptionsType], doc: str | None, arguments: Sequence[str]) -> OptionsType:
+    """Reads a command line; fields without a default are positional, tuples take many values."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for each in fields(options):  # pyright: ignore[reportArgumentType]
+        is_many = isinstance(each.default, tuple)
+        kind = each.metadata["kind"] or (str if is_many else type(each.default))
+        text = each.metadata["help"]
+        if each.default is MISSING:
+            parser.add_argument(each.name, type=kind, help=text)
+        elif kind is bool:
+            parser.add_argument(
+                f"--{each.name.replace('_', '-')}",
+                action=argparse.BooleanOptionalAction,
+                default=each.default,
+                help=text,
+            )
+        else:
+            parser.add_argument(
+                f"--{each.name.replace('_', '-')}",
+                type=kind,
+                nargs="*" if is_many else None,
+                default=each.default,
+                help=f"{text} ({each.default})" if each.default not in (None, "", ()) else text,
+            )
+    values = vars(parser.parse_args(arguments))
+    return options(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+    )
+
+
+def main(run: Callable[[OptionsType], Any], options: type[OptionsType], doc: str | None) -> None:
+    """Parses the command line, runs, and ends the process with its exit code."""
+    sys.exit(exit_code(partial(run, parse(options, doc, sys.argv[1:]))))
+
+
+def at_least_1(options: Any, *names: str) -> None:
+    """Raises SpecjaxError unless each of these options is at least 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise SpecjaxError(f"{name} {getattr(options, name)} must be at least 1")
+
+
+def requests_for(
+    target: LoadedTarget, tasks: str, limit: int, max_new_tokens: int
+) -> list[Request]:
+    """Returns the first prompt of each task.
+
+    Raises:
+        SpecjaxError: for tasks that cannot be read, or a prompt that is too long.
+    """
+    tokenizer = target.require_tokenizer()
+    requests = [Request(task.kind, token_ids(task, tokenizer)) for task in read_tasks(tasks, limit)]
+    check_length(max(len(each.ids) for each in requests), max_new_tokens, target.config)
+    return requests
+
+
+# ---- Tables -------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Formats a Markdown table whose columns line up; all but the first are right-aligned."""
+    cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    widths = [max(width, 4) for width in widths]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = zip(row, widths, strict=True)
+        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
+    return "\n".join([line(header), line(rule), *map(line, cells)])
+
+
+# ---- Timing -------------------------------------------------------------------------------------
+
+
+def in_turn(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Returns the seconds of each, run in turn after a run that compiles it."""
+    for run in runs.values():
+        jax.block_until_ready(run())
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def device() -> str:
+    """Returns the name of the default device."""
+    return jax.devices()[0].device_kind
+
+
+# ---- Random models of known shapes --------------------------------------------------------------
+
+CYCLE = 128  # tokens after which a cycling target repeats itself
+LOUDNESS = 3200.0  # of its embeddings, so that all layers together do not drown them
+
+
+class Shape(NamedTuple):
+    """The sizes that decide what a model costs."""
+
+    vocabulary: int
+    width: int
+    feed_forward: int
+    layers: int
+    heads: int
+    dtype: str
+    key_value_heads: int = 0  # 0: one for each head
+    is_tied: bool = False  # the embedding is the LM head too
+
+    def config(self, longest: int) -> TransformerConfig:
+        """Returns the config of a Llama for texts of `longest` tokens."""
+        return TransformerConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            intermediate_size=self.feed_forward,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_value_heads or self.heads,
+            head_dim=self.width // self.heads,
+            max_position_embeddings=longest,
+            tie_word_embeddings=self.is_tied,
+        )
+
+
+SIZES = {
+    "160m": Shape(32000, 768, 3072, 12, 12, "float32"),
+    "7b": Shape(32000, 4096, 11008, 32, 32, "bfloat16"),  # Llama-2-7B, Vicuna-7B
+    "tiny": Shape(64, 32, 48, 2, 4, "float32"),
+    "1b": Shape(128256, 2048, 8192, 16, 32, "bfloat16", 8, True),  # Llama-3.2-1B
+    "13b": Shape(32000, 5120, 13824, 40, 40, "bfloat16"),  # Llama-2-13B, Vicuna-13B
+    "68m": Shape(32000, 768, 3072, 2, 12, "bfloat16"),  # a draft model for 32000 tokens
+}
+
+
+def default_size() -> str:
+    """Returns the size that suits this machine: 160m on CPU, else 7b."""
+    return "160m" if jax.default_backend() == "cpu" else "7b"
+
+
+def check_size(size: str) -> None:
+    """Raises SpecjaxError for an unknown size."""
+    if size not in SIZES:
+        raise SpecjaxError(f"size {size!r} is unknown; choose one of {', '.join(SIZES)}")
+
+
+def random_target(size: str, longest: int) -> LoadedTarget:
+    """Makes a target for texts of `longest` tokens, without a tokenizer.
+
+    Raises:
+        SpecjaxError: for an unknown size.
+    """
+    check_size(size)
+    model = Transformer(SIZES[size].config(longest))
+    return LoadedTarget(model, random_params(model, SIZES[size].dtype), None, model.config, size)
+
+
+def random_params(model: Transformer, dtype: str) -> Any:
+    """Draws params as `model.initialise` would, one array after the other.
+
+    One program for all would take half a minute to compile for 32 layers. So there is one per
+    shape, and never more in memory than the params themselves and one array.
+    """
+    shapes = jax.eval_shape(model.initialise, jax.random.key(0))
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    made = [_random(key, leaf.shape, dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, made)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _random(key: Key[Array, ""], shape: tuple[int, ...], dtype: str) -> Float[Array, "..."]:
+    """Draws small weights; a Llama's only vectors are the scales of its norms, which are ones."""
+    if len(shape) == 1:
+        return jnp.ones(shape, dtype)
+    return 0.02 * jax.random.normal(key, shape, dtype)
+
+
+def cycling(target: LoadedTarget) -> LoadedTarget:
+    """Changes a target so that it says token t + 1 after token t, and starts over every `CYCLE`.
+
+    Random targets are undecided: in bfloat16 their two best logits are often equal up to rounding,
+    which depends on the number of rows, so that no text is known in advance. Here the embedding of
+    a token drowns what the layers add to it, and the LM head recognises it. Shapes and costs stay
+    the same; the target must have an LM head of its own.
+    """
+    tokens = jnp.arange(target.config.vocab_size)
+    table = target.model.embed(target.params, tokens)
+    last = jnp.minimum(tokens + CYCLE, len(tokens)) - 1  # of the cycle that a token begins
+    before = jnp.where(tokens % CYCLE == 0, last, tokens - 1)
+    loud = {"weight": (LOUDNESS * table).astype(table.dtype)}
+    changed = {"embed_tokens": loud, "lm_head": {"weight": table[before]}}
+    return replace(target, params={**target.params, **changed})

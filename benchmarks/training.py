@@ -1,0 +1,110 @@
+"""Measures what training a head costs: python -m benchmarks.training
+
+Times in turn, on the same batch: the target's own pass with its logits (what a plain evaluation
+costs), and training steps of EAGLE and of HASS with 1 to 4 steps of alignment. The target's pass is
+part of every step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.harness import (
+    TARGET,
+    at_least_1,
+    device,
+    in_turn,
+    main,
+    option,
+    random_target,
+    table,
+)
+from specjax import load
+from specjax.hub import LoadedTarget
+from specjax.training.objectives.base import HeadTraining, target_features
+from specjax.training.objectives.eagle import EagleTraining
+from specjax.training.objectives.hass import HassTraining
+
+PASS, EAGLE, HASS = "target's pass", "eagle", "hass, {} steps"
+MAX_STEPS = 4
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The options of this benchmark."""
+
+    target: str = option(TARGET, "pocket")
+    size: str = option("160m, 7b or tiny: a random target of this shape in place of --target", "")
+    batch_size: int = option("rows of the batch", 8)
+    length: int = option("tokens of each row; all of them count", 512)
+    repeats: int = option("how often each is timed", 7)
+    recompute: bool = option("compute activations again for the gradients", False)
+
+
+def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callable[[], Any]]:
+    """Returns the target's pass, and one training step of every kind."""
+    shape, vocabulary = (options.batch_size, options.length), target.config.vocab_size
+    tokens = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
+    batch = {
+        "tokens": jnp.asarray(tokens),
+        "is_answer": jnp.ones(shape, bool),
+        "segments": jnp.ones(shape, jnp.int32),
+        "positions": jnp.broadcast_to(jnp.arange(options.length), shape),
+    }
+    optimizer, key = optax.adamw(1e-5), jax.random.key(1)
+
+    @jax.jit
+    def target_pass(params):
+        places = (batch[name] for name in ("tokens", "positions", "segments"))
+        features = target_features(target.model, params, *places)
+        return jnp.sum(target.model.logits(params, features))
+
+    def training_step(training: HeadTraining) -> Callable[[], Any]:
+        head = training.new_head(target.config)
+        loss_fn = training.loss(head, target.model, options.recompute)
+        state = head.initialise(jax.random.key(0))
+        moments = optimizer.init(state)
+
+        @jax.jit
+        def step(state, moments, params):
+            gradient, _ = jax.grad(loss_fn, has_aux=True)(state, params, batch, key)
+            updates, new_moments = optimizer.update(gradient, moments, state)
+            return optax.apply_updates(state, updates), new_moments
+
+        return lambda: step(state, moments, target.params)
+
+    made = {PASS: lambda: target_pass(target.params), EAGLE: training_step(EagleTraining())}
+    for count in range(1, MAX_STEPS + 1):
+        made[HASS.format(count)] = training_step(HassTraining(align_steps=count))
+    return made
+
+
+def cost_rows(seconds: Mapping[str, Sequence[float]], num_tokens: int) -> list[list[str]]:
+    """Returns tokens per second, and the cost over EAGLE's and over the target's pass, in pairs."""
+    rows = []
+    for name, own in seconds.items():
+        costs = [median(np.divide(own, seconds[other])) for other in (EAGLE, PASS)]
+        speed = f"{num_tokens / median(own):.0f}"
+        rows.append([name, speed, *(f"{cost:.2f}" for cost in costs)])
+    return rows
+
+
+def run(options: TrainingOptions) -> None:
+    """Measures and prints the table."""
+    at_least_1(options, "batch_size", "length", "repeats")
+    target = random_target(options.size, options.length) if options.size else load(options.target)
+    num_tokens = options.batch_size * options.length
+    rows = cost_rows(in_turn(steps_of(target, options), options.repeats), num_tokens)
+    header = f"a step over {num_tokens} tokens", "tokens/s", "x eagle", "x target's pass"
+    print(table(header, rows))
+    print(f"medians of {options.repeats} steps in turn on {device()}")
+
+
+if __name__ == "__main__":
+    main(run, TrainingOptions, __doc__)

@@ -1,0 +1,339 @@
+"""The claims: made-up evidence is judged as it deserves, and missing evidence names a command."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks.claims.__main__ import HEADER, ClaimsOptions, examine, report, run
+from benchmarks.claims.checks import (
+    AcceptsMore,
+    AcceptsMoreDeeper,
+    Check,
+    DraftsFaster,
+    DraftsInLess,
+    Faster,
+    GainsMoreOn,
+    OracleVaries,
+    RuleAcceptsMore,
+    RuleFaster,
+    SameTokens,
+    Spot,
+    Sweep,
+    share_ratio,
+)
+from benchmarks.claims.evidence import (
+    CLOSE,
+    EDITS,
+    FREE,
+    Evidence,
+    NotMeasured,
+    Verdict,
+    bootstrap,
+    read_evidence,
+)
+from benchmarks.claims.papers import PAPERS, Claim
+from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
+from specjax.bench.curves import Curve, Point, keep_curve
+from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
+from specjax.bench.results import Stage, open_results
+from specjax.bench.summary import summarise
+from specjax.core.errors import SpecjaxError
+from specjax.tasks import Request
+
+KINDS = (*EDITS, *FREE, *FREE)
+TOKENS = tuple(range(60))
+
+
+def runs(
+    method: str,
+    rounds: Sequence[int] = (60,) * 7,
+    seconds: Sequence[float] = (1.0,) * 7,
+    tokens: tuple[int, ...] = TOKENS,
+) -> list[Sample]:
+    """Two runs of each prompt; the second takes a fifth longer."""
+    return [
+        Sample(
+            method,
+            "float32",
+            (Request(kind, (1, 2)),),
+            number,
+            repeat,
+            (GeneratedText(tokens, rounds[number], (0, rounds[number], 0), (True, False) * 30),),
+            0.0,
+            seconds[number] * (1 + repeat / 5),
+            0,
+        )
+        for number, kind in enumerate(KINDS)
+        for repeat in range(2)
+    ]
+
+
+def traced(*milliseconds: float) -> dict:
+    """The figures of rounds that take 9 ms beside the draft."""
+    seconds = np.array(milliseconds) / 1e3
+    shares = seconds / (seconds + 9e-3)
+    return {
+        "num_rounds": len(seconds),
+        "draft_seconds": float(np.median(seconds)),
+        "draft_quartiles": np.percentile(seconds, (25, 75)).tolist(),
+        "draft_share_quartiles": np.percentile(shares, (25, 50, 75)).tolist(),
+    }
+
+
+def measured(*groups: list[Sample], temperature: float = 0.0, **others) -> Evidence:
+    samples = {group[0].method: group for group in groups}
+    rows = []
+    if PLAIN in samples:
+        everything = [sample for group in groups for sample in group]
+        rows = summarise(everything, dict.fromkeys(samples, Program()), temperature=temperature)
+    return Evidence("FOLDER", {temperature: samples}, {temperature: rows}, **others)
+
+
+FEW, SOME, MANY = (10,) * 7, (15,) * 7, (30,) * 7  # rounds for the same text
+MIXED = (8, 22, 9, 24, 8, 23, 13)  # some prompts better than SOME, some worse
+UNEVEN = (0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5)
+
+
+# ---- Verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rounds, verdict",
+    [(FEW, Verdict.HOLDS), (MANY, Verdict.FAILS), (MIXED, Verdict.UNDECIDED)],
+)
+def test_accepted_lengths_are_judged_by_their_spread_over_prompts(rounds, verdict):
+    finding = AcceptsMore("new", "old")(measured(runs("new", rounds), runs("old", SOME)))
+    assert finding.verdict == verdict
+    assert finding.spread.figure == pytest.approx(7 * 15 / sum(rounds))
+    assert finding.spread.low <= finding.spread.figure <= finding.spread.high
+
+
+@pytest.mark.parametrize(
+    "seconds, verdict",
+    [((0.5,) * 7, Verdict.HOLDS), ((1.5,) * 7, Verdict.FAILS), (UNEVEN, Verdict.UNDECIDED)],
+)
+def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
+    finding = Faster("new", "old")(measured(runs("new", SOME, seconds), runs("old", SOME)))
+    assert finding.verdict == verdict
+    ratios = [1 / each for each in seconds for _ in range(2)]  # a pair shares its turn
+    assert finding.spread == pytest.approx(tuple(np.percentile(ratios, (50, 25, 75))))
+
+
+def test_what_is_equal_is_close_but_not_more():
+    found = measured(runs("new", SOME), runs("old", SOME))
+    assert AcceptsMore("new", "old")(found).verdict == Verdict.UNDECIDED
+    assert AcceptsMore("new", "old", bar=CLOSE)(found).verdict == Verdict.HOLDS
+    slightly_less = measured(runs("new", (17,) * 7), runs("old", SOME))
+    assert AcceptsMore("new", "old", bar=CLOSE)(slightly_less).verdict == Verdict.FAILS
+
+
+def test_two_prompts_decide_nothing():
+    found = measured(runs("new", FEW), runs("old", SOME))
+    finding = AcceptsMore("new", "old", FREE)(found)
+    assert finding.spread.figure == 1.5
+    assert finding.verdict == Verdict.UNDECIDED
+
+
+def test_a_claim_about_some_tasks_reads_no_others():
+    rounds = (10,) * 5 + (60,) * 2
+    found = measured(runs("new", rounds), runs("old", SOME))
+    assert AcceptsMore("new", "old", EDITS)(found).spread.figure == 1.5
+
+
+def test_the_bootstrap_is_seeded_and_resamples_prompts():
+    rounds = np.linspace(6, 20, 7) ** 1.1
+    counts = np.column_stack([np.full(7, 60.0), rounds, np.full(7, 60.0), SOME])
+    first, again, other = (bootstrap(share_ratio, [counts], seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first.figure == other.figure
+    assert (first.low, first.high) != (other.low, other.high)
+    same = np.repeat(counts[:1], 7, axis=0)
+    assert bootstrap(share_ratio, [same]) == pytest.approx((15 / rounds[0],) * 3)
+
+
+# ---- The other checks --------------------------------------------------------------------------
+
+
+def test_gains_on_edits_are_compared_with_those_on_free_text():
+    seconds = (0.25,) * 5 + (0.8,) * 2
+    found = measured(runs(PLAIN), runs("copies", FEW, seconds))
+    finding = GainsMoreOn("copies", EDITS, FREE)(found)
+    assert finding.spread.figure == pytest.approx(4 / 1.25)
+    assert finding.verdict == Verdict.UNDECIDED  # free text has two prompts
+    swapped = GainsMoreOn("copies", FREE + EDITS[:2], EDITS[2:])(found)
+    assert swapped.spread.figure < 1
+
+
+def test_depths_are_counted_from_the_histogram():
+    def of(method: str, histogram: tuple[int, ...]) -> list[Sample]:
+        text = GeneratedText(TOKENS, 10, histogram)
+        return [each._replace(texts=(text,)) for each in runs(method)]
+
+    # Rounds that committed n tokens; one of 3 has accepted depths 1 and 2, and was judged at 3.
+    steep, flat = of("steep", (0, 2, 2, 4, 2, 0)), of("flat", (0, 2, 2, 1, 2, 3))
+    finding = AcceptsMoreDeeper("flat", "steep", 3)(measured(steep, flat))
+    assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
+    assert finding.verdict == Verdict.HOLDS
+
+
+def curves_of(**series: dict) -> list[Curve]:
+    points = {
+        name: [Point(value, length, 100 * length) for value, length in values.items()]
+        for name, values in series.items()
+    }
+    return [Curve("a sweep", "K", points)]
+
+
+def test_curves_decide_beyond_a_margin():
+    curves = curves_of(new={10: 2.0, 70: 3.0, 100: 3.03}, old={10: 2.0, 70: 1.0})
+    found = measured(curves=curves)
+
+    def sweep(first, second, **others):
+        spots = Spot("K", "new", first), Spot("K", "new", second)
+        return Sweep("pld-plus", *spots, **others)(found)
+
+    assert sweep(70, 10).verdict == Verdict.HOLDS
+    assert sweep(70, 10).spread.figure == pytest.approx(1.5)
+    assert sweep(10, 70).verdict == Verdict.FAILS
+    assert sweep(70, 100).verdict == Verdict.UNDECIDED
+    assert sweep(70, 100, bar=CLOSE).verdict == Verdict.HOLDS
+    assert sweep("best", 10, is_speed=True).spread.figure == pytest.approx(1.515)
+    old = Spot("K", "old", 70), Spot("K", "old", 10)
+    assert sweep(70, 10, than=old).spread.figure == pytest.approx(3.0)
+    with pytest.raises(NotMeasured, match="specjax tune pld-plus --plots FOLDER"):
+        sweep(70, 50)
+
+
+def rules_of(**ratios: tuple[float, float, float]) -> OracleResults:
+    rules = [
+        RuleFigures(task, rule.replace("_", "-"), 1.0, middle, (low, high), middle + 1, True)
+        for rule, (low, middle, high) in ratios.items()
+        for task in ("edits", "all")
+    ]
+    lengths = [
+        OracleLengths("edits", 2.0, 4.0, [], [1]), OracleLengths("free", 4.0, 4.0, [], [1])
+    ]  # fmt: skip
+    return OracleResults({}, lengths, rules, [])
+
+
+def test_rules_for_the_draft_length_are_judged_by_opposite_quartiles():
+    found = measured(oracle=rules_of(disco=(1.4, 1.5, 1.6), static_5=(0.9, 1.0, 1.1)))
+    finding = RuleFaster("disco", "static-5")(found)
+    assert finding.verdict == Verdict.HOLDS
+    assert finding.spread == pytest.approx((1.5, 1.4 / 1.1, 1.6 / 0.9))
+    assert RuleFaster("static-5", "disco")(found).verdict == Verdict.FAILS
+    wide = measured(oracle=rules_of(disco=(0.9, 1.5, 1.6), static_5=(0.9, 1.0, 1.1)))
+    assert RuleFaster("disco", "static-5")(wide).verdict == Verdict.UNDECIDED
+    assert RuleAcceptsMore("disco", "static-5")(found).spread.figure == pytest.approx(2.5 / 2)
+
+
+def test_the_oracle_varies_by_deviation_over_mean_in_every_task():
+    found = measured(oracle=rules_of(oracle=(1.0, 1.0, 1.0)))
+    assert OracleVaries(0.88)(found).verdict == Verdict.HOLDS
+    assert OracleVaries(0.88)(found).spread == (1.5, 1.0, 2.0)
+    assert OracleVaries(1.2)(found).verdict == Verdict.UNDECIDED
+    assert OracleVaries(2.5)(found).verdict == Verdict.FAILS
+
+
+def test_the_time_to_draft_is_judged_by_opposite_quartiles():
+    traces = {"one pass": traced(1, 1.1, 1.2), "five": traced(4, 5, 6), "slow": traced(1, 9, 20)}
+    found = measured(traces=traces)
+    assert DraftsFaster("one pass", "five", 0.5)(found).verdict == Verdict.HOLDS
+    assert DraftsFaster("five", "one pass")(found).verdict == Verdict.FAILS
+    assert DraftsFaster("slow", "five")(found).verdict == Verdict.UNDECIDED
+    assert DraftsInLess("one pass", 0.2)(found).verdict == Verdict.HOLDS
+    assert DraftsInLess("five", 0.2)(found).verdict == Verdict.FAILS
+    with pytest.raises(NotMeasured, match="--trace"):
+        DraftsInLess("other", 0.2)(found)
+
+
+def test_one_other_text_decides_against_equality():
+    plain, same = runs(PLAIN), runs("same")
+    assert SameTokens(0.0)(measured(plain, same)).verdict == Verdict.HOLDS
+    other = runs("other")
+    other[4] = other[4]._replace(texts=(GeneratedText((*TOKENS[:-1], 7), 60, (0, 60, 0)),))
+    finding = SameTokens(0.0)(measured(plain, same, other))
+    assert finding.verdict == Verdict.FAILS
+    assert finding.ours == "1 of 14 texts differ, 2 methods"
+
+
+# ---- A folder, and the report ------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished benchmark of two methods, with a curve and the oracle's figures."""
+    results = open_results(tmp_path, {"target": "pocket", "command": "specjax bench"})
+    plain, eagle = runs(PLAIN), runs("eagle", FEW, (0.5,) * 7)
+    for turn in zip(plain, eagle, strict=True):
+        results.add_turn(Stage(0.0, 1), turn)
+        results.add_turn(Stage(0.0, 4), turn)  # which no claim reads
+    results.write_rows(summarise([*plain, *eagle], {PLAIN: Program(), "eagle": Program()}))
+    results.write_traces({"temperature": 0.0, "methods": [{"method": "eagle", **traced(1, 2, 3)}]})
+    keep_curve(tmp_path, curves_of(new={10: 2.0})[0])
+    write_oracle(tmp_path, rules_of(disco=(1.4, 1.5, 1.6)))
+    return tmp_path
+
+
+def test_evidence_is_read_from_a_finished_benchmark(folder):
+    found = read_evidence(folder)
+    assert set(found.samples) == {0.0}
+    assert {name: len(own) for name, own in found.samples[0.0].items()} == {PLAIN: 14, "eagle": 14}
+    assert Faster("eagle", PLAIN)(found).spread.figure == pytest.approx(2.0)
+    assert AcceptsMore("eagle", PLAIN)(found).spread.figure == pytest.approx(6.0)
+    assert SameTokens(0.0)(found).verdict == Verdict.HOLDS
+    assert found.trace("eagle")["num_rounds"] == 3
+    assert found.point("K", "new", 10, "").accepted_length == 2.0
+    assert found.rules("disco")[-1].task == "all"
+
+
+def test_missing_evidence_names_the_command_that_measures_it(folder):
+    found = read_evidence(folder)
+    commands = {
+        Faster("eagle", "medusa"): "specjax bench --methods all --temperature 0 --out FOLDER",
+        AcceptsMore("eagle", "eagle", temperature=1.0): "--temperature 1 --out FOLDER",
+        SameTokens(1.0): "--temperature 1 --out FOLDER",
+        DraftsInLess("medusa", 0.1): "--trace --out FOLDER",
+    }
+    for check, command in commands.items():
+        line = examine(Claim("text", "1x", check), found)
+        assert (line.verdict, line.finding) == (Verdict.NOT_MEASURED, None)
+        assert line.ours.endswith(command)
+    assert examine(Claim("text", "1x", RuleFaster("a", "b")), Evidence()).ours.startswith(
+        "python -m benchmarks.draft_lengths"
+    )
+
+
+def test_every_claim_is_decided_or_says_what_would_measure_it(folder):
+    found = read_evidence(folder)
+    for claim in (claim for claims in PAPERS.values() for claim in claims):
+        line = examine(claim, found)
+        assert claim.text and claim.published and line.ours
+        if not isinstance(claim.check, Check):
+            assert line.verdict == Verdict.NOT_MEASURED
+
+
+def test_the_report_has_a_table_per_paper_whose_rows_are_equally_long(folder, tmp_path, capsys):
+    out = tmp_path / "claims.md"
+    run(ClaimsOptions(folder, str(out)))
+    text = out.read_text()
+    assert text in capsys.readouterr().out
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == sum(map(len, PAPERS.values())) + 2 * len(PAPERS)
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(HEADER) + 1}
+    assert text.count("\n## ") == len(PAPERS)
+    assert "quartiles" in text and "target pocket" in text
+    odd = [examine(Claim("with a | in it", "1|2", "nothing"), Evidence())]
+    told = report({"PLD+": odd}, {}, ["DIFFERENT TOKENS: x"])
+    assert "**WRONG WITH THESE RESULTS**\n\n- DIFFERENT TOKENS: x" in told
+    assert "with a \\| in it" in told and "not measured here: 1." in told
+
+
+def test_a_folder_without_results_is_refused(folder, tmp_path):
+    with pytest.raises(SpecjaxError, match="holds no benchmark"):
+        run(ClaimsOptions(tmp_path / "none"))
+    (folder / "samples.jsonl").write_text(json.dumps({"temperature": 0}) + "\n")
+    with pytest.raises(SpecjaxError, match=r"samples\.jsonl:1 is damaged"):
+        run(ClaimsOptions(folder))

@@ -1,0 +1,59 @@
+"""Rules for the draft length: what the oracle drafted, equation 1, and that all are measured."""
+
+import jax
+import pytest
+
+from benchmarks import draft_lengths
+from benchmarks.draft_lengths import LengthOptions
+from benchmarks.oracle_file import ORACLE, read_oracle
+from specjax.core.errors import SpecjaxError
+
+
+def test_rules_and_oracle_are_measured_side_by_side(tmp_path, capsys):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "def total(values):"}\n{"prompt": "for value in values:"}\n')
+    options = LengthOptions(
+        tasks=str(tasks), limit=2, max_new_tokens=16, max_length=6, runs=1, out=str(tmp_path)
+    )
+    draft_lengths.run(options)
+    printed = capsys.readouterr().out
+    rules = "plain heuristic static-5 static-opt confidence disco oracle".split()
+    for rule in rules:
+        assert f"tasks, {rule}" in printed
+    assert " NO" not in printed
+    assert "equation 1, static-opt of 3" in printed
+    kept = read_oracle(tmp_path)
+    assert kept is not None
+    accepted = {row.rule: row.accepted_length for row in kept.rules}
+    assert list(accepted) == rules
+    [lengths] = kept.lengths  # the bonus is not drafted
+    assert lengths.mean == pytest.approx(accepted["oracle"] - 1, abs=0.3)  # a cut round has none
+    assert "static-5" in kept.equation_1[0]
+    jax.clear_caches()
+
+
+def test_the_oracles_drafts_are_read_off_the_texts():
+    assert draft_lengths.drafted_lengths([]) == []
+    yes, no = True, False
+    assert draft_lengths.drafted_lengths([no, yes, yes, no, yes, no]) == [0, 2, 1]
+    assert draft_lengths.drafted_lengths([no, yes, yes]) == [0, 2]
+    found = draft_lengths.oracle_lengths("code", [[4, 2], [0, 40]])
+    assert (found.mean, found.histogram) == (11.5, [1, 0, 1, 0, 1, *[0] * 15, 1])
+    assert found.course == [2.0, *[None] * 4, 21.0, *[None] * 4]
+
+
+@pytest.mark.parametrize("rate, length, cost", [(0.8, 5, 0.05), (0.5, 3, 0.0), (1.0, 4, 0.1)])
+def test_equation_1_is_the_mean_of_truncated_runs(rate, length, cost):
+    """Tokens per round are 1 + rate + rate^2 + ... + rate^length, in 1 + length * cost passes."""
+    expected = sum(rate**power for power in range(length + 1)) / (1 + length * cost)
+    assert draft_lengths.improvement_factor(rate, length, cost) == pytest.approx(expected)
+    tokens = draft_lengths.improvement_factor(rate, length, cost=0.0)
+    assert draft_lengths.acceptance_rate(tokens, length) == pytest.approx(rate, abs=1e-6)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / ORACLE).write_text('{"about": {}, "lengths": [{"task": 1}]}')
+    with pytest.raises(SpecjaxError, match=r"oracle\.json is damaged"):
+        read_oracle(tmp_path)
+    with pytest.raises(SpecjaxError, match="runs 0 must be at least 1"):
+        draft_lengths.run(LengthOptions(runs=0))

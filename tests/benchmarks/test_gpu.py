@@ -1,0 +1,194 @@
+"""The GPU report: scripts set the accepted length and nothing else, and no report is lost.
+
+Nothing here asserts how long anything took.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.gpu import measure as gpu_measure
+from benchmarks.gpu.__main__ import Budget, GpuOptions, report
+from benchmarks.gpu.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
+from benchmarks.harness import parse
+from specjax.core.errors import SpecjaxError
+from specjax.datastore import build
+from specjax.datastore import params as datastore_params
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.retrieval import Retrieval
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.reference import reference_generate
+from tests.decoding.heads import EAGLE2
+from tests.decoding.tiny import prompt, target
+
+SMALL = {  # one program per method, for one text
+    "sizes": ("tiny",),
+    "size": "tiny",
+    "context": 24,
+    "contexts": (40,),
+    "batches": (2,),
+    "new_tokens": 12,
+    "repeats": 1,
+}
+
+
+FEW = Retrieval(num_tokens=4, max_drafted=6, longest_query=8)
+DATASTORE = datastore_params(build([[1, 2, 3, 1, 2, 4]], 40))
+
+
+@pytest.mark.parametrize(
+    ("inner", "params", "asked"),
+    [
+        (PromptLookup(num_tokens=4), EAGLE2.request._replace(drafter=None), 3.5),
+        (EAGLE2.drafter, EAGLE2.request, 3.5),
+        (FEW, EAGLE2.request._replace(drafter=DATASTORE), 2.25),
+    ],
+    ids=["chain", "tree", "tree of few valid nodes"],
+)
+def test_a_script_sets_the_accepted_length_and_not_the_text(inner, params, asked):
+    model = target()[0]
+    new_tokens = 63  # whole rounds, 18 or 28 of them
+    plain, _ = reference_generate(
+        params.target, prompt(2), jax.random.key(0), target=model, max_new_tokens=new_tokens
+    )
+    script = script_of(inner, params.drafter, plain, asked)
+    found = speculative_generate(
+        Params(params.target, script),
+        prompt(2),
+        jax.random.key(0),
+        target=model,
+        drafter=Scripted(inner),
+        max_new_tokens=new_tokens,
+    )
+    np.testing.assert_array_equal(found.tokens, plain)
+    lengths = 1 + pattern_of(asked)[: round(new_tokens / asked)]
+    expected = np.bincount(lengths, minlength=inner.max_depth + 2)
+    np.testing.assert_array_equal(found.stats.accepted_lengths, [expected] * 2)
+    assert found.stats.mean_accepted_length == pytest.approx(asked)
+
+
+@pytest.mark.parametrize("asked", [1.0, 1.75, 4.61, 5.15])
+def test_a_pattern_has_the_mean_that_is_asked_for_and_is_even(asked):
+    pattern = pattern_of(asked)
+    assert 1 + pattern.mean() == pytest.approx(asked)
+    assert len(pattern) == CYCLE_ROUNDS and set(pattern) <= {int(asked) - 1, int(asked)}
+
+
+def test_a_script_beyond_the_drafter_is_refused():
+    with pytest.raises(SpecjaxError, match=r"accepted length 5\.5 is outside 1 to 5"):
+        script_of(PromptLookup(num_tokens=4), None, jnp.zeros((1, 3), jnp.int32), 5.5)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "gpu.json").read_text())["rows"]
+
+
+def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
+    monkeypatch.setattr(gpu_measure, "NUM_BYTES", {"cpu": 2**12})
+    monkeypatch.setattr(gpu_measure, "MANY_BYTES", 2**12)
+    report(replace(some, minutes=0.0))
+    assert rows_of(tmp_path) == []
+    told = (tmp_path / "gpu.md").read_text()
+    assert "- rounds, tiny, context 24, batch 1: pld-plus" in told and "- bandwidth: copy" in told
+
+    _fail_at(monkeypatch, "pld-plus", RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"))
+    report(replace(some, minutes=9.0))
+    named = {row["method"]: row for row in rows_of(tmp_path)}
+    assert set(named) == {"copy", "read", "pld-plus", "pld"}
+    assert named["pld-plus"]["failed"] == "out of memory"
+    assert named["pld"]["matches_plain"] and named["pld"]["rows"] == 11
+    assert named["pld"]["accepted_length"] == pytest.approx(11 / 6)  # 6 whole rounds
+    assert (
+        "rounds, tiny, context 24, batch 1: pld-plus: out of memory"
+        in (tmp_path / "gpu.md").read_text()
+    )
+
+    monkeypatch.undo()
+    before = named["pld"]
+    report(some)
+    named = {row["method"]: row for row in rows_of(tmp_path)}
+    assert named["pld"] == before and named["pld-plus"]["speed_over_plain"] > 0
+    told = (tmp_path / "gpu.md").read_text()
+    assert (
+        "| pld-plus, tiny, context 24, batch 1 |   71 |            3." in told
+        and "Not measured" not in told
+    )
+    assert "TOKENS DIFFER" not in told
+
+
+def _fail_at(monkeypatch, method: str, error: Exception) -> None:
+    """Makes the device fail where `method` would be built."""
+
+    def make(base):
+        raise error
+
+    known = gpu_measure.PAPER_METHODS
+    monkeypatch.setattr(
+        gpu_measure, "PAPER_METHODS", {**known, method: known[method]._replace(make=make)}
+    )
+
+
+def test_what_fails_is_told_and_ends_in_an_error(tmp_path, monkeypatch, capsys):
+    def broken(engine, *rest):
+        raise ValueError("no such kernel\nat line 3")
+
+    monkeypatch.setattr(Engine, "lower", broken)
+    options = GpuOptions(tmp_path, parts=("plain",), **SMALL)
+    with pytest.raises(SpecjaxError, match=r"1 measurements failed.*ValueError: no such kernel'"):
+        report(options)
+    assert "Traceback" in capsys.readouterr().err
+    assert "ValueError: no such kernel" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_budget_remembers_the_longest_group_of_a_part():
+    now = [0.0]
+    budget = Budget(1.0, lambda: now[0])
+    budget.spent("plain", 40.0)
+    budget.spent("plain", 10.0)
+    assert budget.allows("plain") and budget.allows("rounds")
+    now[0] = 25.0
+    assert not budget.allows("plain") and budget.allows("rounds")
+    now[0] = 60.0
+    assert not budget.allows("rounds")
+
+
+def test_a_command_line_is_read():
+    words = "--out runs/gpu --minutes 4.5 --batches 4 8 --methods pld --size tiny".split()
+    own = parse(GpuOptions, None, words)
+    expected = GpuOptions(Path("runs/gpu"), 4.5, methods=("pld",), batches=(4, 8), size="tiny")
+    assert own == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ("speed",)}, "part 'speed' is unknown; choose of bandwidth, plain"),
+        ({"methods": ("eagle3",)}, "method 'eagle3' is unknown; choose of eagle2, pld"),
+        ({"sizes": ("8t",)}, "size '8t' is unknown; choose one of 160m, 7b, tiny"),
+        ({"size": "1b"}, "size '1b' has no LM head of its own"),
+        ({"batches": (4, -1)}, "batches at least 1"),
+        ({"repeats": 0}, "repeats 0 must be at least 1"),
+        ({"minutes": float("nan")}, "minutes nan is not a time"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+    with pytest.raises(SpecjaxError, match=message):
+        report(GpuOptions(tmp_path / "new", **{**SMALL, **options}))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_will_not_do_is_reported_before_any_work(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecjaxError, match=r"cannot write .*file"):
+        report(GpuOptions(tmp_path / "file", **SMALL))
+    (tmp_path / "gpu.json").write_text('{"device": "abacus"}')
+    with pytest.raises(SpecjaxError, match=r"holds a report of other device \(abacus, now"):
+        report(GpuOptions(tmp_path, **SMALL))
