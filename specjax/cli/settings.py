@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from specjax.core.errors import SpecjaxError
 from specjax.methods import METHODS, check_settings
@@ -41,6 +41,8 @@ def _value(name: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
             return BOOLEANS[text.lower()]
+        if str in get_args(kind):
+            return text
         if kind in (int, float, str):
             return kind(text)
         return ast.literal_eval(text)

@@ -108,11 +108,11 @@ def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, err
     assert "already exists" in error_line()
     inside = ("--out", str(out), "--run-folder", str(out / "run"))
     assert main([*train, "--drafter", str(draft), *inside]) == 2
-    assert "give it a place of its own" in error_line()
+    assert "choose another folder" in error_line()
     assert main([*train, "--drafter", str(draft), "--out", str(out), "--test-tasks", "/none"]) == 2
     assert "cannot be read" in error_line()
     assert main([*train, "--drafter", str(draft), "--out", str(out), "--kinds", "no"]) == 2
-    assert "is none of the tasks" in error_line()
+    assert "matches no task" in error_line()
 
 
 def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_line):
