@@ -159,15 +159,15 @@ class Auto(Drafter):
 def _observe(
     state: GateState, outcome: Outcome, drafted: Bool[Array, " B"], is_active: Bool[Array, " B"]
 ) -> GateState:
-    """Observes the drafts that passed, and the shadows that this round's token decides."""
+    """Observes drafts that passed, shadows that are decided, and looks that found nothing."""
     wanted = jnp.take_along_axis(state.shadow, state.num_true[:, None], axis=1, mode="clip")[:, 0]
     is_compared = is_active & ~drafted & (state.shadow_length > 0)
     is_true = is_compared & (outcome.context.root == wanted)
     num_true = state.num_true + is_true
-    is_observed = drafted | (is_compared & (~is_true | (num_true == state.shadow_length)))
+    is_decided = is_compared & (~is_true | (num_true == state.shadow_length))
+    is_observed = drafted | is_decided | ((state.shadow_length == 0) & (state.wait <= 0))
     tokens = jnp.where(drafted, outcome.verification.num_accepted, num_true)
-    found_nothing = (state.shadow_length == 0) & (state.wait <= 0)
-    is_in_vain = jnp.where(is_observed, tokens == 0, found_nothing)
+    is_in_vain = is_observed & (tokens == 0)
     pause = jnp.where(tokens > 0, 0, state.pause)
     pause = jnp.where(is_in_vain, jnp.minimum(2 * pause + 1, LONGEST_PAUSE), pause)
     return replace(
