@@ -1,4 +1,4 @@
-"""`specjax train METHOD`: trains the head of any method whose row in the registry says how."""
+"""`specjax train METHOD`: trains the head of any method that the registry has a training for."""
 
 import random
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from specjax.training.progress import warn
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 MIN_BUCKET = 64
-PACKED_TOGETHER = 64  # rows filled at a time; more waste less padding, but take longer to restore
+PACKED_TOGETHER = 64  # rows filled at a time: more need less padding, but longer to restore
 
 NumpyBatch = dict[str, np.ndarray]
 Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, and their length
@@ -37,7 +37,7 @@ Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How examples are made into batches; values out of range are refused."""
+    """Size, lengths and packing of batches; values out of range are refused."""
 
     batch_size: int = 8
     """Rows of a batch."""

@@ -41,7 +41,7 @@ Watch = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """How the target answers; values out of range are refused."""
+    """Options of the target's answers; values out of range are refused."""
 
     distill_temperature: float = 0.0
     """With --distill: the temperature at which the target answers."""

@@ -58,10 +58,8 @@ def tokenize_all(
 def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Example:
     """Tokenizes a conversation in the tokenizer's chat template, or in Vicuna's.
 
-    Args:
-        conversation: turns after its last answer are dropped; of a plain text all tokens count.
-        tokenizer: of `transformers`; a slow one, without offsets, is called more often.
-        longest: tokens after which the example is cut off.
+    Turns after the last answer are dropped; of a plain text all tokens count. The example is cut
+    off after `longest` tokens. A slow tokenizer, without offsets, is called more often.
 
     Raises:
         SpecjaxError: if the template refuses the turns, or writes a turn differently when more

@@ -34,7 +34,7 @@ OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices,
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How long a run is, and how often it saves, logs and measures, in steps; values out of range are refused."""
+    """Length and intervals of a run, in steps; values out of range are refused."""
 
     num_steps: Annotated[int | None, arg(metavar="INT")] = None
     """Steps of the optimizer; by default 2000, or the steps that --epochs comes to."""

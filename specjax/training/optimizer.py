@@ -16,14 +16,14 @@ from specjax.training.ranges import (
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW with warm-up, decay, clipping and accumulation. The defaults are EAGLE's and HASS's; values out of range are refused."""
+    """AdamW with EAGLE's and HASS's values as defaults; values out of range are refused."""
 
     learning_rate: float = 3e-5
     """The highest learning rate, reached after the warm-up."""
     warmup: float = 0.01
     """Share of the run over which the rate rises from 0."""
     decay: Literal["linear", "cosine", "none"] = "linear"
-    """How the rate then falls until the end of the run."""
+    """The way the rate then falls until the end of the run."""
     decay_to: float = 0.0
     """Share of the highest rate that linear and cosine decay end at."""
     beta1: float = 0.9

@@ -25,7 +25,7 @@ from jaxtyping import PyTree
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable, writable
 from specjax.core.provenance import revision, versions
-from specjax.models.io.checkpoint import CHECKPOINTS
+from specjax.models.io.head_files import CHECKPOINTS
 from specjax.training import checkpoints
 from specjax.training.progress import warn
 
@@ -182,15 +182,14 @@ def _saving(folder: Path) -> Iterator[None]:
 def check_vacant(folder: Path) -> None:
     """Raises SpecjaxError if `folder` holds a run; called before anything slow."""
     with readable(folder):
-        is_taken = (folder / CONFIG).exists()
-    if is_taken:
-        _refuse_taken(folder)
+        if not (folder / CONFIG).exists():
+            return
+    raise _taken(folder)
 
 
-def _refuse_taken(folder: Path) -> None:
-    raise SpecjaxError(
-        f"{folder} already holds a run; add --resume to continue it, or give another folder"
-    )
+def _taken(folder: Path) -> SpecjaxError:
+    advice = "add --resume to continue it, or give another folder"
+    return SpecjaxError(f"{folder} already holds a run; {advice}")
 
 
 def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
@@ -199,7 +198,7 @@ def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
         _write_json(file, config)
         return
     if not resume:
-        _refuse_taken(file.parent)
+        raise _taken(file.parent)
     if differing := list(_differing(read_json(file), config)):
         raise SpecjaxError(
             f"{file.parent} holds a run with different settings ({', '.join(differing)}); give "

@@ -1,4 +1,4 @@
-"""What all objectives share: the base class of trainings, and one training step of the target."""
+"""The base class of all trainings of heads, and the step that their losses read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint
+from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.data import slot_mask
 from specjax.training.losses import (
@@ -50,19 +51,16 @@ class FrozenModel(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadTraining(ABC):
-    """How the head of one method is trained; the registry names a subclass in the method's row.
+    """Trains the head of one method; the registry names a subclass in the method's row.
 
     The docstring of a subclass is the help of `specjax train METHOD`. Its fields are the options of
-    the head's shape and of its loss; their defaults are the published ones.
-
-    Raises:
-        SpecjaxError: for a value out of its range.
+    the head's shape and of its loss, with the published defaults; values out of range are refused.
     """
 
     top_loss: TopLoss = "top-k"
     """The loss on the target's most likely tokens: top-k, or one of HASS's Table 3."""
     top_weight: float = 0.0
-    """Its weight (w); at 0 the loss is left out, and the next two options have no effect."""
+    """Its weight (w); at 0 there is no such loss, and the next two options have no effect."""
     top_k: int = 10
     """The number of tokens it covers (K)."""
     top_p: float = 0.9
@@ -142,7 +140,7 @@ class Step:
     features: Float[Array, "B T D"] = field(init=False)  # the target's, of all tokens
 
     def __post_init__(self):
-        # Where nobody reads them, XLA leaves the target's layers out.
+        # XLA drops the target's layers from a program that does not read these.
         places = (self.batch[name] for name in ("tokens", "positions", "segments"))
         features = target_features(self.target, self.frozen, *places)
         object.__setattr__(self, "features", features)
@@ -164,11 +162,8 @@ class Step:
     ) -> LossAndMetrics:
         """Returns the weighted sum of the losses of one depth, and the losses as metrics.
 
-        Args:
-            values: losses of every slot, and `is_right`, whose mean becomes the accuracy.
-            depth: slots count if the token `1 + depth` of them is an answer; without any, means
-                are 0.
-            weights: of each loss, by name.
+        The values are losses of every slot, and `is_right`, whose mean becomes the accuracy. Slots
+        count if the token `1 + depth` later is an answer; without any, means are 0.
         """
         counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + depth)
         num_counted = jnp.maximum(jnp.sum(counts), 1)
@@ -193,12 +188,9 @@ def target_features(
     Rows hold one text or several. `positions` count within each text, `segments` number the texts,
     which see only themselves.
     """
-    batch, length = tokens.shape
-    is_same = segments[:, :, None] == segments[:, None, :]
-    visible = is_same & jnp.tril(jnp.ones((1, length, length), bool))
-    cache = target.new_cache(params, batch, length)
-    taps = Taps(hidden_layers=(-1,), logits=False)
-    output, _ = target.run(params, QueryRows(tokens, positions, visible), cache, taps)
+    rows = QueryRows(tokens, positions, text_before(segments))
+    cache = target.new_cache(params, *tokens.shape)
+    output, _ = target.run(params, rows, cache, Taps(hidden_layers=(-1,), logits=False))
     assert output.hidden is not None
     return lax.stop_gradient(output.hidden[:, :, 0])
 
@@ -225,8 +217,8 @@ def over_slots(
     def split(values: Array) -> Array:
         rest = values.shape[2:]
         filling = [(0, 0), (0, num_chunks * size - length), *((0, 0) for _ in rest)]
-        filled = jnp.pad(values, filling)
-        return jnp.moveaxis(filled.reshape(batch, num_chunks, size, *rest), 1, 0)
+        chunks = jnp.pad(values, filling).reshape(batch, num_chunks, size, *rest)
+        return jnp.moveaxis(chunks, 1, 0)
 
     def join(values: Array) -> Array:
         return jnp.moveaxis(values, 0, 1).reshape(batch, -1)[:, :length]

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import vacant
 from specjax.models.heads.length_classifier import (
     LabelKind,
     LengthClassifier,
@@ -26,7 +27,6 @@ from specjax.models.heads.length_classifier import (
     TrainedClassifier,
     save_classifier,
 )
-from specjax.models.io.checkpoint import vacant
 from specjax.training.data import from_function
 from specjax.training.draft_features import (
     ContinuedPrompt,
@@ -46,7 +46,7 @@ Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continua
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """The classifier's shape and its training; models and prompts come separately; values out of range are refused."""
+    """Shape and training of the classifier; values out of range are refused."""
 
     hidden_size: int = 64
     position: PositionKind = "draft"
