@@ -202,7 +202,7 @@ def save(datastore: Datastore, folder: str | Path) -> None:
     """
     from safetensors.numpy import save_file
 
-    from specjax.models.io.checkpoint import new_folder
+    from specjax.core.files import new_folder
 
     values = {"format": FORMAT} | {name: getattr(datastore, name) for name in METADATA_KINDS}
     with new_folder(Path(folder)) as unfinished:

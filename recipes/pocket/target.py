@@ -29,9 +29,8 @@ from recipes.pocket import tokenizer
 from recipes.pocket.data import TrainingData
 from specjax import SpecjaxError, Transformer, TransformerConfig
 from specjax.core.errors import exit_code
-from specjax.core.files import expand_user, readable, writable
+from specjax.core.files import expand_user, new_folder, readable, vacant, writable
 from specjax.models import causal_rows
-from specjax.models.io.checkpoint import new_folder, vacant
 from specjax.models.io.huggingface import save_transformer
 from specjax.pocket.corpus import held_out_tasks
 from specjax.pocket.edits import KINDS, answer_text, prompt_text

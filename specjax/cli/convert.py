@@ -30,7 +30,7 @@ class Convert:
 
     def run(self) -> None:
         """Writes the folder, completely or not at all."""
-        from specjax.models.io.checkpoint import vacant
+        from specjax.core.files import vacant
 
         if self.layout is not None and self.head_of is None:
             raise SpecjaxError(
@@ -43,8 +43,8 @@ class Convert:
             self._convert_head(directory, self.head_of)
 
     def _convert_target(self, directory: Path) -> None:
+        from specjax.core.files import new_folder
         from specjax.hub import load
-        from specjax.models.io.checkpoint import new_folder
         from specjax.models.io.huggingface import save_transformer
 
         target = load(self.source, dtype=self.dtype)

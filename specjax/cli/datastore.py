@@ -32,10 +32,9 @@ class DatastoreCommand:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         from specjax import datastore
-        from specjax.core.files import expand_user
+        from specjax.core.files import expand_user, vacant
         from specjax.documents import read_documents
         from specjax.hub import load_tokenizer
-        from specjax.models.io.checkpoint import vacant
 
         if not self.sources:
             raise SpecjaxError("no sources given; name files, folders or hub ids of datasets")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,3 +99,45 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SpecjaxError(f"{path} does not hold a JSON object; fix it or download it again")
     return values
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty sibling of `folder` and renames it to `folder` if the block succeeds.
+
+    After a failure or an interrupt neither of the two exists.
+
+    Raises:
+        SpecjaxError: if `folder` is not empty, or cannot be written.
+    """
+    folder = vacant(folder)
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    try:
+        with writable(folder):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            if folder.exists():
+                folder.rmdir()
+            os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def vacant(folder: Path) -> Path:
+    """Returns the absolute path of `folder`, which must not exist yet or be empty.
+
+    Raises:
+        SpecjaxError: if `folder` is not empty, or cannot be read.
+    """
+    folder = _absolute(folder)
+    with writable(folder):
+        is_vacant = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_vacant:
+        raise SpecjaxError(
+            f"{folder} already exists and is not an empty folder; delete it or choose another name"
+        )
+    return folder
+
+
+def _absolute(folder: Path) -> Path:
+    return Path(os.path.realpath(expand_user(folder)))

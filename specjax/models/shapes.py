@@ -1,11 +1,12 @@
 """Compares params with the names and shapes that a module expects."""
 
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 import jax
 
-from specjax.models.io.checkpoint import mismatches, shapes_of
+MAX_NAMED = 8  # names in an error; the rest are counted
 
 
 def shape_mismatches(params: Any, module: Any) -> str:
@@ -22,3 +23,33 @@ def shape_mismatches(params: Any, module: Any) -> str:
 def expected_shapes(module: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each param of `module` by its path."""
     return shapes_of(jax.eval_shape(module.initialise, jax.random.key(0)))
+
+
+def mismatches(
+    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> str:
+    """Returns how the names and shapes `found` differ from `expected`; empty if they agree."""
+    misshapen = [
+        f"{name} is {found[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    groups = {
+        "missing": [name for name in expected if name not in found],
+        "wrong shape": misshapen,
+        "unexpected": [name for name in found if name not in expected],
+    }
+    return "; ".join(f"{title}: {first_few(names)}" for title, names in groups.items() if names)
+
+
+def first_few(names: list[str]) -> str:
+    """Joins the first names of a list, and says how many more there are."""
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each leaf by its path, such as `layers_0.norm.weight`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): tuple(getattr(leaf, "shape", ())) for path, leaf in leaves}

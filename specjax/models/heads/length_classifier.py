@@ -19,9 +19,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
-from specjax.models.io.checkpoint import mismatches, new_folder
+from specjax.core.files import expand_user, new_folder
 from specjax.models.layers import FULL_PRECISION
+from specjax.models.shapes import mismatches
 
 NUM_TOP = 10  # the largest probabilities, which the classifier reads (footnote 4)
 NUM_FEATURES = NUM_TOP + 2  # plus entropy and position

@@ -23,12 +23,13 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
 from specjax.models.config import CHECK, TransformerConfig
 from specjax.models.families import config_from, config_values, llama
-from specjax.models.io.checkpoint import CONFIG
 from specjax.models.io.huggingface import ROTARY_BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.shapes import expected_shapes, shape_mismatches
 from specjax.models.transformer import Transformer
 
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"  # the subfolder of a training run
 HEAD = "head"  # the folder of the head within that of its training run
 WEIGHTS = "model.safetensors"  # where other loaders look first
 ABOUT = "specjax"  # the key of config.json for what other loaders do not read

@@ -21,11 +21,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from safetensors.numpy import save_file
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import new_folder
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values, llama
-from specjax.models.io.checkpoint import first_few, mismatches, new_folder, shapes_of
 from specjax.models.io.weights import FLOATS, StoredTensor, import_torch, stored_tensors
-from specjax.models.shapes import expected_shapes
+from specjax.models.shapes import expected_shapes, first_few, mismatches, shapes_of
 from specjax.models.transformer import Transformer
 
 ROTARY_BUFFER = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # in old files; follows from the config

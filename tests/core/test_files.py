@@ -1,0 +1,29 @@
+"""Folders that appear whole or not at all."""
+
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import new_folder, vacant
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path):
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_1" / "file").touch()
+    with pytest.raises(SpecjaxError, match=r"step_1 already exists .* choose another name"):
+        vacant(tmp_path / "step_1")
+
+
+def test_a_new_folder_appears_only_when_it_is_complete(tmp_path):
+    with new_folder(tmp_path / "out") as unfinished:
+        (unfinished / "file").write_text("done")
+        assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "file").read_text() == "done"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_folder_leaves_nothing_behind(tmp_path, error):
+    with pytest.raises(error), new_folder(tmp_path / "out") as unfinished:
+        (unfinished / "file").write_text("half")
+        raise error
+    assert not list(tmp_path.iterdir())
