@@ -180,7 +180,8 @@ def _draft_model(
             )
         trained = load_classifier(folder or pocket_part("classifier"))
         trained.check_owner(*(fingerprint(each.config, each.params) for each in (target, draft)))
-        settings = {"threshold": trained.threshold, **settings, "position": trained.position}
+        given = {name: value for name, value in settings.items() if value is not None}
+        settings = {"threshold": trained.threshold, **given, "position": trained.position}
         rule_params = jax.tree.map(jnp.asarray, trained.params)
     drafter = make_drafter("draft-model", target.config, dict(settings), draft.model)
     return drafter, {"draft": draft.params, "rule": rule_params}
