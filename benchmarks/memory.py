@@ -8,7 +8,7 @@ generation and asks the program.
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,28 +51,15 @@ class MemoryOptions:
         return Shape(*sizes, "float32").config(self.prompt_length + self.max_new_tokens)
 
 
-@dataclass(frozen=True)
-class HeldMemory:
+class HeldMemory(NamedTuple):
     """The memory that the compiled program of one request holds, in bytes."""
 
-    method: str
     params: int
     cache: int  # one KV cache of the request
     scores: int  # attention scores of one layer in one prefill pass
     temporary: int  # all that lives and dies inside the program: cache, scores, activations
     output: int
     cache_copies: float  # copies of a KV cache that the program's loops contain; 0 is right
-
-    def cells(self) -> list[str]:
-        """Returns the cells of the table: megabytes, then KV caches."""
-        sizes = self.params, self.cache, self.scores, self.temporary, self.output
-        megabytes = [f"{size / 1e6:.1f}" for size in sizes]
-        return [
-            self.method,
-            *megabytes,
-            f"{self.temporary / self.cache:.2f}",
-            f"{self.cache_copies:g}",
-        ]
 
 
 def held(
@@ -94,7 +81,6 @@ def held(
     assert sizes is not None and text is not None  # some experimental backends return nothing
     copies = _copies(text, cache.keys[0].shape) / (2 * config.num_hidden_layers)
     return HeldMemory(
-        method=method,
         params=_num_bytes(params),
         cache=_num_bytes(cache),
         scores=config.num_attention_heads * min(PREFILL_CHUNK, prompt_length) * slots * 4,
@@ -109,7 +95,13 @@ def run(options: MemoryOptions) -> None:
     config = options.config()
     sizes = config, options.prompt_length, options.max_new_tokens
     names = methods_in(options.methods, Transformer(config))
-    print(table(HEADER, [held(name, *sizes).cells() for name in names]))
+    rows = []
+    for name in names:
+        found = held(name, *sizes)
+        megabytes = [f"{size / 1e6:.1f}" for size in found[:5]]
+        caches = found.temporary / found.cache
+        rows.append([name, *megabytes, f"{caches:.2f}", f"{found.cache_copies:g}"])
+    print(table(HEADER, rows))
     print("sizes in MB; caches: temporary / cache; copies: caches that loops copy (0 is right)")
 
 

@@ -48,21 +48,9 @@ class Scripted(Drafter):
 
     inner: Drafter
 
-    @property
-    def num_nodes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.num_nodes
-
-    @property
-    def num_probes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.num_probes
-
-    @property
-    def taps(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.taps
-
-    @property
-    def row_widths(self):  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.inner.row_widths
+    def __post_init__(self):
+        for name in ("num_nodes", "num_probes", "taps", "row_widths"):
+            object.__setattr__(self, name, getattr(self.inner, name))
 
     @property
     def max_depth(self) -> int:
