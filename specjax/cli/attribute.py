@@ -39,12 +39,12 @@ class Attribute:
         from rich.console import Console
         from rich.table import Table
 
-        from specjax.quotesum import evaluate, read_quotesum
         from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
         from specjax.hub import load
         from specjax.loading import load_drafter
         from specjax.models.target import Taps
+        from specjax.quotesum import evaluate, read_quotesum
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
             raise SpecjaxError("--thresholds and --limit must be at least 1")
