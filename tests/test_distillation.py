@@ -12,6 +12,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
+from specjax.distillation import BATCH, DistillOptions, check_room, distill, prompt_of
 from specjax.hub import load
 from specjax.training import distillation
 from specjax.training.conversations import (
@@ -22,7 +23,6 @@ from specjax.training.conversations import (
     Turn,
     read_conversations,
 )
-from specjax.training.distillation import BATCH, DistillOptions, check_room, distill, prompt_of
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 

@@ -43,11 +43,11 @@ from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import machine, revision, versions
 from specjax.core.text import token_texts
+from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
 from specjax.methods import check_settings
 from specjax.models.fingerprint import fingerprint
 from specjax.tasks import read_tasks, requests_of
-from specjax.training.distillation import answers_of
 
 NUM_DRAWN = 5  # rounds of a method that a report draws over time
 LONGEST_PROMPT = 600  # characters of a prompt's end that are kept

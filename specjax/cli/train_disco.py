@@ -15,11 +15,11 @@ from specjax.bench.measure import watched
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, vacant
+from specjax.distillation import answers_of
 from specjax.hub import load
 from specjax.loading import load_draft
 from specjax.models.heads.length_classifier import TrainedClassifier
 from specjax.tasks import POCKET, Task, check_prompts, read_tasks, token_ids
-from specjax.training.distillation import answers_of
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
 from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.length_classifier import (

@@ -18,6 +18,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
+from specjax.distillation import DistillOptions, distill, prompt_of
 from specjax.hub import LoadedTarget, load
 from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
@@ -25,7 +26,6 @@ from specjax.models.io.head_files import HEAD, HeadFormat, detect_format
 from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions
-from specjax.training.distillation import DistillOptions, distill, prompt_of
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_out, shape_of, train_head
 from specjax.training.loop import Evaluation, LoopOptions

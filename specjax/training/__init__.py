@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax.training.conversations import Conversation, Turn, read_conversations
     from specjax.training.data import DataOptions, batches
-    from specjax.training.distillation import DistillOptions, distill
     from specjax.training.examples import Example, tokenize_all
     from specjax.training.heads import HeadSettings, train_head
     from specjax.training.loop import LoopOptions, Trained, train
@@ -21,8 +20,6 @@ __all__ = [
     "Conversation",
     "Turn",
     "read_conversations",
-    "DistillOptions",
-    "distill",
     "Example",
     "tokenize_all",
     "DataOptions",
@@ -43,7 +40,6 @@ __all__ = [
 _HOMES = {
     "conversations": ("Conversation", "Turn", "read_conversations"),
     "data": ("DataOptions", "batches"),
-    "distillation": ("DistillOptions", "distill"),
     "examples": ("Example", "tokenize_all"),
     "heads": ("HeadSettings", "train_head"),
     "loop": ("LoopOptions", "Trained", "train"),
