@@ -30,55 +30,39 @@ if TYPE_CHECKING:
     from specjax.models.transformer import Transformer
 
 __version__ = "0.1.0"
-__all__ = [
-    # load
-    "load",
-    "load_drafter",
-    "LoadedTarget",
-    # ask
-    "encode",
-    "chat_ids",
-    "from_ids",
-    "Prompt",
-    "Params",
-    "Sampling",
-    # generate
-    "speculative_generate",
-    "stream",
-    "reference_generate",
-    "Generation",
-    "Stats",
-    # build on
-    "Engine",
-    "Drafter",
-    "Target",
-    "Transformer",
-    "TransformerConfig",
-    "SpecjaxError",
-]
-
 _HOMES = {
-    "specjax.loading": ("load_drafter",),
-    "specjax.hub": ("load", "LoadedTarget"),
-    "specjax.models.target": ("Target",),
-    "specjax.decoding.prompt": ("encode", "chat_ids", "from_ids", "Prompt"),
-    "specjax.decoding.drafter": ("Drafter", "Params"),
-    "specjax.decoding.engine": ("Engine",),
-    "specjax.decoding.sampling": ("Sampling",),
-    "specjax.decoding.generate": ("speculative_generate", "stream"),
-    "specjax.decoding.reference": ("reference_generate",),
-    "specjax.decoding.state": ("Generation", "Stats"),
-    "specjax.models.transformer": ("Transformer",),
-    "specjax.models.config": ("TransformerConfig",),
-    "specjax.core.errors": ("SpecjaxError",),
+    # load
+    "load": "specjax.hub",
+    "load_drafter": "specjax.loading",
+    "LoadedTarget": "specjax.hub",
+    # ask
+    "encode": "specjax.decoding.prompt",
+    "chat_ids": "specjax.decoding.prompt",
+    "from_ids": "specjax.decoding.prompt",
+    "Prompt": "specjax.decoding.prompt",
+    "Params": "specjax.decoding.drafter",
+    "Sampling": "specjax.decoding.sampling",
+    # generate
+    "speculative_generate": "specjax.decoding.generate",
+    "stream": "specjax.decoding.generate",
+    "reference_generate": "specjax.decoding.reference",
+    "Generation": "specjax.decoding.state",
+    "Stats": "specjax.decoding.state",
+    # build on
+    "Engine": "specjax.decoding.engine",
+    "Drafter": "specjax.decoding.drafter",
+    "Target": "specjax.models.target",
+    "Transformer": "specjax.models.transformer",
+    "TransformerConfig": "specjax.models.config",
+    "SpecjaxError": "specjax.core.errors",
 }
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -15,44 +15,31 @@ if TYPE_CHECKING:
     from specjax.training.objectives.base import FrozenModel, HeadTraining, Step
     from specjax.training.optimizer import OptimizerOptions
 
-__all__ = [
-    # data
-    "Conversation",
-    "Turn",
-    "read_conversations",
-    "Example",
-    "tokenize_all",
-    "DataOptions",
-    "batches",
-    # train
-    "HeadSettings",
-    "train_head",
-    "LoopOptions",
-    "OptimizerOptions",
-    "Trained",
-    "train",
-    # write an objective
-    "FrozenModel",
-    "HeadTraining",
-    "Step",
-]
-
 _HOMES = {
-    "conversations": ("Conversation", "Turn", "read_conversations"),
-    "data": ("DataOptions", "batches"),
-    "examples": ("Example", "tokenize_all"),
-    "heads": ("HeadSettings", "train_head"),
-    "loop": ("LoopOptions", "Trained", "train"),
-    "objectives.base": ("FrozenModel", "HeadTraining", "Step"),
-    "optimizer": ("OptimizerOptions",),
+    "Conversation": "specjax.training.conversations",
+    "Turn": "specjax.training.conversations",
+    "read_conversations": "specjax.training.conversations",
+    "DataOptions": "specjax.training.data",
+    "batches": "specjax.training.data",
+    "Example": "specjax.training.examples",
+    "tokenize_all": "specjax.training.examples",
+    "HeadSettings": "specjax.training.heads",
+    "train_head": "specjax.training.heads",
+    "LoopOptions": "specjax.training.loop",
+    "Trained": "specjax.training.loop",
+    "train": "specjax.training.loop",
+    "FrozenModel": "specjax.training.objectives.base",
+    "HeadTraining": "specjax.training.objectives.base",
+    "Step": "specjax.training.objectives.base",
+    "OptimizerOptions": "specjax.training.optimizer",
 }
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
