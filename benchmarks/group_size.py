@@ -12,10 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.comparison import compare_in_turn
 from benchmarks.harness import TARGET, TASKS, at_least_1, main, option, requests_for
 from benchmarks.heads import HeadOptions, HeadSource, contestants_of, show
 from specjax import Sampling, load
-from specjax.bench.run import compare_in_turn
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, writable_folder
 from specjax.hub import POCKET, LoadedTarget

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from benchmarks.comparison import compare_in_turn
 from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
 from specjax import Sampling, load, load_drafter
 from specjax.bench.checks import complaints
 from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN
 from specjax.bench.report.tables import depth_table
-from specjax.bench.run import compare_in_turn
 from specjax.bench.summary import ALL, Measurement, last_task_rows
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user

@@ -16,11 +16,9 @@ import jax
 from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
 from specjax.bench.contestants import OwnMethod, make_contestants
 from specjax.bench.measure import (
-    Contestant,
     Request,
     Sample,
     batches_of,
-    measure,
     measure_turns,
     warm_up,
     watched,
@@ -38,7 +36,7 @@ from specjax.bench.peers import check_peer
 from specjax.bench.report.terminal import show
 from specjax.bench.results import Results, Stage, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
-from specjax.bench.summary import Compare, Measurement, exactly, summarise
+from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import machine, revision, versions
@@ -235,22 +233,6 @@ class Benchmark:
         traces = trace(own, [self.requests[0].ids, self.requests[-1].ids])
         values = {"temperature": stage.temperature, **trace_values(traces, NUM_DRAWN)}
         self.results.write_traces(values)
-
-
-def compare_in_turn(
-    contestants: Sequence[Contestant],
-    requests: Sequence[Request],
-    num_runs: int,
-    compare: Compare = exactly,
-    num_rows: int = 1,
-) -> list[Measurement]:
-    """Measures at one temperature and returns the rows, kept nowhere.
-
-    Requests of one kind stand together, and plain decoding is among the contestants.
-    """
-    batches = batches_of(requests, num_rows)
-    programs = warm_up(contestants, batches[0])
-    return summarise(measure(contestants, batches, num_runs), programs, compare)
 
 
 def texts_of(stage: Stage, samples: Sequence[Sample], tokenizer: Any) -> Iterator[dict[str, Any]]:

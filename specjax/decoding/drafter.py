@@ -92,16 +92,6 @@ class Outcome:
         path = self.verification.path
         return jax.vmap(lambda row, nodes: row[nodes])(rows, path)
 
-    @property
-    def last_node(self) -> Int[Array, " B"]:
-        """The deepest accepted node: its logits gave the bonus."""
-        at = self.verification.num_accepted[:, None]
-        return jnp.take_along_axis(self.verification.path, at, axis=1)[:, 0]
-
-    def at_last_node(self, rows: Array) -> Array:
-        """Returns the rows `[B, N(+W), ...]` at the deepest accepted node, `[B, ...]`."""
-        return jax.vmap(lambda row, node: row[node])(rows, self.last_node)
-
     def last_attention(self) -> Float[Array, "B A S"]:
         """Returns the attention of the tapped heads at the deepest accepted node.
 
@@ -167,3 +157,24 @@ class Drafter(ABC):
     def update(self, target: Target, params: Params, state: State, outcome: Outcome) -> State:
         """Returns the state after a round, from what the target accepted and revealed."""
         return state
+
+
+@dataclass(frozen=True)
+class CopyDrafter(Drafter):
+    """Drafts a chain of up to `num_tokens` tokens, copied from earlier in the text.
+
+    Raises:
+        SpecjaxError: for fewer than 1 token.
+    """
+
+    num_tokens: int = 10
+
+    def __post_init__(self):
+        if self.num_tokens < 1:
+            raise SpecjaxError(
+                f"num_tokens {self.num_tokens} must be at least 1: nothing would be drafted"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_tokens + 1

@@ -85,7 +85,6 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def check(self, params: Any) -> None:
-        """See `Target`."""
         if wrong := shape_mismatches(params, self):
             raise SpecjaxError(
                 f"the target's params do not fit this model ({wrong}); pass the params "
@@ -96,29 +95,24 @@ class Transformer(nn.Module):
     def run(
         self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
     ) -> tuple[ModelOutput, KVCache]:
-        """Runs one pass; see the class and `Target`."""
         output, cache = cast(Any, self.apply({"params": params}, rows, cache, taps))
         return output, cache
 
     @nn.nowrap
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """See `Target`."""
         return params["embed_tokens"]["weight"][tokens]
 
     @nn.nowrap
     def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """See `Target`."""
         return project(hidden, self.lm_head(params), jnp.float32)
 
     @nn.nowrap
     def lm_head(self, params: Any) -> Float[Array, "V D"]:
-        """See `Target`."""
         table = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         return params[table]["weight"]
 
     @nn.nowrap
     def dtype(self, params: Any) -> DTypeLike:
-        """See `Target`."""
         return params["embed_tokens"]["weight"].dtype
 
     @nn.nowrap
@@ -129,7 +123,6 @@ class Transformer(nn.Module):
         num_slots: int,
         text_length: Int[Array, " B"] | int | None = None,
     ) -> KVCache:
-        """See `Target`."""
         return KVCache.create(self.config, batch, num_slots, self.dtype(params), text_length)
 
     @nn.nowrap

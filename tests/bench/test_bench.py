@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.comparison import compare_in_turn
 from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
@@ -28,7 +29,7 @@ from specjax.bench.measure import (
 from specjax.bench.options import BenchOptions, methods_in
 from specjax.bench.report.terminal import table
 from specjax.bench.results import Stage, read_results, read_samples
-from specjax.bench.run import compare_in_turn, run_bench
+from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError

@@ -1,4 +1,4 @@
-"""What drafters with a head carry from round to round, their passes, and what they refuse."""
+"""Drafters with a head: the state they carry, the passes they take, and the params they refuse."""
 
 from dataclasses import replace
 from functools import partial
@@ -118,7 +118,9 @@ class Uncut(Medusa):
     """Takes the last accepted node's feature, whether or not it is part of the text."""
 
     def update(self, target, params, state, outcome):
-        return outcome.at_last_node(outcome.output.hidden[:, :, 0])
+        on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
+        last = outcome.verification.num_accepted[:, None, None]
+        return jnp.take_along_axis(on_path, last, axis=1)[:, 0]
 
 
 def test_a_feature_beyond_the_end_of_a_text_is_caught():
@@ -147,7 +149,7 @@ def test_finished_rows_no_longer_change(name):
     assert num_still > 0
 
 
-def test_a_long_prompt_is_taken_in_by_chunks():
+def test_a_long_prompt_is_prefilled_in_chunks():
     model, module = target()[0], EAGLE2.drafter.head
     numbers = np.random.default_rng(3)
     texts = [numbers.integers(0, 40, count).tolist() for count in (300, 2, 130)]
@@ -280,7 +282,7 @@ def test_hydras_choices_deeper_than_its_heads_are_left_out():
     ],
 )
 @pytest.mark.parametrize("name", STATIC)
-def test_choices_that_are_no_tree_are_refused(name, choices, message):
+def test_choices_that_do_not_form_a_tree_are_refused(name, choices, message):
     with pytest.raises(SpecjaxError, match=message) as caught:
         replace(STATIC[name].drafter, choices=choices)
     assert "\n" not in str(caught.value)

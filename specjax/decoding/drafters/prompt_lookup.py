@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
+from specjax.decoding.drafter import Context, CopyDrafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
-class PromptLookup(Drafter):
+class PromptLookup(CopyDrafter):
     """PLD: no weights, no taps; one chain of `num_tokens`.
 
     As published, the longest n-gram wins, of its occurrences the first, and only those followed by
@@ -25,25 +25,17 @@ class PromptLookup(Drafter):
         SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`.
     """
 
-    num_tokens: int = 10
     max_ngram: int = 3
     min_ngram: int = 1
     allow_shorter: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise SpecjaxError(
                 f"n-grams of {self.min_ngram} to {self.max_ngram} tokens make no range; use "
                 "1 <= min_ngram <= max_ngram"
             )
-        if self.num_tokens < 1:
-            raise SpecjaxError(
-                f"num_tokens {self.num_tokens} must be at least 1: nothing would be drafted"
-            )
-
-    @property
-    def num_nodes(self) -> int:
-        return self.num_tokens + 1
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw

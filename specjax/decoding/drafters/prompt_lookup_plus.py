@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, CopyDrafter, Outcome, Params, Proposal, State
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import write_slots
@@ -28,7 +28,7 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True)
-class RankedLookup(Drafter):
+class RankedLookup(CopyDrafter):
     """Copies a chain from the best candidate; how candidates are scored is left to subclasses.
 
     `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole `text` or in
@@ -42,18 +42,11 @@ class RankedLookup(Drafter):
     candidates: str = "text"
 
     def __post_init__(self):
-        if self.num_tokens < 1:
-            raise SpecjaxError(
-                f"num_tokens {self.num_tokens} must be at least 1: nothing would be drafted"
-            )
+        super().__post_init__()
         if self.candidates not in ("text", "prompt"):
             raise SpecjaxError(
                 f"candidates {self.candidates!r} are unknown; use 'text' or 'prompt'"
             )
-
-    @property
-    def num_nodes(self) -> int:
-        return self.num_tokens + 1
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
