@@ -258,7 +258,8 @@ def _decayed(weights: dict[str, float], decay: float, steps: Sequence[int]) -> t
 def _medusa(has_lm_heads: bool) -> Case:
     weights = _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.7, (1, 2, 3))
     head = heads.medusa_head(VOCAB, 1, DEPTHS, has_lm_heads)
-    return Case(MedusaTraining(head_decay=0.7, **TOP), *head, by_formula, weights)
+    training = MedusaTraining(head_decay=0.7, **TOP)
+    return Case(training, *head, by_formula, weights, num_tokens=2)
 
 
 def _hydra(has_prefix: bool, has_lm_heads: bool) -> Case:

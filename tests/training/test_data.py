@@ -223,12 +223,9 @@ def test_texts_that_teach_nothing_are_skipped_and_counted(capsys):
             batches(useless, options)
 
 
-def test_a_text_beyond_the_longest_is_refused():
+def test_a_text_beyond_the_longest_and_no_text_at_all_are_refused():
     with pytest.raises(SpecjaxError, match="an example has 40 tokens, but batches hold 39"):
         batches([Example(np.zeros(40, np.int32), np.ones(40, bool))], DataOptions(longest=39))
-
-
-def test_no_examples_are_refused():
     with pytest.raises(SpecjaxError, match="none of 0 examples"):
         batches([], PADDED)
 
@@ -273,10 +270,3 @@ def test_slots_count_as_in_each_text_alone(options, ahead):
         assert batch["is_answer"][rows, slots + ahead].all()
         wanted = batch["tokens"][rows, slots + ahead]
         assert np.array_equal(wanted, batch["tokens"][rows, slots] + ahead)
-
-
-def test_padding_is_no_token():
-    for options in (PADDED, PACKED):
-        for batch in take(batches(EXAMPLES, options, SEED), 10):
-            sizes = [len(EXAMPLES[number].tokens) for number in texts_in(batch)]
-            assert np.count_nonzero(batch["segments"]) == sum(sizes)
