@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from specjax import distillation
 from specjax.core.chat import chat_ids, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
@@ -14,7 +15,6 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.distillation import BATCH, DistillOptions, check_room, distill, prompt_of
 from specjax.hub import load
-from specjax.training import distillation
 from specjax.training.conversations import (
     ASSISTANT,
     SYSTEM,
