@@ -1,7 +1,7 @@
 """Question files: the public formats, recognised by their fields, and the prompts made of them.
 
 A file is JSONL (an object per line) or one JSON array of objects. Malformed records are reported
-with file and line, and left out.
+with file and line, or item of the array, and left out.
 """
 
 import json
@@ -30,8 +30,7 @@ ALPACA = (
 )
 
 Fields = Mapping[str, Any]
-Report = Callable[[int, str], None]  # takes a line number and what is wrong there
-_SPACE = re.compile(r"\s*")
+Report = Callable[[str, str], None]  # takes the place in the file and what is wrong there
 _ARRAY = re.compile(r"\s*\[\s*[{\]]")  # else a list is but one malformed line
 
 
@@ -65,14 +64,14 @@ def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question
     """
     questions, problems = [], []
 
-    def report(number: int, problem: str) -> None:
-        problems.append(f"{path}:{number} {problem}")
+    def report(place: str, problem: str) -> None:
+        problems.append(f"{path}{place} {problem}")
 
-    for number, record in _records(_text_of(path), report):
+    for place, record in _records(_text_of(path), report):
         try:
             questions.append(_question(record))
         except SpecjaxError as error:
-            report(number, str(error))
+            report(place, str(error))
     if not questions:
         why = f" ({problems[0]})" if problems else ""
         raise SpecjaxError(f"{path} holds no tasks{why}; write one JSON object per line")
@@ -94,50 +93,24 @@ def _text_of(path: Path) -> str:
 # ---- Records -----------------------------------------------------------------------------------
 
 
-def _records(text: str, report: Report) -> Iterator[tuple[int, Any]]:
-    """Yields every JSON value, with the number of its first line."""
+def _records(text: str, report: Report) -> Iterator[tuple[str, Any]]:
+    """Yields every JSON value with its place; an array is read as a whole or not at all."""
     if _ARRAY.match(text):
-        yield from _items(text, report)
+        try:
+            items = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            report(f":{getattr(error, 'lineno', 1)}", _no_json(error))
+        else:
+            yield from ((f", item {number},", item) for number, item in enumerate(items, start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                report(number, _no_json(error))
+                report(f":{number}", _no_json(error))
             else:
-                yield number, record
-
-
-def _items(text: str, report: Report) -> Iterator[tuple[int, Any]]:
-    """Yields the items of an array one by one, up to its first mistake."""
-    number, counted, at = 1, 0, text.index("[") + 1
-    while True:
-        at = _end_of_space(text, at)
-        number, counted = number + text.count("\n", counted, at), at
-        if text.startswith("]", at):
-            break
-        try:
-            item, at = json.JSONDecoder().raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", number)
-            report(line, f"{_no_json(error)}, and what follows cannot be read")
-            return
-        yield number, item
-        at = _end_of_space(text, at)
-        if text.startswith(",", at):
-            at += 1
-        elif not text.startswith("]", at):
-            line = number + text.count("\n", counted, at)
-            report(line, "neither goes on with a comma nor ends the array with ]")
-            return
-    if text[at + 1 :].strip():
-        report(number, "ends the array, but more follows")
-
-
-def _end_of_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
-    return found.end() if found else start
+                yield f":{number}", record
 
 
 def _no_json(error: Exception) -> str:
