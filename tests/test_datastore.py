@@ -77,18 +77,18 @@ def test_suffixes_are_in_the_order_of_their_first_tokens(seed):
     assert made.suffixes.tolist() == expected
 
 
-def test_arrays_for_the_drafter():
+def test_params_are_the_tokens_and_the_suffixes():
     arrays = params(build(DOCUMENTS, 70_001))
     assert sorted(arrays) == ["suffixes", "tokens"]
     assert arrays["tokens"].tolist() == FLAT
     assert arrays["suffixes"].dtype == np.int32
 
 
-def test_progress_is_told():
-    told = []
-    build([[1], [2, 3]], 5, progress=lambda *given: told.append(given))
+def test_progress_is_reported():
+    reports = []
+    build([[1], [2, 3]], 5, progress=lambda *given: reports.append(given))
     rounds = [("sorting", number, 5) for number in range(6)]
-    assert told == [("reading", 2, None), ("reading", 5, None), *rounds]
+    assert reports == [("reading", 2, None), ("reading", 5, None), *rounds]
 
 
 def test_documents_are_read_once():
@@ -109,7 +109,7 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
 
 
 @pytest.mark.parametrize("document", [[0.5], ["a"], [[1, 2]], [2**70]])
-def test_what_is_no_row_of_ids_is_refused(document):
+def test_documents_that_are_not_rows_of_ids_are_refused(document):
     with pytest.raises(SpecjaxError, match="document 1 is not a list of whole numbers"):
         build([document if document == [2**70] else np.array(document)], 5)
 
@@ -153,7 +153,7 @@ def rewrite(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_it_comes_back_as_saved(folder):
+def test_a_saved_datastore_loads_unchanged(folder):
     made, loaded = build(DOCUMENTS, 70_001, "abc", ["a.txt"]), load_datastore(str(folder))
     assert isinstance(loaded, Datastore)
     assert sorted(path.name for path in folder.iterdir()) == [METADATA, ARRAYS]
@@ -162,7 +162,7 @@ def test_it_comes_back_as_saved(folder):
         assert type(getattr(loaded, name)) is type(value)
 
 
-def test_one_without_a_fingerprint_comes_back(tmp_path):
+def test_a_datastore_without_a_fingerprint_loads(tmp_path):
     save(build([[0]], 1), tmp_path / "store")
     assert load_datastore(tmp_path / "store").fingerprint is None
 
@@ -173,7 +173,7 @@ def test_saving_over_something_is_refused(folder):
     assert load_datastore(folder).tokens.tolist() == FLAT
 
 
-def test_a_folder_that_is_no_datastore_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_datastore_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SpecjaxError) as caught:
             load_datastore(path)

@@ -108,7 +108,7 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{", " is not valid JSON"),
         ("[]", " does not hold a JSON object; fix it"),
@@ -117,9 +117,9 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
         ('{"eos_token_id": [2, null]}', ": eos_token_id None is not a whole number"),
     ],
 )
-def test_a_damaged_generation_config_is_named(folder, content, told):
+def test_a_damaged_generation_config_is_named(folder, content, message):
     (folder / "generation_config.json").write_text(content)
-    assert failure(folder).startswith(f"{folder / 'generation_config.json'}{told}")
+    assert failure(folder).startswith(f"{folder / 'generation_config.json'}{message}")
 
 
 def test_the_tokenizer_of_the_folder_is_read(folder):
@@ -164,13 +164,13 @@ def test_a_sentencepiece_model_alone_makes_the_tokenizer(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pockett", "./missing", "/missing/folder", "a/b/c", "", "../x"])
-def test_a_name_that_leads_nowhere_is_told_the_three_that_do(name):
+def test_an_unknown_name_is_refused_with_the_three_kinds_there_are(name):
     message = failure(name)
     assert message.startswith(f"{name!r} is not a target: give 'pocket', an existing folder")
     assert "or a hub id such as" in message
 
 
-def test_a_file_is_no_target(folder, monkeypatch):
+def test_a_file_is_not_a_target(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     assert failure("tiny/model.safetensors").startswith("'tiny/model.safetensors' is not a target")
 
@@ -187,7 +187,7 @@ def test_a_name_too_long_for_a_folder_is_refused(name):
     )
 
 
-def test_the_home_of_nobody_is_refused():
+def test_the_home_of_an_unknown_user_is_refused():
     expected = "~nosuch/x: there is no home folder ~nosuch; write the path in full"
     assert failure("~nosuch/x") == expected
 
@@ -301,7 +301,7 @@ def http_error(kind: type) -> Exception:
         ),
     ],
 )
-def test_what_the_hub_refuses_is_told_in_one_line(monkeypatch, error, expected):
+def test_hub_errors_are_reported_in_one_line(monkeypatch, error, expected):
     def refuse(*_, **__):
         raise error
 

@@ -1,4 +1,4 @@
-"""What import-linter cannot say: imports are cheap, public names exist, and classes share none."""
+"""Checks beside import-linter: imports are cheap, public names exist, and classes share none."""
 
 import ast
 import subprocess

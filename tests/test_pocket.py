@@ -96,7 +96,7 @@ def test_greedy_tokens_equal_those_of_transformers(method, exported):
 
 
 def test_prompt_lookup_pays_on_held_out_edits():
-    """What the recipe is for: pocket copies."""
+    """Pocket was trained to copy."""
     mean = {name: generation(name).stats for name in ("pld", "pld-plus")}
     mean = {name: float(stats.mean_accepted_length) for name, stats in mean.items()}
     assert mean["pld"] >= 4.0

@@ -112,9 +112,9 @@ def _streamed(*given: Any, **settings: Any) -> Generation:
     parts = [jax.device_get(part) for part in parts]  # earlier parts stay readable to the end
     whole = parts[-1]
     for part in parts:
-        is_told = np.arange(part.tokens.shape[1]) < part.length[:, None]
-        np.testing.assert_array_equal(part.tokens, np.where(is_told, whole.tokens, 0))
-        np.testing.assert_array_equal(part.from_draft, is_told & whole.from_draft)
+        is_new = np.arange(part.tokens.shape[1]) < part.length[:, None]
+        np.testing.assert_array_equal(part.tokens, np.where(is_new, whole.tokens, 0))
+        np.testing.assert_array_equal(part.from_draft, is_new & whole.from_draft)
     return whole
 
 
@@ -161,7 +161,7 @@ def exact_probabilities() -> np.ndarray:
 
 
 def p_value(drafter: Drafter, drafter_params: Any = None, sampling: Sampling = REJECTION) -> float:
-    """How likely samples at least this far from plain decoding's distribution are, by chance.
+    """Returns the p-value of a chi-square test against plain decoding's distribution.
 
     The target is that of VOCAB tokens and one layer; a right drafter stays above 1e-3 here, and a
     wrong one falls below 1e-6.

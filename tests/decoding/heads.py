@@ -1,4 +1,4 @@
-"""Random heads of every kind for the tiny targets, their drafters, and what they say literally."""
+"""Random heads of every kind for the tiny targets, their drafters, and literal readings of them."""
 
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -167,7 +167,7 @@ def features_of(params, tokens: Int[Array, "B S"], model) -> Float[Array, "B S H
 
 
 def features_for(module: Any, features: Array) -> Array:
-    """What the head reads of the target's features: all, or nothing."""
+    """Returns the part of the target's features that the head reads: all, or nothing."""
     reads_features = getattr(module.config, "reads_features", True)
     return features if reads_features else jnp.zeros((*features.shape[:2], 0))
 
@@ -188,7 +188,7 @@ def padded(texts: list[list[int]]) -> Int[Array, "B {LONGEST}"]:
     return jnp.asarray([text + [0] * (LONGEST - len(text)) for text in texts], jnp.int32)
 
 
-# ---- What a head says below a text, each path by itself ----------------------------------------
+# ---- Literal readings: the logits below a text, each path by itself ----------------------------
 
 
 class Literal:
@@ -272,7 +272,7 @@ class ParallelLiteral(Literal):
 
 @partial(jax.jit, static_argnums=3)
 def trained(params: Params, tokens, features, module: ParallelHead) -> Float[Array, "K B S D"]:
-    """What the training pass predicts at every slot of whole texts, by depth."""
+    """Returns the predictions of the training pass at every slot of whole texts, by depth."""
     embedded = target()[0].embed(params.target, jnp.roll(tokens, -1, axis=1))
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     streams, predictions = (), []
@@ -294,7 +294,7 @@ LITERALS = {
 
 
 def literal(headed: Headed, text: list[int]) -> Literal:
-    """What the head of a drafter says below a text."""
+    """Returns the literal reading of a drafter's head below a text."""
     return LITERALS[type(headed.drafter.head)](headed, text)
 
 

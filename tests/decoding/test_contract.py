@@ -41,9 +41,9 @@ from tests.decoding.tiny import BATCH, Oracle, OracleTree, prompt, target
 
 @dataclass(frozen=True)
 class Small:
-    """How a method becomes one that compiles quickly: what it reads, and its settings."""
+    """A method made small, so that it compiles quickly: the parts it holds, and its settings."""
 
-    parts: tuple = ()  # what the drafter holds besides its settings
+    parts: tuple = ()
     params: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ def of_method(name: str) -> tuple[Drafter, Any]:
 
 @cache
 def generated(name: str):
-    """What a drafter of the battery generates, which is asserted to be lossless."""
+    """Returns what a drafter of the battery generates; asserts that it is lossless."""
     if name in METHODS:
         return assert_lossless(*of_method(name))
     return assert_lossless(*OTHERS[name], cases=(("greedy", 3, False), ("sampled", 3, True)))
@@ -130,9 +130,10 @@ class Stutter(specjax.Drafter):
 def test_a_drafter_is_one_class_with_a_number_of_nodes_and_a_proposal():
     model, params = target()
     settings = {"target": model, "drafter": Stutter(), "max_new_tokens": 40}
-    out = specjax.speculative_generate(specjax.Params(params), prompt(), KEY, **settings)
-    np.testing.assert_array_equal(out.tokens, truth("greedy", BATCH)[:, :40])
-    found = assert_lossless(Stutter())
+    out = specjax.speculative_generate(specjax.Params(params), prompt(1), KEY, **settings)
+    np.testing.assert_array_equal(out.tokens, truth("greedy", 1)[:, :40])
+    cases = (("greedy", 1, False), ("sampled", 3, True))
+    found = assert_lossless(Stutter(), new_tokens=40, cases=cases)
     assert any(out.from_draft.any() for out in found.values()), "no draft was ever right"
 
 

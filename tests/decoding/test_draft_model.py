@@ -57,7 +57,7 @@ def drafter(rule: str, **settings) -> DraftModel:
 
 @cache
 def weights(draft: str):
-    """Of a draft that always says what the target says, that often does, or that never met it."""
+    """Returns weights that equal the target's, that are near them, or that are unrelated."""
     _, params = target()
     if draft == "same":
         return params
@@ -196,7 +196,7 @@ def accepted_of(tree: DraftTree, row: int, true: list[int]) -> int:
 
 
 @pytest.mark.parametrize("rule, sampling", STEPPED)
-def test_the_cache_holds_the_committed_text_but_for_one_or_two_tokens(rule, sampling):
+def test_the_cache_holds_the_committed_text_except_its_last_one_or_two_tokens(rule, sampling):
     missing = []
     for found in rounds(rule, sampling):
         state, cache = found.after, found.after.drafter.cache
@@ -211,7 +211,7 @@ def test_the_cache_holds_the_committed_text_but_for_one_or_two_tokens(rule, samp
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_passes_are_as_many_as_drafted_tokens_and_run_as_often_as_the_longest_row_asks(rule):
+def test_each_drafted_token_takes_one_pass_that_all_rows_share(rule):
     finished = 0
     for found in rounds(rule, "sampled"):
         before, proposed = found.before.drafter, found.proposed
@@ -341,9 +341,9 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     assert tree.draft_probs is not None and tree.draft_probs.dtype == jnp.float32
     for row, length in enumerate(state.length.tolist()):
         for node in range(3):
-            told = tree.draft_probs[row, node]
-            np.testing.assert_allclose(told, law[row, length - 1 + node], atol=1e-4)
-            assert told[tree.tokens[row, node + 1]] > 0
+            found = tree.draft_probs[row, node]
+            np.testing.assert_allclose(found, law[row, length - 1 + node], atol=1e-4)
+            assert found[tree.tokens[row, node + 1]] > 0
     assert propose(replace(own, is_drawn=False), sampling).draft_probs is None
     for other in (replace(sampling, verification="coupled"), replace(sampling, temperature=0.0)):
         assert propose(own, other).draft_probs is None

@@ -1,4 +1,4 @@
-"""What drafters with a head draft, against literal readings of one path at a time."""
+"""The trees of drafters with a head, against literal readings of one path at a time."""
 
 from dataclasses import replace
 from functools import cache
@@ -51,7 +51,7 @@ def first_state(headed: Headed) -> LoopState:
 
 
 def trees_of(headed: Headed, sampling: Sampling, states: list[LoopState], model=None):
-    """What is drafted in these states; each must be a tree of the drafter's own size."""
+    """Returns what is drafted in these states; each must be a tree of the drafter's own size."""
     engine = Engine(model or target()[0], headed.drafter, sampling, max_new_tokens=60)
     trees = proposals(engine, headed.request, states)
     for tree in trees:
@@ -262,7 +262,7 @@ def test_eagle2_drafts_the_best_of_its_beam_search(case):
     assert_by_confidence(*EAGLE2_CASES[case], *first_tree(case))
 
 
-def test_the_cases_are_what_their_names_say():
+def test_each_case_has_the_property_in_its_name():
     tree_of = lambda case: first_tree(case)[1]  # noqa: E731
     np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("rejection").tokens)
     np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("greedy").tokens)
@@ -288,7 +288,7 @@ class TwoTokens(Transformer):
         return jnp.where(jnp.arange(40) < 2, logits, jnp.full_like(logits, -jnp.inf))
 
 
-def test_nodes_that_cannot_be_said_come_last_and_are_not_valid():
+def test_tokens_that_the_target_cannot_say_come_last_and_are_not_valid():
     headed, _ = eagle2(3, 3, 21)
     state, model = first_state(headed), TwoTokens(target()[0].config)
     [tree] = trees_of(headed, Sampling(), [state], model)
@@ -301,7 +301,7 @@ def test_nodes_that_cannot_be_said_come_last_and_are_not_valid():
 
 FEW: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0))
 SMALL = {"vocab_size": VOCAB, "layers": 1}
-JUDGED = {
+SMALL_DRAFTERS = {
     "eagle": Headed.of(Eagle, eagle_head(**SMALL), choices=FEW),
     "eagle2": Headed.of(Eagle2, eagle_head(**SMALL), top_k=2, depth=2, num_tokens=6),
     "medusa": Headed.of(Medusa, medusa_head(**SMALL), choices=FEW),
@@ -313,14 +313,14 @@ JUDGED = {
 }
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", SMALL_DRAFTERS)
 def test_under_rejection_the_distribution_is_plain_decodings(name):
-    assert p_value(*JUDGED[name][:2]) > 1e-3
+    assert p_value(*SMALL_DRAFTERS[name][:2]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle2"])
 def test_trees_that_see_the_noise_keep_the_distribution_too(name):
-    assert p_value(*JUDGED[name][:2], replace(REJECTION, verification="coupled")) > 1e-3
+    assert p_value(*SMALL_DRAFTERS[name][:2], replace(REJECTION, verification="coupled")) > 1e-3
 
 
 class LyingEagle(Lying, Eagle):
@@ -333,5 +333,5 @@ class LyingMedusa(Lying, Medusa):
 
 @pytest.mark.parametrize("name, kind", [("eagle", LyingEagle), ("medusa", LyingMedusa)])
 def test_a_lie_about_what_was_drawn_is_caught(name, kind):
-    honest = JUDGED[name].drafter
-    assert p_value(kind(honest.head, choices=honest.choices), JUDGED[name].params) < 1e-6
+    honest = SMALL_DRAFTERS[name].drafter
+    assert p_value(kind(honest.head, choices=honest.choices), SMALL_DRAFTERS[name].params) < 1e-6

@@ -24,7 +24,7 @@ TEXTS, VOCAB, SLOTS = 200, 15, 12
 
 
 def classifier(seed: int = 0, hidden_size: int = 6) -> dict[str, Any]:
-    """Random weights that tell places and distributions apart."""
+    """Random weights whose output depends on the position and on the distribution."""
     params = LengthClassifier(hidden_size).initialise(jax.random.key(seed))
     return jax.tree.map(lambda leaf: leaf * 2, params)
 
@@ -39,7 +39,7 @@ def wants_more(
     in_new_text: int,
     in_text: int,
 ) -> bool:
-    """What the rule says of one row, read plainly."""
+    """Decides for one row as the rule does, by a plain reading."""
     match rule:
         case Fixed(length):
             return in_draft + 1 < length
@@ -120,7 +120,7 @@ def test_rules_decide_as_a_plain_reading_does(name, in_draft):
         assert 20 < sum(expected) < TEXTS - 20
 
 
-def test_disco_reads_the_place_that_it_is_told():
+def test_disco_reads_the_kind_of_position_it_is_set_to():
     numbers = np.random.default_rng(0)
     probs = jnp.asarray(numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32))
     zeros = jnp.zeros((TEXTS,), jnp.int32)

@@ -54,7 +54,7 @@ def text_of(state: LoopState, row: int) -> list[int]:
 
 
 def buckets(pool: np.ndarray) -> dict[int, list[tuple[int, ...]]]:
-    """What one row's pool holds, newest first; empty places must lie behind."""
+    """Returns the n-grams of one row's pool, newest first; empty places must lie behind."""
     held = {}
     for token, bucket in enumerate(np.asarray(pool)):
         entries = [tuple(entry.tolist()) for entry in bucket if (entry != EMPTY).all()]
@@ -146,7 +146,7 @@ class Published:
     pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def texts(self, text: list[int]) -> list[list[int]]:
-        """What each column of the newest level says that the text is."""
+        """Returns the text that each column of the newest level guesses."""
         top = len(self.levels) - 1
         columns = range(1, len(self.levels[0]) + 1) if top == 0 else range(len(self.levels[top]))
         ahead = lambda column: [level[column] for level in self.levels[1:]]  # noqa: E731

@@ -80,7 +80,7 @@ def test_attention_ranks_as_equation_2_says(num_tokens, candidates):
     assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
 
 
-def test_pld_takes_the_first_occurrence_where_pld_plus_takes_the_like_one():
+def test_pld_copies_the_first_occurrence_and_pld_plus_the_most_similar_one():
     # Two definitions of 9, one after a 1 and one after a 3; the text ends in 9 after a 5.
     text = jnp.array([[1, 9, 2, 2, 2, 3, 9, 4, 4, 4, 5, 9]])
     length = jnp.array([12])
@@ -190,7 +190,7 @@ def test_pld_plus_refuses_a_similarity_that_no_cosine_has(min_similarity):
         (PromptLookupPlusAttention, {"num_tokens": 0}, "num_tokens 0 must be at least 1"),
     ],
 )
-def test_pld_plus_refuses_what_cannot_be(kind, settings, message):
+def test_pld_plus_refuses_settings_that_do_not_fit(kind, settings, message):
     model, params = target()
     with pytest.raises(SpecjaxError, match=message):
         Engine(model, kind(**settings), max_new_tokens=4).check(Params(params), prompt(1))

@@ -151,7 +151,7 @@ def test_the_reference_takes_end_tokens_in_every_form():
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "told"),
+    ("method", "settings", "message"),
     [
         ("pld", {"num_tokens": 2.5}, "num_tokens of method 'pld' is 2.5, not a whole number"),
         ("pld", {"num_tokens": "5"}, "num_tokens of method 'pld' is '5', not a whole number"),
@@ -165,8 +165,8 @@ def test_the_reference_takes_end_tokens_in_every_form():
         ("pld-plus-attention", {"heads": ((0, 1.0),)}, "is ((0, 1.0),), not of the form tuple"),
     ],
 )
-def test_a_setting_of_another_type_is_refused(method, settings, told):
-    assert_refused(told, lambda: make_drafter(method, target()[0].config, settings))
+def test_a_setting_of_another_type_is_refused(method, settings, message):
+    assert_refused(message, lambda: make_drafter(method, target()[0].config, settings))
 
 
 def test_settings_of_the_declared_types_pass():
@@ -196,7 +196,7 @@ def tokenizer(text: str) -> dict:
         (partial(encode, tokenizer), [], "no prompts given"),
     ],
 )
-def test_what_is_no_prompt_is_refused(run, given, message):
+def test_values_that_are_not_prompts_are_refused(run, given, message):
     assert_refused(message, lambda: run(given))
 
 

@@ -151,7 +151,7 @@ def test_the_longest_match_wins_and_a_shorter_one_is_found_where_it_fails():
 
 
 def test_the_longest_query_there_may_be():
-    # Thirty tokens tell the two apart, the first of them alone.
+    # The first of thirty tokens is where the two differ.
     shared = [number % 7 for number in range(29)]
     documents = [[8, *shared, 10], [9, *shared, 20], [9, *shared, 20]]
     drafter = Retrieval(longest_query=30, num_tokens=2)
@@ -159,7 +159,7 @@ def test_the_longest_query_there_may_be():
     assert drafted(drafter, documents, rows) == [[(10,)], [(20,)], [(20,), (10,)]]
 
 
-def test_a_match_that_nothing_follows_counts_as_none():
+def test_a_match_without_a_continuation_does_not_count():
     # A document ends in 1 2 3; what goes on after 2 3 stands in another.
     assert drafted(Retrieval(), [[1, 2, 3], [5, 2, 3, 4]], [[1, 2, 3]]) == [[(4,)]]
 
@@ -181,7 +181,7 @@ def test_matches_are_sampled_evenly():
     assert drafted(drafter, documents, [[50, 51]]) == [[(number,) for number in range(10)]]
 
 
-def test_what_stands_behind_the_text_does_not_matter():
+def test_tokens_beyond_the_length_do_not_matter():
     arrays = params(build([[1, 2, 3, 4, 5, 6]], 10))
     length = jnp.array([3, 3])
     tree = propose(Retrieval(), arrays, jnp.array([[1, 2, 3, 4, 9], [1, 2, 3, 0, 0]]), length)
@@ -198,7 +198,7 @@ def test_large_ids_are_drafted():
     assert drafted(Retrieval(), documents, [[70_000 - 65_536, largest]]) == [[]]
 
 
-def test_settings_and_what_it_needs():
+def test_sizes_follow_from_the_settings():
     drafter = Retrieval()
     assert (drafter.num_nodes, drafter.max_depth, drafter.num_probes) == (65, 10, 0)
     assert Retrieval(num_tokens=3, max_matches=2).num_nodes == 7, "more can never be drafted"

@@ -23,7 +23,7 @@ def path_of(tree: DraftTree, row: int, node: int) -> list[int]:
 
 
 def assert_well_formed(tree: DraftTree):
-    """What the file promises of every tree."""
+    """Asserts the invariants of `DraftTree`."""
     tree = jax.tree.map(np.asarray, tree)
     assert (tree.parents[:, 0] == NO_PARENT).all()
     assert (tree.depth[:, 0] == 0).all()

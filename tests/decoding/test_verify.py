@@ -270,7 +270,7 @@ def test_typical_acceptance_is_the_definition(epsilon, delta):
 
 def test_typical_at_its_extremes_takes_all_and_nothing():
     tree, _ = random_trees(1)
-    flat = np.zeros((ROWS, NODES, TOKENS))  # every token is as likely as the entropy tells
+    flat = np.zeros((ROWS, NODES, TOKENS))  # all tokens are equally likely
     takes_all = verified(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
     deepest = jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
     np.testing.assert_array_equal(takes_all.num_accepted, deepest)

@@ -103,7 +103,7 @@ def bigram(vocab_size: int, seed: int = 3):
 
 @dataclass(frozen=True)
 class DrawnChain(Trusting):
-    """Draws from the bigram table in `params.drafter`, and says so."""
+    """Draws from the bigram table in `params.drafter`, which is its proposal."""
 
     max_depth: int = 2
     lie: str = ""  # "" | "greedy": drafts argmax, claims the table | "peek": drops unlikely draws

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face checkpoints, saved by transformers, and what transformers computes.
+"""Tiny random Hugging Face checkpoints, saved and run by transformers.
 
 Weights are drawn wide (standard deviation 0.2), so that attention is far from uniform and a wrong
 mask or rotation shows in the logits. torch is imported inside the functions: a test that needs them
@@ -75,7 +75,7 @@ def save_bin(folder: Path, model: Any, num_files: int = 1, **options: Any) -> Pa
 
 
 def forward(model: Any, tokens: np.ndarray) -> Any:
-    """What transformers computes for whole texts `[B, Q]`: logits, hidden states, attentions."""
+    """Runs transformers over whole texts `[B, Q]`: logits, hidden states, attentions."""
     import torch
 
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "full rotary heads"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_a_reason(tmp_path, changes, wrong, advice):
+def test_unsupported_configs_are_refused_with_a_reason(tmp_path, changes, wrong, advice):
     with pytest.raises(SpecjaxError) as caught:
         read(tmp_path, **changes)
     message = str(caught.value)

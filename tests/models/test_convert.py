@@ -224,7 +224,7 @@ def test_params_of_another_model_are_not_saved(tmp_path, params):
 # ---- Weights that do not fit ---------------------------------------------------------------------
 
 
-def test_all_that_does_not_fit_is_told_at_once(folder):
+def test_all_mismatches_are_reported_at_once(folder):
     def spoil(tensors):
         del tensors["model.norm.weight"]
         del tensors["model.layers.1.mlp.up_proj.weight"]

@@ -86,7 +86,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_the_owners_are_told_apart():
+def test_a_classifier_of_other_models_is_refused():
     trained = classifier()
     trained.check_owner(trained.target, trained.draft)
     for owners in ((trained.target, "other"), ("other", trained.draft)):
@@ -136,7 +136,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_is_one_line_that_names_it(tmp_path, damage):
+def test_a_damaged_folder_is_a_one_line_error_that_names_it(tmp_path, damage):
     save_classifier(classifier(), tmp_path / "disco")
     DAMAGES[damage](tmp_path / "disco")
     with pytest.raises(SpecjaxError) as caught:
@@ -147,6 +147,6 @@ def test_a_damaged_folder_is_one_line_that_names_it(tmp_path, damage):
     assert "train" in message
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+def test_a_missing_folder_is_a_one_line_error(tmp_path):
     with pytest.raises(SpecjaxError, match="not a length classifier"):
         load_classifier(tmp_path / "nowhere")

@@ -54,7 +54,7 @@ def some_texts(kind: str, lengths: tuple[int, ...] = (LENGTH,)) -> Texts:
 
 
 def groups(head, params, target_params, text: Texts, turn: int = 0):
-    """What each depth predicts, `[k + 1, B, T, D]`; `turn` is for mutants."""
+    """Returns the predictions of each depth, `[k + 1, B, T, D]`; `turn` is for mutants."""
     embedded, streams, predictions = TARGET.embed(target_params, text.tokens), (), []
     for depth in range(head.config.num_depths):
         positions = text.positions + turn * depth
@@ -70,7 +70,7 @@ def groups(head, params, target_params, text: Texts, turn: int = 0):
 
 
 def drafts(head, params, target_params, text: Texts):
-    """What `groups` should say: one pass over the real slots, then the masks below each slot."""
+    """Returns the expected result of `groups`: the real slots, then the masks below each."""
     batch, length = text.tokens.shape
     num_masks = head.config.num_masks
     empty = KVCache.create(head.config.layers, batch, length + num_masks, text_length=length)
@@ -283,6 +283,6 @@ def test_heads_of_both_kinds_have_the_published_shape():
         ({"reads_features": False, "fc_bias": True}, "reads no features has no fc; leave fc_bias"),
     ],
 )
-def test_shapes_that_cannot_be_are_refused(settings, message):
+def test_impossible_shapes_are_refused(settings, message):
     with pytest.raises(SpecjaxError, match=message):
         ParallelConfig.for_target(LAYER, **settings)
