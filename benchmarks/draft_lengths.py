@@ -16,12 +16,13 @@ import numpy as np
 
 from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
 from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
+from benchmarks.oracle_rule import Oracle
 from specjax import Params, Sampling, load, load_drafter
 from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Program, Sample, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic, Oracle
+from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic
 from specjax.hub import LoadedTarget
 from specjax.tasks import Request
 

@@ -14,11 +14,9 @@ from rich.text import Text
 
 from specjax.bench.acceptance import advice, is_useless
 from specjax.bench.measure import PLAIN
-from specjax.cli.example import INSTRUCTION
 from specjax.cli.measure import Job, TimedText
-from specjax.cli.prompts import Source
-from specjax.cli.sources import show_sources, spans_in_prompt, write_page
-from specjax.cli.text import DRAFTED, show_live
+from specjax.cli.prompts import INSTRUCTION, Source
+from specjax.cli.text import DRAFTED, show_live, show_sources, spans_in_prompt, write_page
 from specjax.core.text import decode
 from specjax.decoding.sampling import LOSSY
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from recipes.pocket import tokenizer
-from specjax.cli.example import INSTRUCTION, SOURCE
+from specjax.cli.prompts import INSTRUCTION, SOURCE
 from specjax.models.config import TransformerConfig
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer

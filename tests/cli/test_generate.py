@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specjax.cli import main
-from specjax.cli.example import INSTRUCTION, SOURCE
 from specjax.cli.measure import Job
+from specjax.cli.prompts import INSTRUCTION, SOURCE
 from specjax.core.text import decode
 from specjax.decoding.engine import Engine
 from specjax.pocket import edits
