@@ -106,9 +106,6 @@ def _num_same(tokens: Int[np.ndarray, " n"], first: int, second: int, limit: int
     return int(differ[0]) if len(differ) else max(limit, 0)
 
 
-# ---- The HTML page -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Page:
     """Output and context side by side in one HTML file; hovering over a span shows its source."""

@@ -119,9 +119,6 @@ def load_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
-# ---- Finding and downloading folders -----------------------------------------------------------
-
-
 def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bool = True) -> Path:
     if name == POCKET:
         _refuse_revision(name, revision)
@@ -266,9 +263,6 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
     except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
-
-
-# ---- Reading a folder ---------------------------------------------------------------------------
 
 
 def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:

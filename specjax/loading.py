@@ -57,8 +57,6 @@ def load_drafter(
     return _build(method, target, source, part, {**known, **settings})
 
 
-# ---- auto ---------------------------------------------------------------------------------------
-
 # Of prompt lookup where nothing was measured: wide layers on two cores; elsewhere rows cost little.
 ASSUMED_BREAK_EVEN = {"cpu": 1.5, "other": 0.1}
 
@@ -105,9 +103,6 @@ def _auto(
             f"auto cannot load {method}, which was chosen for it: {error}; run `specjax tune "
             "machine` again"
         ) from None
-
-
-# ---- Settings -----------------------------------------------------------------------------------
 
 
 def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str, Any]:
@@ -186,8 +181,6 @@ def _draft_model(
     drafter = make_drafter("draft-model", target.config, dict(settings), draft.model)
     return drafter, {"draft": draft.params, "rule": rule_params}
 
-
-# ---- What drafters read ------------------------------------------------------------------------
 
 MAX_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like that one side added
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.prompt import chat_ids, from_ids
 from specjax.decoding.request import check_length, check_prompt
 from specjax.hub import LoadedTarget
@@ -69,8 +69,7 @@ def read_tasks(
     Raises:
         SpecjaxError: for a file that cannot be read or holds no task.
     """
-    if limit < 1:
-        raise SpecjaxError(f"limit {limit} must be at least 1: nothing would be measured")
+    check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
     path = Path(source)

@@ -38,7 +38,7 @@ from specjax.bench.results import Results, Stage, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.provenance import machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.distillation import answers_of
@@ -91,10 +91,7 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
 def check(options: BenchOptions) -> None:
     """Raises SpecjaxError for options that cannot be served, whatever the target is."""
     for name in ("runs", "limit", "max_new_tokens"):
-        if getattr(options, name) < 1:
-            raise SpecjaxError(
-                f"{name} {getattr(options, name)} must be at least 1: nothing would be measured"
-            )
+        check_at_least(name, getattr(options, name), 1, "nothing would be measured")
     temperatures = temperatures_in(options.temperature)
     for temperature in temperatures:
         sampling_of(options, temperature)

@@ -15,6 +15,13 @@ class SpecjaxError(ValueError):
     """
 
 
+def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:
+    """Raises SpecjaxError if the setting `name` is below its minimum."""
+    if value < minimum:
+        reason = f": {why}" if why else ""
+        raise SpecjaxError(f"{name} {value} must be at least {minimum}{reason}")
+
+
 def exit_code(run: Callable[[], None]) -> int:
     """Runs a program and returns its exit code; prints one line for a `SpecjaxError`."""
     try:

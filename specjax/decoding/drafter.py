@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
@@ -170,10 +170,7 @@ class CopyDrafter(Drafter):
     num_tokens: int = 10
 
     def __post_init__(self):
-        if self.num_tokens < 1:
-            raise SpecjaxError(
-                f"num_tokens {self.num_tokens} must be at least 1: nothing would be drafted"
-            )
+        check_at_least("num_tokens", self.num_tokens, 1, "nothing would be drafted")
 
     @property
     def num_nodes(self) -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import check_at_least
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
@@ -79,8 +79,7 @@ def stream(
         SpecjaxError: at once, for a request that cannot be served or fewer than 1 round per call;
             later, where the target's logits are NaN or infinite.
     """
-    if rounds_per_call < 1:
-        raise SpecjaxError(f"rounds_per_call {rounds_per_call} must be at least 1")
+    check_at_least("rounds_per_call", rounds_per_call, 1)
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)

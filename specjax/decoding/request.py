@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Target
@@ -20,8 +20,7 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
         SpecjaxError: if the request cannot be served. Values that are still traced (under an outer
             `jit`) are not checked; shapes are.
     """
-    if max_new_tokens < 1:
-        raise SpecjaxError(f"max_new_tokens {max_new_tokens} must be at least 1")
+    check_at_least("max_new_tokens", max_new_tokens, 1)
     target.check(params)
     rows, lengths = prompt.tokens.shape[0], prompt.length.shape[0]
     if rows != lengths:

@@ -3,15 +3,15 @@
 import math
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 
 
 def check_at_least_one(options: Any, *names: str) -> None:
     """Raises SpecjaxError for fields below 1; None passes."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise SpecjaxError(f"{name} {value} must be at least 1")
+        if value is not None:
+            check_at_least(name, value, 1)
 
 
 def check_not_negative(options: Any, *names: str) -> None:

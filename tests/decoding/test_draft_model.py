@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.oracle_rule import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -17,7 +18,6 @@ from specjax.decoding.drafters.length_rules import (
     Disco,
     Fixed,
     Heuristic,
-    Oracle,
 )
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.oracle_rule import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.length_rules import (
     Confidence,
@@ -16,7 +17,6 @@ from specjax.decoding.drafters.length_rules import (
     Heuristic,
     LastDrafted,
     LengthRule,
-    Oracle,
 )
 from specjax.models.heads.length_classifier import LengthClassifier
 

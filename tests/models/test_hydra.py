@@ -126,7 +126,7 @@ def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
 
 @pytest.mark.parametrize("changes", [{"num_heads": 0}, {"num_layers": 0}])
 def test_there_must_be_heads_and_blocks(changes):
-    with pytest.raises(SpecjaxError, match=f"{next(iter(changes))} 0 of Hydra must be at least 1"):
+    with pytest.raises(SpecjaxError, match=f"Hydra's {next(iter(changes))} 0 must be at least 1"):
         HydraConfig.for_target(MODEL.config, **changes)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.drafter import Context, Drafter
 from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.sampling import Draw
@@ -282,8 +282,7 @@ class DepthTreeDrafter(Drafter):
         if self.tree not in ("static", "dynamic"):
             raise SpecjaxError(f"tree {self.tree!r} is unknown; use static or dynamic")
         for name, least in (("top_k", 1), ("num_tokens", 2), ("depth", 0)):
-            if getattr(self, name) < least:
-                raise SpecjaxError(f"{name} {getattr(self, name)} must be at least {least}")
+            check_at_least(name, getattr(self, name), least)
         if not 0 <= self.noise_share <= 1:
             raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
         for field in fields(self):

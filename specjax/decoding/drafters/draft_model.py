@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.length_rules import (
@@ -106,10 +106,7 @@ class DraftModel(Drafter):
     def __post_init__(self):
         if not isinstance(self.rule, LengthRule) and self.rule not in RULES:
             raise SpecjaxError(f"rule {self.rule!r} is unknown; use {', '.join(RULES)}")
-        if self.max_length < 1:
-            raise SpecjaxError(
-                f"max_length {self.max_length} must be at least 1: nothing would be drafted"
-            )
+        check_at_least("max_length", self.max_length, 1, "nothing would be drafted")
         self.length_rule.longest(self.max_length)  # checks it
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
@@ -56,11 +56,9 @@ class Eagle2(HeadDrafter):
     noise_share: float = 0.8
 
     def __post_init__(self):
-        for name, least in (("top_k", 1), ("depth", 1), ("num_tokens", 2)):
-            value = getattr(self, name)
-            if value < least:
-                why = "it counts the root" if least == 2 else "nothing would be drafted"
-                raise SpecjaxError(f"{name} {value} must be at least {least}: {why}")
+        check_at_least("top_k", self.top_k, 1, "nothing would be drafted")
+        check_at_least("depth", self.depth, 1, "nothing would be drafted")
+        check_at_least("num_tokens", self.num_tokens, 2, "it counts the root")
         if not 0 <= self.noise_share <= 1:
             raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
 

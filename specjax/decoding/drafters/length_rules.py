@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
 from specjax.models.shapes import shape_mismatches
 
@@ -79,7 +79,7 @@ class Fixed(LengthRule):
     length: int = 5
 
     def __post_init__(self):
-        _at_least_1("length", self.length)
+        check_at_least("length", self.length, 1, "nothing would be drafted")
 
     def longest(self, max_length: int) -> int:
         _at_most("length", self.length, max_length)
@@ -104,7 +104,7 @@ class Heuristic(LengthRule):
     start: int = 5
 
     def __post_init__(self):
-        _at_least_1("start", self.start)
+        check_at_least("start", self.start, 1, "nothing would be drafted")
 
     def longest(self, max_length: int) -> int:
         _at_most("start", self.start, max_length)
@@ -188,11 +188,6 @@ class Disco(LengthRule):
 def _network(params: Any) -> LengthClassifier:
     (hidden_size,) = params["hidden"]["bias"].shape
     return LengthClassifier(hidden_size)
-
-
-def _at_least_1(name: str, value: int) -> None:
-    if value < 1:
-        raise SpecjaxError(f"{name} {value} must be at least 1: nothing would be drafted")
 
 
 def _at_most(name: str, value: int, max_length: int) -> None:

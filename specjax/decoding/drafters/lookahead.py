@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import (
     Context,
@@ -75,19 +75,10 @@ class Lookahead(Drafter):
     pool_from_prompt: bool = False
 
     def __post_init__(self):
-        if self.ngram_length < 3:
-            raise SpecjaxError(
-                f"ngram_length {self.ngram_length} must be at least 3: a window for less has no "
-                "levels to refine"
-            )
-        if self.window_length < 1:
-            raise SpecjaxError(
-                f"window_length {self.window_length} must be at least 1: nothing would be guessed"
-            )
-        if self.num_guesses < 1:
-            raise SpecjaxError(
-                f"num_guesses {self.num_guesses} must be at least 1: nothing would be drafted"
-            )
+        no_levels = "a window for less has no levels to refine"
+        check_at_least("ngram_length", self.ngram_length, 3, no_levels)
+        check_at_least("window_length", self.window_length, 1, "nothing would be guessed")
+        check_at_least("num_guesses", self.num_guesses, 1, "nothing would be drafted")
 
     taps = Taps()
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, CopyDrafter, Outcome, Params, Proposal, State
 from specjax.decoding.prompt import Prompt
@@ -100,8 +100,7 @@ class PromptLookupPlus(RankedLookup):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.prefix_length < 1:
-            raise SpecjaxError(f"prefix_length {self.prefix_length} must be at least 1")
+        check_at_least("prefix_length", self.prefix_length, 1)
         if not -1 <= self.min_similarity <= 1:
             raise SpecjaxError(
                 f"min_similarity {self.min_similarity} is outside [-1, 1], the range of a cosine"

@@ -9,7 +9,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
@@ -58,11 +58,8 @@ class Retrieval(Drafter):
                 f"queries of {self.shortest_query} to {self.longest_query} tokens make no range; "
                 f"use 1 <= shortest_query <= longest_query <= {MAX_QUERY}"
             )
-        if min(self.num_tokens, self.max_drafted) < 1:
-            raise SpecjaxError(
-                f"num_tokens {self.num_tokens} and max_drafted {self.max_drafted} must be at least "
-                "1: nothing would be drafted"
-            )
+        check_at_least("num_tokens", self.num_tokens, 1, "nothing would be drafted")
+        check_at_least("max_drafted", self.max_drafted, 1, "nothing would be drafted")
         if self.longest_query + self.num_tokens > SORTED_TOKENS:
             raise SpecjaxError(
                 f"longest_query {self.longest_query} and num_tokens {self.num_tokens} exceed the "

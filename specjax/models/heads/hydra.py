@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.layered import LayeredConfig, layers_like, through_layers
@@ -42,8 +42,7 @@ class HydraConfig(LayeredConfig):
 
     def __post_init__(self):
         for name in ("num_heads", "num_layers"):
-            if getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} of Hydra must be at least 1")
+            check_at_least(f"Hydra's {name}", getattr(self, name), 1)
         if self.layers.num_hidden_layers > 1:
             raise SpecjaxError(
                 f"a Hydra head with {self.layers.num_hidden_layers} prefix layers is not "

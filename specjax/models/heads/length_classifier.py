@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder
 from specjax.models.layers import FULL_PRECISION
-from specjax.models.shapes import mismatches
+from specjax.models.shapes import shape_mismatches
 
 NUM_TOP = 10  # the largest probabilities, which the classifier reads (footnote 4)
 NUM_FEATURES = NUM_TOP + 2  # plus entropy and position
@@ -148,7 +148,7 @@ def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
 
     values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_KINDS}
     text = json.dumps(values, indent=1) + "\n"
-    leaves = _leaves(classifier.params).items()
+    leaves = flatten_dict(classifier.params, sep=".").items()
     weights = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in leaves}
     with new_folder(Path(folder)) as unfinished:
         save_file(weights, unfinished / WEIGHTS)
@@ -214,10 +214,7 @@ def _is_whole(values: Mapping[str, Any]) -> bool:
 
 def _contradiction(weights: Mapping[str, np.ndarray], hidden_size: int) -> str:
     """Returns how the weights contradict the hidden size; empty if they agree."""
-    like = jax.eval_shape(LengthClassifier(hidden_size).initialise, jax.random.key(0))
-    expected = {name: leaf.shape for name, leaf in _leaves(like).items()}
-    found = {name: weight.shape for name, weight in weights.items()}
-    if complaints := mismatches(found, expected):
+    if complaints := shape_mismatches(weights, LengthClassifier(hidden_size)):
         return complaints
     odd = [
         name
@@ -225,7 +222,3 @@ def _contradiction(weights: Mapping[str, np.ndarray], hidden_size: int) -> str:
         if weight.dtype != np.float32 or not np.isfinite(weight).all()
     ]
     return f"not finite float32: {', '.join(odd)}" if odd else ""
-
-
-def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(flatten_dict(params, sep="."))

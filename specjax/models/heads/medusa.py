@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import check_at_least
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import Linear, LMHead
 from specjax.models.target import Target
@@ -42,8 +42,7 @@ class MedusaConfig:
 
     def __post_init__(self):
         for name in ("num_heads", "num_layers"):
-            if getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} of Medusa must be at least 1")
+            check_at_least(f"Medusa's {name}", getattr(self, name), 1)
 
     @property
     def num_depths(self) -> int:
