@@ -57,16 +57,18 @@ def parse(options: type[OptionsType], doc: str | None, arguments: Sequence[str])
                 f"--{each.name.replace('_', '-')}",
                 type=kind,
                 nargs="*" if is_many else None,
-                default=each.default,
+                action="extend" if is_many else "store",
+                default=None if is_many else each.default,
                 help=f"{text} ({each.default})" if each.default not in (None, "", ()) else text,
             )
     values = vars(parser.parse_args(arguments))
-    return options(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-    )
+    defaults = {each.name: each.default for each in fields(options)}  # pyright: ignore[reportArgumentType]
+    for name, value in values.items():
+        if value is None:
+            values[name] = defaults[name]
+        elif isinstance(value, list):
+            values[name] = tuple(value)
+    return options(**values)
 
 
 def main(run: Callable[[OptionsType], Any], options: type[OptionsType], doc: str | None) -> None:

@@ -124,7 +124,7 @@ def source_of(assignment: str, source: str) -> HeadSource:
         SpecjaxError: if a method lacks its folder, or the folder is no head.
     """
     method, colon, folder = source.partition(":")
-    is_method = method in METHODS and METHODS[method].head != ""
+    is_method = method in METHODS and METHODS[method].head is not None
     if colon and is_method:
         if not folder:
             raise SpecjaxError(f"--head {assignment!r} names no folder; write NAME={method}:FOLDER")

@@ -53,7 +53,7 @@ class Method:
     training: type[HeadTraining] | None = None  # how `specjax train` makes that head
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
-    # Settings that `specjax tune machine` tries; a method without any is never behind `auto`.
+    # Settings that `specjax tune machine` tries; `auto` cannot use a method without any.
     search_space: SearchSpace = ()
 
     @property
@@ -207,7 +207,7 @@ METHODS: dict[str, Method] = {
 
 HEAD_FORMATS = tuple({row.head.kind: row.head for row in METHODS.values() if row.head}.values())
 
-SETTING_TYPES = {  # declared type of a setting: what counts as one, and how a message calls it
+SETTING_TYPES = {  # declared type of a setting: what counts as one, and what messages call it
     bool: (bool, "True or False"),
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -224,7 +224,7 @@ def make_drafter(
         method: a name in `METHODS`.
         config: of the target.
         settings: by name.
-        parts: what the drafter holds besides: its head, or its draft model.
+        parts: the drafter's other fields: its head, or its draft model.
 
     Raises:
         SpecjaxError: for an unknown method or setting, a setting out of range, or missing parts.

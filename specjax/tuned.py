@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,8 @@ def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoCho
     known, machine = tuned_for(target, path).settings.get(AUTO), machine_of(target)
     if not known:
         return AutoChoice(machine, why=f"not tuned: {ADVICE}")
+    if set(known) - {each.name for each in fields(AutoChoice)}:
+        return AutoChoice(machine, why=f"tuned by an earlier version: {ADVICE}")
     try:
         choice = AutoChoice(**known)
         if choice.machine != machine:

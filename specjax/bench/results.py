@@ -148,7 +148,7 @@ def open_results(folder: Path, about: Mapping[str, Any]) -> Results:
             _drop_cut_line(folder / name)
         return Results(folder)
     _write(path, json.dumps(now, indent=1) + "\n")
-    for name in (PROGRAMS, BANDWIDTH):
+    for name in (PROGRAMS, BANDWIDTH, TRACES):
         (folder / name).unlink(missing_ok=True)  # of a start that measured nothing
     return Results(folder)
 

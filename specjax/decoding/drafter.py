@@ -1,7 +1,7 @@
 """The contract between the loop and a drafting method.
 
-A drafter proposes tokens and learns from the outcome; it does not decide what is said (unless
-acceptance is `typical`).
+A drafter proposes tokens and learns from the outcome; it does not decide what is generated
+(unless acceptance is `typical`).
 """
 
 from abc import ABC, abstractmethod

@@ -54,8 +54,7 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
 
     Raises:
         SpecjaxError: for no choices, choices that do not form a tree, or a choice that leaves out a
-        rank
-            better than its own.
+            rank better than its own.
     """
     ordered, _ = sorted_choices(choices)
     if not ordered:
@@ -265,8 +264,8 @@ class DepthTreeDrafter(Drafter):
 
     Raises:
         SpecjaxError: for choices that do not form a tree or leave out a rank better than one they
-        have,
-            settings by which nothing would be drafted, or a static tree with settings of a dynamic.
+            have, settings by which nothing would be drafted, or a static tree with settings that
+            only a dynamic tree reads.
     """
 
     head: Any

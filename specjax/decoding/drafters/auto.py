@@ -9,7 +9,7 @@ text never falls behind plain decoding by more than the credit, the allowance an
 A drafter without params that drafts chains, such as prompt lookup, is almost free to ask. A draft
 that is withheld becomes a *shadow*: it is compared with what plain decoding says next, and counts
 as if it had been drafted, so the gate opens again when the text becomes predictable. While shut, it
-pauses after each look in vain, with exponential backoff.
+pauses after each unsuccessful look, with exponential backoff.
 
 A drafter with params costs as much to ask as to use, and cannot catch up with text that it has not
 seen. Once the budget is spent, it is shut for the rest of that text (or batch).

@@ -40,7 +40,7 @@ class Eagle(HeadDrafter):
 
     Raises:
         SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
-        have.
+            have.
     """
 
     choices: Choices = PUBLISHED_TREE

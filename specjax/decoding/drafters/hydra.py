@@ -39,7 +39,7 @@ class Hydra(HeadDrafter):
 
     Raises:
         SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
-        have.
+            have.
     """
 
     head: HydraHeads

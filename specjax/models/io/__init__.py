@@ -1,1 +1,1 @@
-"""Reads and writes weights and heads: safetensors, Hugging Face folders, Orbax."""
+"""Weights and heads in files: safetensors, Hugging Face folders, and the formats of heads."""

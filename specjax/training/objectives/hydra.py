@@ -47,7 +47,7 @@ class HydraTraining(HeadTraining):
     """Give each head an LM head of its own, as published; without, all use the target's."""
 
     flags: ClassVar = MappingProxyType(
-        {"has_lm_heads": "--lm-heads", "num_hidden_layers": "--prefix"}
+        {"has_lm_heads": "--no-lm-heads", "num_hidden_layers": "--prefix"}
     )
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(

@@ -77,7 +77,7 @@ class MedusaTraining(TokenTraining):
     lm_heads: bool = True
     """Give each head an LM head of its own (version 1); without, all use the target's (2)."""
 
-    flags: ClassVar = MappingProxyType({"has_lm_heads": "--lm-heads"})
+    flags: ClassVar = MappingProxyType({"has_lm_heads": "--no-lm-heads"})
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=2e-3, decay="cosine", beta2=0.999, weight_decay=0.0, clip="norm", clip_at=1.0
