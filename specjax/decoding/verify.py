@@ -38,8 +38,10 @@ def verify(
         after = root_slot[:, None] + tree.depth + 1
         wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
         verification = follow(tree, wanted, max_depth)
-    last = jnp.take_along_axis(verification.path, verification.num_accepted[:, None], axis=1)
-    best = jnp.max(jnp.take_along_axis(logits, last[..., None], axis=1)[:, 0], axis=-1)
+    # A slice per text: a gather with an index per token would cost as much as the argmax.
+    best = jax.vmap(lambda rows, path, count: jnp.max(rows[path[count]]))(
+        logits, verification.path, verification.num_accepted
+    )
     return replace(verification, bonus=jnp.where(jnp.isfinite(best), verification.bonus, NO_BONUS))
 
 
