@@ -61,7 +61,7 @@ class OwnMethod(Contestant):
 
     @property
     def dtype(self) -> str:
-        """Of the target's weights."""
+        """The dtype of the target's weights."""
         return str(self.engine.target.dtype(self.params.target))
 
     @property

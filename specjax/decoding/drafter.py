@@ -64,7 +64,7 @@ class Probe:
 
 
 class Proposal(NamedTuple):
-    """What the drafter asks the target to verify in one pass."""
+    """A draft for the target to verify in one pass, and perhaps a probe."""
 
     tree: DraftTree
     probe: Probe | None = None

@@ -1,4 +1,4 @@
-"""What the drafters with a head share, and the state of a head that follows the committed text."""
+"""The base of drafters with a head, and the state of a head that follows the committed text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -157,7 +157,7 @@ class PromptLookupPlus(RankedLookup):
 
 @pytree
 class SeenAttention:
-    """How much the token before the root attends to each position; zeros before the first round."""
+    """The attention from the token before the root to each position; zeros before round one."""
 
     weights: Float[Array, "B S"]
     prompt_length: Int[Array, " B"]

@@ -110,7 +110,7 @@ class Retrieval(Drafter):
     def _retrieve(
         self, datastore: dict[str, Array], text: Int[Array, " S"], length: Int[Array, ""]
     ) -> tuple[Int[Array, "D M"], Int[Array, ""]]:
-        """What followed the longest match, one continuation a column, sorted, and how many."""
+        """Returns the sorted continuations of the longest match, one a column, and their number."""
         sizes = jnp.arange(self.shortest_query, self.longest_query + 1)
         steps = jnp.arange(self.longest_query + 1)
         at = (length - sizes)[:, None] + steps[None, :]
@@ -167,7 +167,7 @@ def _bounds(
     queries: Int[Array, "Q W"],
     sizes: Int[Array, " Q"],
 ) -> tuple[Int[Array, " Q"], Int[Array, " Q"]]:
-    """Where the suffixes begin and end that go on after each query, by binary search.
+    """Finds the first and the end of the suffixes that continue each query, by binary search.
 
     Query q counts `sizes[q]` tokens and is followed by a 0. A suffix that ends with the query sorts
     before the query and a 0, as separators are negative: there the search for the first begins.

@@ -4,7 +4,7 @@ A folder holds `config.json` and flat tensors. A `HeadFormat` says, as data, whi
 a kind of head and how layouts differ; the formats are in `specjax.models.io.formats`. The tensors
 decide what the head is, because published configs are often silent or wrong; what the config does
 say must agree. Tensors that the head does not have are an error: a head that is read in part drafts
-badly, and nobody sees why.
+badly without any visible sign.
 """
 
 import re
@@ -115,7 +115,7 @@ class HeadFile:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is special about a head that is written for one reader; None: as the format says."""
+    """The differences of a head written for one reader; None means as the format says."""
 
     file: str = WEIGHTS
     names: Callable[[Any], tuple[Names, ...]] | None = None  # by the head's config
