@@ -126,7 +126,7 @@ def _pass(
     layer: int,
 ) -> Float[Array, "1 T D"]:
     rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
-    cache = target.new_cache(params, 1, tokens.shape[1], text_length=length)
+    cache = target.new_cache(params, 1, tokens.shape[1], prompt_length=length)
     output, _ = target.run(params, rows, cache, Taps(hidden_layers=(layer,), logits=False))
     assert output.hidden is not None
     return output.hidden[:, :, 0]

@@ -214,7 +214,7 @@ class Benchmark:
 
     def _rows(self, stage: Stage, samples: Sequence[Sample]) -> list[Measurement]:
         sampling = sampling_of(self.options, stage.temperature)
-        compare = NearTies(self.target, sampling, self.options.seed, self.options.max_new_tokens)
+        compare = NearTies(self.target, sampling, self.options.seed)
         programs, bandwidth = self.results.programs(stage), self.results.bandwidth(stage)
         return [
             with_bandwidth_share(row, self.target, bandwidth)

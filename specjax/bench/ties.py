@@ -40,7 +40,6 @@ class NearTies:
     target: LoadedTarget
     sampling: Sampling
     seed: int
-    max_new_tokens: int
 
     def __call__(self, texts: TextPair) -> TextMatch:
         if texts.method != PLAIN and not self.sampling.is_reproducible:
@@ -54,18 +53,18 @@ class NearTies:
         if at == len(pairs):  # one text goes on where the other ends
             return match
         begun = (*texts.ids, *texts.plain[:at])
-        gap = self._gap(begun, pairs[at], texts.row, len(texts.ids) + self.max_new_tokens)
+        gap = self._gap(begun, pairs[at], texts.row, len(texts.ids))
         return TextMatch.NEAR_TIE if gap <= near_tie_in(dtype) else match
 
     def _gap(
-        self, text: tuple[int, ...], tokens: tuple[int, int], row: int, text_length: int
+        self, text: tuple[int, ...], tokens: tuple[int, int], row: int, prompt_length: int
     ) -> float:
         """Returns how far the worse of two next tokens is below the best, over the top logit."""
         logits, scores = _next_token(
             self.target.params,
             from_ids([text], bucket=PREFILL_CHUNK),
             row_keys(jax.random.key(self.seed), row + 1)[row:],
-            jnp.asarray([text_length]),
+            jnp.asarray([prompt_length]),
             target=self.target.model,
             sampling=self.sampling,
         )
@@ -82,20 +81,20 @@ def near_tie_in(dtype: str) -> float:
 @partial(jax.jit, static_argnames=("target", "sampling"))
 def _next_token(
     params,
-    prompt: Prompt,
+    text: Prompt,
     row_key: Key[Array, " B"],
-    text_length: Int[Array, " B"],
+    prompt_length: Int[Array, " B"],
     *,
     target: Transformer,
     sampling: Sampling,
 ) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Returns the next token's logits, and the scores whose argmax plain decoding takes."""
-    before = prompt.length - 1
-    cache = target.new_cache(params, 1, prompt.tokens.shape[1] + 1, text_length)
-    _, cache = prefill(params, prompt.tokens, before, cache, target, Taps())
-    root = jnp.take_along_axis(prompt.tokens, before[:, None], axis=1)
+    before = text.length - 1
+    cache = target.new_cache(params, 1, text.tokens.shape[1] + 1, prompt_length)
+    _, cache = prefill(params, text.tokens, before, cache, target, Taps())
+    root = jnp.take_along_axis(text.tokens, before[:, None], axis=1)
     output, _ = target.run(params, causal_rows(root, before), replace(cache, length=before))
     assert output.logits is not None
-    draw = Draw(row_key, prompt.length, sampling)
-    scores = draw.perturbed(output.logits, prompt.length[:, None])
+    draw = Draw(row_key, text.length, sampling)
+    scores = draw.perturbed(output.logits, text.length[:, None])
     return output.logits[0, 0], scores[0, 0]

@@ -182,7 +182,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
     padded = whole_chunks(prompt_length)
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = engine.num_slots(prompt_length)
-    cache = target.new_cache(params.target, batch, slots, prompt.length + max_new_tokens)
+    cache = target.new_cache(params.target, batch, slots, prompt.length)
     prefilled, cache = prefill(
         params.target, tokens, prompt.length - 1, cache, target, drafter.taps
     )

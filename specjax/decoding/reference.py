@@ -46,7 +46,7 @@ def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     def next_token(_, carry):
         tokens, length, is_done = carry
         rows = causal_rows(tokens, jnp.zeros((batch,), jnp.int32))
-        cache = target.new_cache(params, batch, num_slots, prompt.length + max_new_tokens)
+        cache = target.new_cache(params, batch, num_slots, prompt.length)
         output, _ = target.run(params, rows, cache)
         assert output.logits is not None
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)

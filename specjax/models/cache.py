@@ -28,7 +28,7 @@ class KVCache:
     values: tuple[Float[Array, "B K S D"], ...]
     positions: Int[Array, "B S"]  # of the row in each slot, within the text
     length: Int[Array, " B"]  # committed rows
-    text_length: Int[Array, " B"]  # length each text may reach; only dynamic RoPE reads it
+    prompt_length: Int[Array, " B"]  # of the text that is read at once; only dynamic RoPE asks
 
     @classmethod
     def create(
@@ -37,7 +37,7 @@ class KVCache:
         batch: int,
         num_slots: int,
         dtype: DTypeLike = jnp.float32,
-        text_length: Int[Array, " B"] | int | None = None,
+        prompt_length: Int[Array, " B"] | int | None = None,
     ) -> "KVCache":
         """Returns an empty cache for `batch` texts with `num_slots` slots each."""
         shape = (batch, config.num_key_value_heads, num_slots, config.head_dim)
@@ -47,8 +47,9 @@ class KVCache:
             values=tuple(jnp.zeros(shape, dtype) for _ in layers),
             positions=jnp.zeros((batch, num_slots), jnp.int32),
             length=jnp.zeros((batch,), jnp.int32),
-            text_length=jnp.broadcast_to(
-                jnp.asarray(num_slots if text_length is None else text_length, jnp.int32), (batch,)
+            prompt_length=jnp.broadcast_to(
+                jnp.asarray(num_slots if prompt_length is None else prompt_length, jnp.int32),
+                (batch,),
             ),
         )
 

@@ -32,26 +32,26 @@ class Rope:
     original_max_position_embeddings: int = 0  # llama3: the length before scaling
 
     def inverse_frequencies(
-        self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, " B"]
-    ) -> Float[Array, "#B F"]:
+        self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, "B Q"]
+    ) -> Float[Array, "#B #Q F"]:
         """Returns the radians per position of each rotary pair, float32; F = head_dim / 2.
 
-        `text_length` is the length each text may reach. Only `dynamic` reads it: its base grows
-        with the part beyond `max_position_embeddings`, once for the whole request, so that
-        a token's rotation does not depend on when it was processed.
+        `text_length` is the length of the text when a row is computed. Only `dynamic` reads it: its
+        base grows with the part beyond `max_position_embeddings`.
         """
         exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         if self.rope_type == "dynamic":
             length = jnp.maximum(text_length, max_position_embeddings).astype(jnp.float32)
             stretch = self.factor * length / max_position_embeddings - (self.factor - 1)
-            growth = jnp.log(stretch)[:, None] * (head_dim / (head_dim - 2))
-            return jnp.exp(-(np.log(self.rope_theta) + growth) * exponent.astype(np.float32)[None])
+            growth = jnp.log(stretch)[..., None] * (head_dim / (head_dim - 2))
+            exponent = exponent.astype(np.float32)[None, None]
+            return jnp.exp(-(np.log(self.rope_theta) + growth) * exponent)
         frequencies = self.rope_theta**-exponent
         if self.rope_type == "linear":
             frequencies = frequencies / self.factor
         elif self.rope_type == "llama3":
             frequencies = self._llama3(frequencies)
-        return jnp.asarray(frequencies[None], jnp.float32)
+        return jnp.asarray(frequencies[None, None], jnp.float32)
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
         # Keep fast pairs, slow down slow pairs by `factor`, blend those in between.

@@ -186,13 +186,18 @@ def project(
 
 
 def rotation_of(
-    positions: Int[Array, "B Q"], config: TransformerConfig, text_length: Int[Array, " B"]
+    positions: Int[Array, "B Q"], config: TransformerConfig, prompt_length: Int[Array, " B"]
 ) -> Rotation:
-    """Returns the cosine and sine of each row's rotary angles, float32, shared by all heads."""
+    """Returns the cosine and sine of each row's rotary angles, float32, shared by all heads.
+
+    The prompt is read at once and every later token by itself, as in `transformers`, so a rotation
+    does not depend on what else a pass reads.
+    """
+    text_length = jnp.maximum(prompt_length[:, None], positions + 1)
     frequencies = config.rope.inverse_frequencies(
         config.head_dim, config.max_position_embeddings, text_length
     )
-    angles = positions[:, None, :, None].astype(jnp.float32) * frequencies[:, None, None, :]
+    angles = positions[:, None, :, None].astype(jnp.float32) * frequencies[:, None]
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)
 

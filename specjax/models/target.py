@@ -119,7 +119,7 @@ class Target(Protocol):
         params: Any,
         batch: int,
         num_slots: int,
-        text_length: Int[Array, " B"] | int | None = None,
+        prompt_length: Int[Array, " B"] | int | None = None,
     ) -> "KVCache":
-        """Returns an empty cache for `batch` texts of up to `text_length` tokens each."""
+        """Returns an empty cache for `batch` texts; `prompt_length` is `num_slots` by default."""
         ...

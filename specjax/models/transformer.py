@@ -36,7 +36,7 @@ class Transformer(nn.Module):
         start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
         positions = write_slots(cache.positions, rows.positions, start, axis=1)
         masks = self._masks(rows, positions, cache)
-        rotation = rotation_of(rows.positions, config, cache.text_length)
+        rotation = rotation_of(rows.positions, config, cache.prompt_length)
         table = Embedding(config, name="embed_tokens")()
         x = table[rows.tokens]
         hidden, attention, keys, values = [x], {}, [], []
@@ -121,9 +121,9 @@ class Transformer(nn.Module):
         params: Any,
         batch: int,
         num_slots: int,
-        text_length: Int[Array, " B"] | int | None = None,
+        prompt_length: Int[Array, " B"] | int | None = None,
     ) -> KVCache:
-        return KVCache.create(self.config, batch, num_slots, self.dtype(params), text_length)
+        return KVCache.create(self.config, batch, num_slots, self.dtype(params), prompt_length)
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:

@@ -155,8 +155,8 @@ def _read_texts(
     wanted.sort(key=lambda number: texts[number].length)
     for start in range(0, len(wanted), BATCH):
         numbers = wanted[start : start + BATCH]
-        tokens, lengths = _padded([texts[number] for number in numbers])
-        seen = jax.tree.map(np.asarray, _read(params, tokens, lengths, models=models))
+        tokens, prompt_length = _padded([texts[number] for number in numbers])
+        seen = jax.tree.map(np.asarray, _read(params, tokens, prompt_length, models=models))
         for row, number in enumerate(numbers):
             first = len(texts[number].prompt) - 1  # the prompt's last row predicts the first token
             last = texts[number].length - 1
@@ -164,28 +164,28 @@ def _read_texts(
 
 
 def _padded(texts: Sequence[ContinuedPrompt]) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-    """Returns whole texts in rows, T a multiple of CHUNK, and their lengths; B is always BATCH."""
+    """Returns texts in rows, T a multiple of CHUNK, and their prompts' lengths; B is BATCH."""
     longest = max(text.length for text in texts)
     tokens = np.zeros((BATCH, -(-longest // CHUNK) * CHUNK), np.int32)
-    lengths = np.full(BATCH, longest, np.int32)
+    prompt_length = np.zeros(BATCH, np.int32)
     for row, text in enumerate(texts):
         tokens[row, : text.length] = [*text.prompt, *text.continuation]
-        lengths[row] = text.length
-    return jnp.asarray(tokens), jnp.asarray(lengths)
+        prompt_length[row] = len(text.prompt)
+    return jnp.asarray(tokens), jnp.asarray(prompt_length)
 
 
 @partial(jax.jit, static_argnames="models")
 def _read(
     params: tuple[Any, ...],
     tokens: Int[Array, "B T"],
-    text_length: Int[Array, " B"],
+    prompt_length: Int[Array, " B"],
     *,
     models: tuple[Target, ...],
 ) -> Reading:
     """Runs the draft, and the target if given, chunk by chunk; no logits outlive a chunk."""
     batch, length = tokens.shape
     caches = tuple(
-        model.new_cache(own, batch, length, text_length)
+        model.new_cache(own, batch, length, prompt_length)
         for model, own in zip(models, params, strict=True)
     )
 

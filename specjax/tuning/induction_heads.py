@@ -93,7 +93,7 @@ def most_attended(text: Sequence[int], target: Target, params: Any) -> Int[np.nd
     config = target.config
     tokens = from_ids([text], BUCKET).tokens
     padded = tokens.shape[1]
-    cache = target.new_cache(params, 1, padded, text_length=len(text))
+    cache = target.new_cache(params, 1, padded, prompt_length=len(text))
     parts = []
     for start in range(0, len(text), CHUNK):
         part, cache = _pass(params, tokens[:, start : start + CHUNK], cache, target)

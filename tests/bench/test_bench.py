@@ -237,9 +237,7 @@ def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperatur
     table = half["lm_head"]["weight"]
     twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
     sampling = Sampling(temperature)
-    compare = NearTies(
-        replace(target, params=twins), sampling, OPTIONS.seed, OPTIONS.max_new_tokens
-    )
+    compare = NearTies(replace(target, params=twins), sampling, OPTIONS.seed)
 
     def match(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
         return compare(TextPair("pld", dtypes, requests[0].ids, 0, (token, *rest), said))

@@ -144,7 +144,7 @@ def test_other_draws_are_not_compared_and_lossy_ones_are_told(
         sample("pld", 0, 0, GeneratedText((3, 4, 6), 2), (0.0, 1.0)),
     ]
     sampling = Sampling(0.8, verification=verification)
-    compare = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0, 24)
+    compare = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0)
     rows = summarise(samples, {"plain": Program(), "pld": Program()}, compare)
     assert [row.identical for row in rows] == [True, None]
     show(rows, 1, 1e9, sampling)

@@ -16,10 +16,14 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
+from specjax.decoding.reference import reference_generate
 from specjax.models.config import Rope
+from specjax.models.families import read_config
+from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
 from tests.decoding.contract import KEY, SAMPLINGS, truth
-from tests.decoding.tiny import BATCH, prompt, target
+from tests.decoding.tiny import BATCH, OracleTree, prompt, target
+from tests.models import checkpoints
 
 
 def test_max_rounds_cuts_the_text_and_compiles_nothing():
@@ -52,7 +56,7 @@ def test_slots_are_whole_chunks_of_prompt_the_new_tokens_and_a_round(prompt_leng
     "drafter, rope", [(Autoregressive(), "dynamic"), (PromptLookupPlus(layer=1), "default")]
 )
 def test_a_row_of_a_batch_equals_its_prompt_alone(drafter, rope):
-    """Also with a dynamic RoPE, which depends on how long a text may become: 45 to 70 tokens."""
+    """Also with a dynamic RoPE, which depends on how long each text is: 45 to 70 tokens."""
     model, params = target()
     config = replace(model.config, max_position_embeddings=48, rope=Rope(rope, factor=2.0))
     model = Transformer(config) if rope == "dynamic" else model
@@ -70,6 +74,45 @@ def test_a_row_of_a_batch_equals_its_prompt_alone(drafter, rope):
         alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket)
         out = run(Params(params), alone, jax.random.fold_in(KEY, row))
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup(), OracleTree()])
+def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
+    """Prompts on both sides of the 48 positions after which the frequencies change."""
+    model, params = target()
+    config = replace(model.config, max_position_embeddings=48, rope=Rope("dynamic", factor=4.0))
+    run = {"target": Transformer(config), "sampling": SAMPLINGS["sampled"]}
+    numbers = np.random.default_rng(5)
+    given = from_ids([numbers.integers(0, 40, length).tolist() for length in (60, 30, 5)], 64)
+    expected, _ = reference_generate(params, given, KEY, **run, max_new_tokens=100)
+    texts = jnp.pad(given.tokens, ((0, 0), (0, 100)))
+    for row, length in enumerate(given.length.tolist()):
+        texts = texts.at[row, length : length + 100].set(expected[row])
+    known = Params(params, texts if isinstance(drafter, OracleTree) else None)
+    for count in (40, 100):
+        out = speculative_generate(known, given, KEY, **run, drafter=drafter, max_new_tokens=count)
+        np.testing.assert_array_equal(out.tokens, expected[:, :count])
+
+
+@pytest.mark.parametrize("prompt_length", [10, 24])
+def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_length):
+    """Beyond 16 positions the frequencies grow with the text; one of the prompts is longer."""
+    torch = pytest.importorskip("torch")
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    theirs = checkpoints.build(max_position_embeddings=16, rope_parameters=rope)
+    config = read_config(checkpoints.save(tmp_path / "target", theirs))
+    given = np.random.default_rng(1).integers(3, 61, (1, prompt_length))
+    theirs.generation_config.eos_token_id = None
+    said = theirs.generate(torch.from_numpy(given), max_new_tokens=38, do_sample=False)
+    out = speculative_generate(
+        Params(load_transformer(tmp_path / "target", config, jnp.float32)),
+        from_ids(given.tolist()),
+        KEY,
+        target=Transformer(config),
+        drafter=PromptLookup(),
+        max_new_tokens=38,
+    )
+    np.testing.assert_array_equal(out.tokens, said.numpy()[:, prompt_length:])
 
 
 @pytest.mark.parametrize("donate", [False, True])

@@ -26,7 +26,7 @@ def numbered_cache(lengths: list[int], num_slots: int) -> KVCache:
         values=tuple(-filled for _ in cache.values),
         positions=numbers.astype(jnp.int32),
         length=jnp.array(lengths, jnp.int32),
-        text_length=cache.text_length,
+        prompt_length=cache.prompt_length,
     )
 
 
@@ -36,9 +36,9 @@ def test_a_new_cache_is_empty_and_sized_by_the_config():
     assert cache.keys[0].shape == (3, CONFIG.num_key_value_heads, 5, CONFIG.head_dim)
     assert cache.keys[0].dtype == jnp.bfloat16
     assert cache.num_slots == 5
-    assert cache.text_length.tolist() == [5, 5, 5]
+    assert cache.prompt_length.tolist() == [5, 5, 5]
     assert cache.length.tolist() == [0, 0, 0]
-    assert KVCache.create(CONFIG, 1, 5, text_length=9).text_length.tolist() == [9]
+    assert KVCache.create(CONFIG, 1, 5, prompt_length=9).prompt_length.tolist() == [9]
 
 
 @pytest.mark.parametrize("starts", [[2], [0, 3, 1]], ids=["one text", "ragged batch"])

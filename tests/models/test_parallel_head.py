@@ -73,7 +73,7 @@ def drafts(head, params, target_params, text: Texts):
     """Returns the expected result of `groups`: the real slots, then the masks below each."""
     batch, length = text.tokens.shape
     num_masks = head.config.num_masks
-    empty = KVCache.create(head.config.layers, batch, length + num_masks, text_length=length)
+    empty = KVCache.create(head.config.layers, batch, length + num_masks, prompt_length=length)
     rows = causal_rows(text.tokens, jnp.zeros(batch, jnp.int32))
     real, written = head.run(params, TARGET, target_params, rows, text.features, empty)
 

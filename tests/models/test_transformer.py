@@ -185,8 +185,8 @@ def target(request) -> tuple[Transformer, dict]:
 
 
 def empty_cache(model: Transformer, batch: int) -> KVCache:
-    """A cache of 40 slots for texts that will be `TEXT_LENGTH` long."""
-    return KVCache.create(model.config, batch, 40, text_length=TEXT_LENGTH)
+    """A cache of 40 slots for prompts of up to `TEXT_LENGTH` tokens."""
+    return KVCache.create(model.config, batch, 40, prompt_length=TEXT_LENGTH)
 
 
 def prefilled(model, params, tokens, lengths) -> KVCache:

@@ -80,7 +80,7 @@ class HeadDrafter(Drafter):
         batch, width, _ = features.shape
         dtype = jax.tree.leaves(params.drafter)[0].dtype
         slots = num_slots + self.num_fed
-        cache = KVCache.create(self.head.config.layers, batch, slots, dtype, num_slots)
+        cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
         next_tokens = prompt.tokens[:, 1:]
         next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
         length = prompt.length - 2  # one feature stays pending, so that no round is special

@@ -259,6 +259,6 @@ def _prefilled(draft: Target, params: Any, prompt: Prompt, num_slots: int) -> KV
     """Returns the draft's cache of the prompts without their last tokens."""
     batch, width = prompt.tokens.shape
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))
-    cache = draft.new_cache(params, batch, num_slots)
+    cache = draft.new_cache(params, batch, num_slots, prompt.length)
     _, cache = prefill(params, tokens, prompt.length - 1, cache, draft, Taps(logits=False))
     return replace(cache, length=prompt.length - 1)

@@ -91,7 +91,7 @@ def through_layers(
     """Runs the rows `x` of a head through its layers, writing them to the cache as scratch."""
     start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
     visible, keys, values = cache.visible_slots(rows.visible), [], []
-    rotation = rotation_of(rows.positions, layers[0].config, cache.text_length)
+    rotation = rotation_of(rows.positions, layers[0].config, cache.prompt_length)
     for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
         x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
         keys.append(new_keys)
