@@ -18,7 +18,7 @@ from jaxtyping import Array, Key
 
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import writable
+from specjax.core.files import locked, writable
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
@@ -103,22 +103,24 @@ def distill(
         "seed": seed,
         "prompts": _checksum(conversations),
     }
-    with writable(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        claim(file.with_suffix(file.suffix + ".json"), request, resume)
-    rows, size = _rows_of(file, len(conversations), options.distill_batch), options.distill_batch
-    key = jax.random.key(seed)
     # Conversations of similar length go together, in the same batches each time.
     order = sorted(range(len(conversations)), key=lambda number: conversations[number].size)
-    for start in watch(range(len(rows), len(order), size)):
-        numbers = order[start : start + size]
-        asked = [conversations[each] for each in numbers]
-        texts = _answered(target, asked, longest, options, jax.random.fold_in(key, start))
-        numbered = zip(numbers, texts, strict=True)
-        new = [{"number": number} | _as_row(text) for number, text in numbered]
-        with writable(file), file.open("a", encoding="utf-8") as stream:
-            stream.write("".join(json.dumps(row) + "\n" for row in new))
-        rows += new
+    key, size = jax.random.key(seed), options.distill_batch
+    with writable(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.parent, f".{file.name}.lock"):
+        with writable(file):
+            claim(file.with_suffix(file.suffix + ".json"), request, resume)
+        rows = _rows_of(file, len(conversations), size)
+        for start in watch(range(len(rows), len(order), size)):
+            numbers = order[start : start + size]
+            asked = [conversations[each] for each in numbers]
+            texts = _answered(target, asked, longest, options, jax.random.fold_in(key, start))
+            numbered = zip(numbers, texts, strict=True)
+            new = [{"number": number} | _as_row(text) for number, text in numbered]
+            with writable(file), file.open("a", encoding="utf-8") as stream:
+                stream.write("".join(json.dumps(row) + "\n" for row in new))
+            rows += new
     texts = [_from_row(row) for row in sorted(rows, key=itemgetter("number"))]
     kept = [text for text in texts if text is not None]
     why = "too long to answer, or refused by the chat template"

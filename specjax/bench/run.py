@@ -39,6 +39,7 @@ from specjax.bench.rounds import trace, trace_values
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.files import locked
 from specjax.core.provenance import machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.distillation import answers_of
@@ -70,6 +71,7 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
             folder = Path(stack.enter_context(TemporaryDirectory()))
         else:
             folder = make_folder(options.out)
+            stack.enter_context(locked(folder))
         tasks = read_tasks(options.tasks, options.limit, options.seed)
         target = load_target()
         answer = answers_of(target, options.max_new_tokens)

@@ -12,7 +12,7 @@ import jax
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import writable
+from specjax.core.files import locked, writable
 from specjax.models.io.head_files import HEAD, HeadFormat, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
@@ -146,6 +146,9 @@ def check_out(out: Path, resume: bool) -> None:
             raise PermissionError(EACCES, os.strerror(EACCES))
     if has_head and not has_run:
         raise SpecjaxError(f"{out / HEAD} already exists, but no run; give another folder")
+    if out.is_dir():
+        with locked(out):  # nobody is in it
+            pass
     if not resume:
         check_vacant(out)
 

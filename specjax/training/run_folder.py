@@ -23,7 +23,7 @@ import jax
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, read_json, readable, writable
+from specjax.core.files import expand_user, locked, read_json, readable, writable
 from specjax.core.provenance import revision, versions
 from specjax.models.io.head_files import CHECKPOINTS
 from specjax.training import checkpoints
@@ -144,8 +144,8 @@ def open_run(
     """Opens the run in `folder`, a new one or one to resume.
 
     Raises:
-        SpecjaxError: if the folder cannot be written, holds a run with another config, or holds any
-            run while `resume` is false.
+        SpecjaxError: if the folder cannot be written, is in use, holds a run with another config,
+            or holds any run while `resume` is false.
     """
     if folder is None:
         yield RunFolder()
@@ -153,17 +153,17 @@ def open_run(
     from tensorboardX import SummaryWriter
 
     folder = expand_user(folder).absolute()
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
-        _add_start(folder / RUN)
-    with (
-        checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
-        SummaryWriter(str(folder / TENSORBOARD)) as board,
-    ):
-        run = RunFolder(folder, manager, board)
-        yield run
-        run._wait()
+    with locked(folder):
+        with writable(folder):
+            claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
+            _add_start(folder / RUN)
+        with (
+            checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
+            SummaryWriter(str(folder / TENSORBOARD)) as board,
+        ):
+            run = RunFolder(folder, manager, board)
+            yield run
+            run._wait()
 
 
 @contextmanager

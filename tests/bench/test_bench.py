@@ -33,6 +33,7 @@ from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import locked
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
@@ -415,6 +416,11 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
     options = replace(OPTIONS, **({"tasks": str(tasks)} | changes))
     with pytest.raises(SpecjaxError, match=message):
         run_bench(lambda: pytest.fail("loaded"), options)
+
+
+def test_a_folder_takes_one_benchmark_at_a_time(tmp_path):
+    with locked(tmp_path), pytest.raises(SpecjaxError, match="in use by another run"):
+        run_bench(lambda: pytest.fail("loaded"), replace(OPTIONS, out=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def test_a_run_folder_documents_the_run(eagle_run):
     kept = {int(path.name) for path in (eagle_run / "checkpoints").iterdir()}
     assert {4, 6} <= kept <= {3, 4, 6}  # the two newest, and the best of 3 and 6
     assert {path.name for path in eagle_run.iterdir()} == {
-        *("config.json", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "head"),
+        *(".lock", "config.json", "run.json", "metrics.jsonl"),
+        *("tensorboard", "checkpoints", "head"),
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 from recipes.pocket.heads import RECIPES
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead, read_all
+from specjax.core.files import locked
 from specjax.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
@@ -152,6 +153,13 @@ def test_a_head_without_its_run_is_not_written_over(train, tmp_path, error_line)
     (tmp_path / "head").mkdir()
     assert train("eagle", tmp_path, *SHORT, "--resume") == 2
     assert "already exists, but no run" in error_line()
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path, error_line):
+    with locked(tmp_path):
+        arguments = ("--out", str(tmp_path), "--data", "missing.jsonl", "--resume")
+        assert main(["train", "eagle", *arguments]) == 2
+    assert "is in use by another run; wait until that ends, or name another folder" in error_line()
 
 
 def test_rows_that_do_not_spread_over_the_devices_are_refused(

@@ -33,9 +33,9 @@ def train(method: str, out: Path, target: Path, data: Path, *arguments: str) -> 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files within, by their paths."""
+    """All files within but locks, by their paths."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not path.name.endswith(".lock")
     }

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import locked
 from specjax.training.data import from_function
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 
@@ -174,6 +175,11 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     assert np.array_equal(trained.params["weight"], seen[-1])
     kept = {file.name for file in (tmp_path / "checkpoints").iterdir()}
     assert kept == {"4", "12"}
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path):
+    with locked(tmp_path), pytest.raises(SpecjaxError, match="in use by another run"):
+        run(tmp_path)
 
 
 def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
