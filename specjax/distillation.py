@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import locked, writable
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
@@ -27,7 +27,6 @@ from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
-from specjax.training.progress import warn
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines
 

@@ -57,9 +57,9 @@ class Method:
     search_space: SearchSpace = ()
 
     @property
-    def has_params(self) -> bool:
-        """Whether it reads arrays of its own: weights or a datastore."""
-        return self.part != ""
+    def is_trained(self) -> bool:
+        """Whether it drafts with trained weights: a head, or a draft model."""
+        return self.part not in ("", "datastore")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Tasks from pocket's held-out code or from a file, and their prompts in tokens."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError, check_at_least, warn
 from specjax.decoding.prompt import chat_ids, from_ids
 from specjax.decoding.request import check_length, check_prompt
 from specjax.hub import LoadedTarget
@@ -45,16 +44,12 @@ class Task:
         return self.turns[0]
 
 
-def _to_stderr(complaint: str) -> None:
-    print("specjax:", complaint, file=sys.stderr)
-
-
 def read_tasks(
     source: str,
     limit: int,
     seed: int = 0,
     is_validation: bool = False,
-    complain: Callable[[str], None] = _to_stderr,
+    complain: Callable[[str], None] = warn,
 ) -> tuple[Task, ...]:
     """Returns the first `limit` tasks of each kind, ordered by kind.
 

@@ -21,8 +21,8 @@ from specjax.tasks import Request
 
 def rows(method: str, accepted: int) -> list[Measurement]:
     """Plain decoding, and a method that accepts `accepted` tokens per round; the same text."""
-    batch, tokens = (Request("edit", (1, 2)),), tuple(range(12))
-    texts = {PLAIN: GeneratedText(tokens, 12), method: GeneratedText(tokens, 12 // accepted)}
+    batch, tokens = (Request("edit", (1, 2)),), tuple(range(96))
+    texts = {PLAIN: GeneratedText(tokens, 96), method: GeneratedText(tokens, 96 // accepted)}
     samples = [
         Sample(name, "float32", batch, 0, repeat, (text,), 0.0, 1.0 / len(name), 0)
         for repeat in range(2)
@@ -44,7 +44,7 @@ def test_a_head_of_which_nothing_is_accepted_is_called_useless():
     assert complaints(rows("eagle2", 4)) == []
     [line] = complaints(rows("eagle2", 1))
     assert line.startswith("OF NO USE: eagle2: accepted length 1.0")
-    assert "in 12 rounds; check that the drafter was trained for this very target" in line
+    assert "in 96 rounds; check that the drafter was trained for this very target" in line
     assert complaints(rows("pld", 1)) == []  # a text may just not repeat itself
     several = rows("eagle2", 1)
     one_task_of_two = [

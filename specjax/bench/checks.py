@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specjax.bench.acceptance import advice, is_useless
+from specjax.bench.acceptance import advice_on
 from specjax.bench.summary import Measurement, last_task_rows
 from specjax.bench.ties import near_tie_in
 from specjax.decoding.sampling import Sampling
@@ -40,9 +40,8 @@ def complaints(rows: Sequence[Measurement]) -> list[str]:
         )
     last = last_task_rows(rows)
     for row in rows:
-        is_long = row.num_new_tokens > 2 * row.num_prompts
-        if row in last and is_long and is_useless(row.method, row.mean_accepted_length):
-            text = advice(row.mean_accepted_length, row.rounds)
+        text = advice_on(row.method, row.mean_accepted_length, row.rounds)
+        if text and row in last:
             lines.append(f"OF NO USE: {row.method}: {text}")
         if row.is_total:
             continue  # its parts have been checked

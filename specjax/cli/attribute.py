@@ -1,13 +1,12 @@
 """`specjax attribute`: scores the attribution of copied tokens on texts with known quotes."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Attribute:
             raise SpecjaxError("--thresholds and --limit must be at least 1")
         examples, warnings = read_quotesum(expand_user(self.file))
         for line in warnings:
-            print("specjax:", line, file=sys.stderr)
+            warn(line)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         drafter, _ = load_drafter("pld-plus", target)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.bench.acceptance import advice, is_useless
+from specjax.bench.acceptance import advice_on
 from specjax.bench.measure import PLAIN
 from specjax.cli.measure import Job, TimedText
 from specjax.cli.prompts import INSTRUCTION, Source
@@ -92,8 +92,7 @@ class GenerateOutput:
         if job.engine.sampling.is_lossy and any(result.method != PLAIN for result in results):
             self.notes.print(LOSSY, style="bold red")
         for result in results:
-            if is_useless(result.method, result.mean_accepted_length) and result.rounds > 1:
-                text = advice(result.mean_accepted_length, result.rounds)
+            if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")
 
     def sources(self, job: Job, result: TimedText) -> None:

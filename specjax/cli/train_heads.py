@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 from tyro.conf import UseAppendAction, arg, subcommand
 
-from specjax.bench.acceptance import USELESS, acceptance, advice
+from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import watched
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
@@ -31,7 +31,6 @@ from specjax.training.heads import HeadSettings, check_out, shape_of, train_head
 from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.progress import warn
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
 POCKET_CONVERSATIONS = 8000
@@ -267,8 +266,8 @@ def evaluation(
         params = jax.tree.map(lambda leaf: leaf.astype(target.dtype), params)
         params = jax.device_put(params, jax.devices()[0])  # where the target is
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
-        if found.accepted_length < USELESS:
-            warn(f"{advice(found.accepted_length, sum(found.counts))}; or train longer")
+        if text := advice(found.accepted_length, sum(found.counts)):
+            warn(f"{text}; or train longer")
         rates = [round(rate, 4) for rate in found.rates]
         return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn_once
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -51,6 +51,11 @@ def chat_text(
         SpecjaxError: if the template refuses the messages.
     """
     if not tokenizer.chat_template:
+        warn_once(
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so "
+            "chats take Vicuna's form; if the model expects another, add its chat_template to "
+            "tokenizer_config.json"
+        )
         return _vicuna(messages, tokenizer.eos_token or "", is_answer_next)
     from jinja2 import TemplateError
 

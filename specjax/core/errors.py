@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 
 USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
 
@@ -13,6 +14,14 @@ class SpecjaxError(ValueError):
     The command line prints the message in one line and exits with code 2; Python callers may catch
     it as a ValueError.
     """
+
+
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    print("specjax:", text, file=sys.stderr)
+
+
+warn_once = cache(warn)
 
 
 def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:

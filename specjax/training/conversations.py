@@ -17,10 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.documents import checked_hub_id, hub_rows, reading, whole_characters
-from specjax.training.progress import warn
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them

@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.training.examples import Example
-from specjax.training.progress import warn
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 MIN_BUCKET = 64

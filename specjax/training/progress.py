@@ -1,6 +1,5 @@
 """Shows a run while it trains: a bar on a terminal, and every measurement."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,11 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
-
-
-def warn(text: str) -> None:
-    """Prints a warning to stderr."""
-    print("specjax:", text, file=sys.stderr)
 
 
 class Progress:

@@ -22,12 +22,11 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, locked, read_json, readable, writable
 from specjax.core.provenance import revision, versions
 from specjax.models.io.head_files import CHECKPOINTS
 from specjax.training import checkpoints
-from specjax.training.progress import warn
 
 METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"
 TENSORBOARD = "tensorboard"

@@ -109,7 +109,8 @@ def test_rates_of_known_counts(counts, length, rates):
 
 
 def test_the_advice_says_what_to_check():
-    told = advice(1.02, 17)
+    assert advice(1.02, 63) == advice(1.1, 640) == ""  # too few rounds, and enough accepted
+    told = advice(1.02, 70)
     assert "\n" not in told
-    for word in ("1.02", "17 rounds", "target", "tokenizer", "chat template", "weights"):
+    for word in ("1.02", "70 rounds", "target", "tokenizer", "chat template", "weights"):
         assert word in told

@@ -90,18 +90,23 @@ def test_a_spread_needs_two_whole_repeats():
     assert [row.spread for row in summarise(left, PROGRAMS)] == [None, None]
 
 
-def test_a_drafter_that_never_helps_is_told(capsys):
-    """As a random head is, or one of another target; a token is right now and then."""
-    useless = GeneratedText((7,) * 40, 39, (0, 38, 1))
+@pytest.mark.parametrize(
+    "method, rounds, is_suspect",
+    [("eagle", 64, True), ("draft-model", 64, True), ("eagle", 63, False), ("rest", 64, False)],
+)
+def test_trained_weights_that_never_help_are_reported(method, rounds, is_suspect, capsys):
+    """As a random head's, or those of another target; a token is right now and then."""
+    useless = GeneratedText((7,) * (rounds + 1), rounds, (0, rounds - 1, 1))
     samples = [
         sample(name, 0, 0, text, (0.0, 1.0))
-        for name, text in (("plain", plain(40)), ("eagle", useless))
+        for name, text in (("plain", plain(rounds + 1)), (method, useless))
     ]
-    rows = summarise(samples, {"plain": Program(), "eagle": Program()})
-    [line] = complaints(rows)
-    assert line.startswith("OF NO USE: eagle: accepted length 1.0")
+    rows = summarise(samples, {"plain": Program(), method: Program()})
+    assert [line.partition(": accepted")[0] for line in complaints(rows)] == (
+        [f"OF NO USE: {method}"] if is_suspect else []
+    )
     show(rows, 1, 1e9)
-    assert "OF NO USE" in capsys.readouterr().out
+    assert ("OF NO USE" in capsys.readouterr().out) == is_suspect
 
 
 def test_near_ties_and_other_dtypes_are_told_apart_from_errors():

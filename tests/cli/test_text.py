@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from specjax.cli.text import DRAFTED, show_live
+from specjax.core.errors import warn_once
 from specjax.core.text import GrowingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])
-def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template):
+def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template, capsys):
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
@@ -24,7 +25,10 @@ def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template):
     adds_bos = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>")
     if template is not None:
         adds_bos.chat_template = template + "{{ messages[0]['content'] }}"
+    warn_once.cache_clear()
     ids = chat_ids(adds_bos, "value")
+    assert chat_ids(adds_bos, "value") == ids
+    assert capsys.readouterr().err.count("so chats take Vicuna's form") == (template is None)
     if template is None:
         assert list(ids) == adds_bos(VICUNA.format(message="value"))["input_ids"]
     assert ids[0] == 0

@@ -293,11 +293,11 @@ def test_a_head_of_which_nothing_is_accepted_is_reported(tiny, capsys):
     asked = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
     head = EagleHead(EagleConfig.for_target(CONFIG))
     drafter = Eagle2(head)
-    measure = evaluation(target, drafter, asked, 320, 8).measure
+    measure = evaluation(target, drafter, asked * 5, 320, 8).measure
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
-    assert capsys.readouterr().err == f"specjax: {advice(1.0, 16)}; or train longer\n"
+    assert capsys.readouterr().err == f"specjax: {advice(1.0, 80)}; or train longer\n"
 
 
 def test_prompts_that_cannot_be_measured_on_are_skipped(tiny):
