@@ -32,13 +32,13 @@ class DatastoreCommand:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         from specjax import datastore
-        from specjax.core.files import expand_user, vacant
+        from specjax.core.files import vacant
         from specjax.documents import read_documents
         from specjax.hub import load_tokenizer
 
         if not self.sources:
             raise SpecjaxError("no sources given; name files, folders or hub ids of datasets")
-        folder = vacant(expand_user(self.out))
+        folder = vacant(self.out)
         tokenizer = load_tokenizer(self.target)
         documents = read_documents(self.sources, tokenizer)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()

@@ -97,7 +97,7 @@ class Generate:
             output.page(job, results[0], self.attribute_html)
 
     def _check_attribution(self) -> None:
-        from specjax.core.files import expand_user
+        from specjax.core.files import check_file, expand_user
         from specjax.methods import METHODS
 
         page = self.attribute_html
@@ -106,8 +106,8 @@ class Generate:
             raise SpecjaxError(
                 f"method {self.method!r} does not copy, so it has no sources; use {copying}"
             )
-        if page is not None and not expand_user(page).parent.is_dir():
-            raise SpecjaxError(f"--attribute-html {page}: its folder does not exist; make it first")
+        if page is not None:
+            check_file(expand_user(page))
 
     def _job(self, source: Source) -> "Job":
         """Returns the request; options are checked before the target loads."""

@@ -70,6 +70,7 @@ def write_page(
     page = Page(token_texts(tokenizer, prompt), token_texts(tokenizer, tokens), spans)
     path = expand_user(path)
     with writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page.html(), encoding="utf-8")
 
 

@@ -21,6 +21,7 @@ from specjax.loading import load_draft
 from specjax.models.heads.length_classifier import TrainedClassifier
 from specjax.tasks import POCKET, Task, check_prompts, read_tasks, token_ids
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
+from specjax.training.heads import check_out
 from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.length_classifier import (
     ClassifierTraining,
@@ -74,7 +75,9 @@ class TrainDisco:
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
-        out = vacant(expand_user(self.out))
+        out = vacant(self.out)
+        if self.run_folder is not None:
+            check_out(expand_user(self.run_folder), resume=True)
         settings = ClassifierTraining(
             labels=self.labels, position=self.position, num_steps=self.steps
         )

@@ -47,19 +47,22 @@ class TuneCommand(ABC):
         """Tunes, prints what was tried, and writes what was found."""
         self.check()
         from specjax.cli.environment import use_compilation_cache
-        from specjax.core.files import expand_user
+        from specjax.core.files import check_file, expand_user
         from specjax.hub import load
         from specjax.models.fingerprint import fingerprint
         from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
         from specjax.tuning.runs import Workload
 
+        out = expand_user(self.out) if self.out else None
+        if out is not None:
+            check_file(out)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         owner = fingerprint(target.config, target.params)
-        path = expand_user(self.out) if self.out else tuned_file(target)
+        path = out or tuned_file(target)
+        check_file(path)
         own = read_tuned(path, owner) if path.is_file() else Tuned()
         workload = Workload(target, self._prompts(target), self.max_new_tokens)
-        write_tuned(path, own, owner)  # fails now rather than after the work
         found = self.tune(workload, tuned_for(target).updated(own))
         write_tuned(path, own.updated(found), owner)
         for method, settings in found.settings.items():

@@ -77,10 +77,38 @@ def writable_folder(folder: Path) -> Path:
     folder = expand_user(folder)
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+    check_folder(folder)
     return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that `folder` takes files, or can be made if it does not exist; leaves no trace.
+
+    Raises:
+        SpecjaxError: if it does not, or a file is in its way.
+    """
+    with writable(folder):
+        _try_to_write(folder.absolute())
+
+
+def check_file(path: Path) -> None:
+    """Checks that the file `path` can be written, its folder made if need be; leaves no trace.
+
+    Raises:
+        SpecjaxError: if it cannot, or a folder is in its way.
+    """
+    with writable(path):
+        if path.exists():
+            path.open("ab").close()
+        else:
+            _try_to_write(path.absolute().parent)
+
+
+def _try_to_write(folder: Path) -> None:
+    base = next(each for each in (folder, *folder.parents) if each.exists())
+    probe = base / f".{uuid.uuid4().hex}"
+    probe.touch()
+    probe.unlink()
 
 
 @contextmanager
@@ -150,7 +178,7 @@ def vacant(folder: Path) -> Path:
     """Returns the absolute path of `folder`, which must not exist yet or be empty.
 
     Raises:
-        SpecjaxError: if `folder` is not empty, or cannot be read.
+        SpecjaxError: if `folder` is not empty, or cannot be read or made.
     """
     folder = _absolute(folder)
     with writable(folder):
@@ -159,6 +187,7 @@ def vacant(folder: Path) -> Path:
         raise SpecjaxError(
             f"{folder} already exists and is not an empty folder; delete it or choose another name"
         )
+    check_folder(folder.parent)
     return folder
 
 

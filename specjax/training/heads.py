@@ -1,10 +1,8 @@
 """Trains a drafter head for a target, from examples to a folder that can be loaded and shared."""
 
-import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from errno import EACCES, ENOTDIR
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import jax
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import locked, writable
+from specjax.core.files import check_folder, locked, writable
 from specjax.models.io.head_files import HEAD, HeadFormat, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
@@ -139,11 +137,7 @@ def check_out(out: Path, resume: bool) -> None:
     """Raises SpecjaxError if no run can start in `out`; called before anything slow."""
     with writable(out):
         has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
-        base = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        if not base.is_dir():
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
-        if not os.access(base, os.W_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES))
+    check_folder(out)
     if has_head and not has_run:
         raise SpecjaxError(f"{out / HEAD} already exists, but no run; give another folder")
     if out.is_dir():

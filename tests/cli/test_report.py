@@ -41,10 +41,12 @@ def test_what_is_no_finished_benchmark_is_refused(results, tmp_path, error_line)
     assert "has no results yet; repeat its command" in error_line()
 
 
-def test_pages_that_cannot_be_written_are_told(results, error_line):
-    (results / "report.html").mkdir()
+@pytest.mark.parametrize("page", ["report.html", "report.md"])
+def test_pages_that_cannot_be_written_are_refused_before_any_is_made(results, page, error_line):
+    (results / page).mkdir()
     assert main(["report", str(results)]) == 2
     assert "cannot write" in error_line()
+    assert len(list(results.glob("report.*"))) == 1
 
 
 def test_a_report_needs_matplotlib(results, monkeypatch, error_line):

@@ -1,0 +1,48 @@
+"""Every path that a command writes to is checked before the work, here before the target loads."""
+
+import pytest
+
+from specjax.cli import main
+
+WRITING = {
+    "generate": ("generate", "best", "--method", "pld", "--attribute-html"),
+    "bench": ("bench", "--out"),
+    "train a head": ("train", "eagle", "--out"),
+    "train disco": ("train", "disco", "--out"),
+    "its run": ("train", "disco", "--out", "new", "--run-folder"),
+    "tune": ("tune", "machine", "--out"),
+    "plots": ("tune", "pld-plus", "--plots"),
+    "datastore": ("datastore", "build", __file__, "--out"),
+    "convert a head": ("convert", "nosuch", "--head-of", "nosuch"),
+    "convert": ("convert", "nosuch"),
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("blocked", ["file/x", "file/x/y", "/proc/x/y"])
+def test_a_path_that_cannot_be_written_is_refused_first(
+    command, blocked, tmp_path, monkeypatch, error_line
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    target = () if command.startswith("convert") else ("--target", "nosuch")
+    assert main([*WRITING[command], blocked, *target]) == 2
+    assert "cannot write" in (line := error_line()) and line.endswith("choose another path")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file"]
+
+
+@pytest.mark.parametrize("command", ["generate", "tune"])
+def test_a_folder_in_the_way_of_a_file_is_refused_first(command, tmp_path, error_line):
+    assert main([*WRITING[command], str(tmp_path), "--target", "nosuch"]) == 2
+    assert f"cannot write {tmp_path} (Is a directory)" in error_line()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_can_be_written_is_left_as_it_was(tmp_path, error_line):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    for path in (page, tmp_path / "new" / "page.html"):
+        assert main([*WRITING["generate"], str(path), "--target", "nosuch"]) == 2
+        assert "nosuch" in error_line()
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert page.read_text() == "old"
