@@ -1,6 +1,7 @@
 """Reads documents from files, folders and hub datasets, as token ids."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,6 +132,7 @@ def hub_rows(name: str) -> Iterator[Any]:
     Raises:
         SpecjaxError: if the dataset cannot be read or the package `datasets` is not installed.
     """
+    os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 

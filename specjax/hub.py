@@ -300,6 +300,11 @@ def _read_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
+        if "trust_remote_code" in str(error):
+            raise SpecjaxError(
+                f"the tokenizer in {folder} needs code of its own, which is never run; give a "
+                "folder with a tokenizer.json, and without auto_map in tokenizer_config.json"
+            ) from None
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(
             f"the tokenizer in {folder} cannot be read ({reason}); "

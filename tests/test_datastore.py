@@ -376,6 +376,7 @@ def test_a_folder_without_text_is_refused(tmp_path):
 def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
     def load_dataset(name, split, streaming):
         assert (split, streaming) == ("train", True)
+        assert os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] == "0"
         yield {"text": name}
         yield {"content": "two"}
         if name == "some/rest":

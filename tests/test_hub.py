@@ -136,6 +136,19 @@ def test_a_damaged_tokenizer_is_named(folder):
     assert message.endswith("download it again")
 
 
+@pytest.mark.parametrize("kind", ["Own", None])
+def test_the_code_of_a_tokenizer_is_never_run_nor_asked_about(folder, monkeypatch, kind):
+    add_tokenizer(folder)
+    (folder / "own.py").write_text("raise SystemExit('run')")
+    settings = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": kind}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    message = failure(folder)
+    assert message.startswith(
+        f"the tokenizer in {folder} needs code of its own, which is never run"
+    )
+
+
 def test_the_pocket_target_lies_inside_the_package(folder, monkeypatch):
     root = folder.parent
     monkeypatch.setattr(hub, "resources", SimpleNamespace(files=lambda package: root / package))

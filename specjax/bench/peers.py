@@ -198,7 +198,7 @@ def _load(target: LoadedTarget) -> Any:
         folder = Path(above) / "target"
         save_transformer(folder, target.config, target.params, jnp.float32)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
         return model.eval()
 
