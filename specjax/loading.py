@@ -49,7 +49,7 @@ def load_drafter(
         SpecjaxError: for an unknown method or setting, one that does not fit the target, or a
             source or file that is missing, damaged or made for another target.
     """
-    check_settings(method, settings)
+    check_settings(method, settings, are_all=False)
     if method == AUTO:
         return _auto(target, source, tuned)
     part = part_of(method, target, source)

@@ -236,8 +236,11 @@ def make_drafter(
     return row.drafter(*parts, **(row.settings_for(config) | settings))
 
 
-def check_settings(method: str, settings: dict[str, Any]) -> None:
-    """Checks a method's settings before there is a target; raises what `make_drafter` would."""
+def check_settings(method: str, settings: dict[str, Any], are_all: bool = True) -> None:
+    """Checks a method's settings before there is a target; raises what `make_drafter` would.
+
+    Unless `are_all`, tuned ones may join them, so what only does not fit a default is let through.
+    """
     if method not in METHODS:
         raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     row = METHODS[method]
@@ -258,7 +261,11 @@ def check_settings(method: str, settings: dict[str, Any]) -> None:
     for field in fields(row.drafter):
         value = (row.settings | settings).get(field.name)
         object.__setattr__(blank, field.name, value)
-    getattr(blank, "__post_init__", lambda: None)()  # checks the values
+    try:
+        getattr(blank, "__post_init__", lambda: None)()  # checks the values
+    except SpecjaxError:
+        if are_all or set(row.tuned) <= set(settings):
+            raise
 
 
 def _is_of(value: Any, declared: Any) -> bool:

@@ -20,7 +20,7 @@ def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
     texts = dict(_split(assignment) for assignment in assignments)
     types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
     settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
-    check_settings(method, settings)
+    check_settings(method, settings, are_all=False)
     return settings
 
 

@@ -158,6 +158,8 @@ def test_the_best_length_is_kept_and_used(
     command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["identical"] is True
+    assert main([*command, "--set", "max_length=1"]) == 0  # which the default rule would refuse
+    assert json.loads(capsys.readouterr().out)["mean_accepted_length"] <= 2
 
     found = json.loads((target / "specjax.json").read_text())
     tuned = found["settings"]["draft-model"]
