@@ -4,7 +4,9 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 """
 
 import dataclasses
+import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +36,7 @@ from specjax.models.transformer import Transformer
 POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-SMALL_FILES = [
+SMALL_FILES = [  # the config first
     "config.json",
     "generation_config.json",
     "tokenizer*",
@@ -99,7 +101,7 @@ def load(
             supported, or its files are damaged or inconsistent.
     """
     kind = _dtype_of(dtype)
-    folder = _folder_of(str(name), revision, progress)
+    folder = target_folder(str(name), revision, progress)
     with readable(folder):
         config = _with_generation_eos(read_config(folder), folder)
         params = load_transformer(folder, config, kind, progress)
@@ -112,14 +114,21 @@ def load_tokenizer(name: str | Path) -> Any:
     Raises:
         SpecjaxError: if there is no such target, or it has no tokenizer.
     """
-    folder = _folder_of(str(name), None, progress=True, with_weights=False)
+    folder = target_folder(str(name), with_weights=False)
     tokenizer = _read_tokenizer(folder)
     if tokenizer is None:
         raise SpecjaxError(f"{name} has no tokenizer; use a target that has one")
     return tokenizer
 
 
-def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bool = True) -> Path:
+def target_folder(
+    name: str, revision: str | None = None, progress: bool = True, with_weights: bool = True
+) -> Path:
+    """Returns the folder of a target, downloading it if needed.
+
+    Raises:
+        SpecjaxError: if there is no such target, or it cannot be downloaded.
+    """
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
@@ -290,6 +299,25 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
     return dataclasses.replace(
         config, eos_token_id=tuple(dict.fromkeys(config.eos_token_id + tokens))
     )
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copies what a target has besides config and weights, in forms that transformers 4 reads too.
+
+    Version 5 writes the name of a class, and a list of tokens, that make version 4 fail.
+    """
+    for pattern in SMALL_FILES[1:]:
+        for path in filter(Path.is_file, source.glob(pattern)):
+            shutil.copyfile(path, folder / path.name)
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    values = read_json(path)
+    if values.get("tokenizer_class") == "TokenizersBackend":
+        values["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(values.get("extra_special_tokens"), list):
+        values["additional_special_tokens"] = values.pop("extra_special_tokens")
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _read_tokenizer(folder: Path) -> Any:

@@ -27,14 +27,19 @@ class Convert:
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
     """The program that reads the head: by default its authors' code, or specjax if there is none;
     vllm or sglang where they support such heads. An unknown layout lists those available."""
+    format: Literal["safetensors", "bin"] = "safetensors"
+    """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
+    embedding: bool = False
+    """For vllm: also write the target's embedding, which pipelines need and others must not see."""
 
     def run(self) -> None:
         """Writes the folder, completely or not at all."""
         from specjax.core.files import vacant
 
-        if self.layout is not None and self.head_of is None:
+        of_heads = {"layout": self.layout, "format": self.is_torch, "embedding": self.embedding}
+        if self.head_of is None and (given := [name for name, value in of_heads.items() if value]):
             raise SpecjaxError(
-                "--layout applies to heads only; name the target of the head: --head-of TARGET"
+                f"--{given[0]} applies to heads only; name the target of the head: --head-of TARGET"
             )
         directory = vacant(self.directory)  # before the load, which may take a while
         if self.head_of is None:
@@ -42,23 +47,30 @@ class Convert:
         else:
             self._convert_head(directory, self.head_of)
 
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch writes the head."""
+        return self.format == "bin"
+
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
-        from specjax.hub import load
-        from specjax.models.io.huggingface import save_transformer
+        from specjax.hub import copy_tokenizer, load, target_folder
+        from specjax.models.io.huggingface import save_transformer, write_index
 
         target = load(self.source, dtype=self.dtype)
         with new_folder(directory) as unfinished:
             save_transformer(unfinished, target.config, target.params, self.dtype)
-            if target.tokenizer is not None:
-                target.tokenizer.save_pretrained(unfinished)
+            write_index(unfinished)
+            copy_tokenizer(target_folder(self.source, with_weights=False), unfinished)
         print(f"wrote {target.name} to {directory} in {self.dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
-        from specjax.hub import load
+        from specjax.core.files import expand_user
+        from specjax.hub import POCKET, load, pocket_folder
         from specjax.loading import find_head, load_head
         from specjax.methods import HEAD_FORMATS
         from specjax.models.io.head_files import detect_format, read_about, save_head
+        from specjax.models.io.weights import import_torch
 
         folder = find_head(self.source)
         format = detect_format(folder, HEAD_FORMATS)  # before the target, which may take long
@@ -68,7 +80,10 @@ class Convert:
             raise SpecjaxError(
                 f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
             )
+        if self.is_torch:
+            import_torch(directory / format.file_of(layout, True), "written", "leave --format out")
         target = load(head_of, dtype=self.dtype)
+        of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, format=format)
         save_head(
             directory,
@@ -78,7 +93,12 @@ class Convert:
             self.dtype,
             target=target.config,
             target_params=target.params,
+            target_name=str(of_target.resolve()) if of_target.is_dir() else head_of,
             layout=layout,
             about=read_about(folder),
+            as_torch=self.is_torch,
+            with_embedding=self.embedding,
         )
         print(f"wrote head {self.source} to {directory} in {self.dtype}, layout {layout}")
+        if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
+            print("without the target's embedding, which the server shares; --embedding adds it")

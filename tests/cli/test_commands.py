@@ -3,14 +3,18 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
 from specjax.cli import main
 from specjax.core.files import cache_folder
 from specjax.methods import METHODS
-from tests.cli.target import SHORT
+from tests.cli.target import CONFIG, SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +28,34 @@ def test_a_converted_target_says_the_same(generate, tiny, tmp_path, capsys, erro
     assert main(["convert", str(tiny), str(folder)]) == 2
     assert error_line().endswith("delete it or choose another name")
     assert sorted(path.name for path in folder.parent.iterdir()) == ["target"]
+
+
+def test_the_code_of_eagle_finds_the_embedding_of_a_converted_target(tiny, tmp_path):
+    folder = tmp_path / "target"
+    assert main(["convert", str(tiny), str(folder)]) == 0
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    name = "model.embed_tokens.weight"
+    with safe_open(folder / index["weight_map"][name], "numpy") as file:
+        assert file.get_slice(name).get_shape() == [CONFIG.vocab_size, CONFIG.hidden_size]
+
+
+def test_both_versions_of_transformers_read_the_tokenizer_of_a_converted_target(tiny, tmp_path):
+    """Version 4 has no class TokenizersBackend, and takes extra tokens as an object only."""
+    source, folder = shutil.copytree(tiny, tmp_path / "source"), tmp_path / "target"
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.save_pretrained(source)
+    (source / "generation_config.json").write_text('{"eos_token_id": 1}')
+    (source / "tokenizer.model").write_bytes(b"as it was")
+    assert main(["convert", str(source), str(folder)]) == 0
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not isinstance(settings.get("extra_special_tokens"), list)
+    (folder / "tokenizer.model").unlink()
+    again = AutoTokenizer.from_pretrained(folder)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again.all_special_tokens == tokenizer.all_special_tokens
+    assert again.chat_template == tokenizer.chat_template
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 1}
 
 
 def test_convert_stores_the_dtype_that_is_asked_for(tiny, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from tests.models.checkpoints import edit_config
 from tests.test_hub import HUB_ID, FakeHub
 
 WEIGHTS = "model.safetensors"
+EMBEDDING = {"embed_tokens.weight"}
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +49,11 @@ def convert(head, directory, target, *arguments) -> int:
 @pytest.mark.parametrize(
     "layout, architecture, more",
     [
-        ((), "LlamaForCausalLM", set()),
-        (("--layout", "eagle"), "LlamaForCausalLM", set()),
+        ((), "LlamaForCausalLM", EMBEDDING),
+        (("--layout", "eagle"), "LlamaForCausalLM", EMBEDDING),
         (("--layout", "vllm"), "LlamaForCausalLM", set()),
-        (("--layout", "sglang"), "LlamaForCausalLMEagle", {"fc.bias"}),
+        (("--embedding", "--layout", "vllm"), "LlamaForCausalLM", EMBEDDING),
+        (("--layout", "sglang"), "LlamaForCausalLMEagle", EMBEDDING | {"fc.bias"}),
     ],
 )
 def test_a_head_is_written_in_every_layout(
@@ -60,13 +63,16 @@ def test_a_head_is_written_in_every_layout(
     assert convert(head, out, tiny, *layout) == 0
     name = layout[-1] if layout else "eagle"
     said = f"wrote head {head} to {out} in float32, layout {name}\n"
+    if not more:
+        said += "without the target's embedding, which the server shares; --embedding adds it\n"
     assert capsys.readouterr().out == said
     stored, before = load_file(out / WEIGHTS), load_file(head / WEIGHTS)
-    assert stored.keys() - before.keys() == {"embed_tokens.weight"} | more
+    assert stored.keys() - before.keys() == more
     for name, tensor in before.items():
         np.testing.assert_array_equal(stored[name], tensor)
     of_target = load_file(tiny / WEIGHTS)["model.embed_tokens.weight"]
-    np.testing.assert_array_equal(stored["embed_tokens.weight"], of_target)
+    if more:
+        np.testing.assert_array_equal(stored["embed_tokens.weight"], of_target)
     assert json.loads((out / "config.json").read_text())["architectures"] == [architecture]
     assert read_about(out) == read_about(head)
     written, _ = load_head(out, EAGLE, CONFIG, "float32")
@@ -98,12 +104,21 @@ def test_weights_of_another_kind_of_head_are_not_fetched(
     assert fake.fetched == {"config.json"}
 
 
-def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line):
-    assert main(["convert", str(head), str(tmp_path / "out"), "--layout", "vllm"]) == 2
+@pytest.mark.parametrize("option", [("--layout", "vllm"), ("--format", "bin"), ("--embedding",)])
+def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line, option):
+    assert main(["convert", str(head), str(tmp_path / "out"), *option]) == 2
     assert error_line().endswith(
-        "--layout applies to heads only; name the target of the head: --head-of TARGET"
+        f"{option[0]} applies to heads only; name the target of the head: --head-of TARGET"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_torch_needs_torch_before_the_target_loads(
+    head, tmp_path, error_line, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert convert(head, tmp_path / "out", "nosuch", "--format", "bin") == 2
+    assert "pytorch_model.bin needs torch to be written" in error_line()
 
 
 def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_line):

@@ -34,6 +34,7 @@ from tests.models.heads import (
 
 EMBEDDING = {"embed_tokens.weight": np.asarray(TARGET_PARAMS["embed_tokens"]["weight"])}
 ZEROS = np.zeros(32, np.float32)
+TIED_PARAMS = {name: each for name, each in TARGET_PARAMS.items() if name != "lm_head"}
 
 
 def with_layers(name: str = "eagle", **changes) -> EagleHead:
@@ -58,6 +59,7 @@ def test_the_embedding_and_a_bias_of_fc_are_as_the_reader_wants_them(tmp_path, n
     expected = published(name) | EMBEDDING
     if layout == "vllm":
         expected.pop("fc.bias", None)
+        expected.pop("embed_tokens.weight")
     if layout == "sglang":
         expected.setdefault("fc.bias", ZEROS)
     assert_same(stored(folder), expected)
@@ -68,6 +70,43 @@ def test_the_embedding_and_a_bias_of_fc_are_as_the_reader_wants_them(tmp_path, n
     assert config.get("bias") == says.get(layout)
     wanted = "eagle, fc bias" if "fc.bias" in expected else "eagle"
     assert load(folder, "eagle")[0].config == HEADS[wanted].config
+
+
+def test_vllm_takes_an_embedding_in_the_file_for_a_loaded_one(tmp_path):
+    """It then does not share the target's; with pipelines it does not in any case."""
+
+    def has_own_embedding(folder) -> bool:
+        return any("embed_tokens" in name for name in stored(folder))
+
+    assert not has_own_embedding(save(tmp_path / "head", "eagle", "vllm"))
+    assert has_own_embedding(save(tmp_path / "for pipelines", "eagle", "vllm", with_embedding=True))
+
+
+def test_sglang_replaces_embedding_and_lm_head_one_by_one(tmp_path):
+    """It deletes the weights of both, and the second is gone if they are one."""
+    tied = {"target": replace(TARGET, tie_word_embeddings=True), "target_params": TIED_PARAMS}
+    head = with_layers(tie_word_embeddings=True)
+    config = config_of(save(tmp_path / "head", "eagle", "sglang", head=head, **tied))
+    weights = {"embed_tokens"} if config["tie_word_embeddings"] else {"embed_tokens", "lm_head"}
+    for name in ("embed_tokens", "lm_head"):
+        weights.remove(name)
+    assert config["vocab_size"] == 61  # of the LM head that it makes meanwhile
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle, fc bias"])
+def test_the_first_code_of_eagle_loads_all_of_a_file_of_torch(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    folder = save(tmp_path / "head", name, "eagle", as_torch=True)
+    read = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    has_bias = config_of(folder).get("bias", True)
+    wanted = {"fc.weight", "embed_tokens.weight", *(["fc.bias"] if has_bias else [])}
+    assert {each for each in read if not each.startswith("layers.0.")} == wanted
+    assert_same(
+        {each: tensor.numpy() for each, tensor in read.items()}, published(name) | EMBEDDING
+    )
+    assert_loads(folder, name)
+    with pytest.raises(SpecjaxError, match=r"is read from medusa_lm_head\.safetensors; leave"):
+        save(tmp_path / "other", "medusa", as_torch=True)
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])

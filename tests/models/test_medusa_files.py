@@ -41,6 +41,14 @@ def test_the_authors_of_medusa_read_lm_heads_from_a_file_of_torch_only(tmp_path,
         assert_same({name: each.numpy() for name, each in tensors.items()}, published(name))
 
 
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_the_authors_load_the_target_that_the_config_names(tmp_path, name):
+    pytest.importorskip("torch")
+    folder = save(tmp_path / "head", name, name, target_name="lmsys/vicuna-7b-v1.3")
+    assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
+    assert load(folder, name)[0].config == HEADS[name].config
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["hydra", "hydra, no LM heads", "hydra, prefix, no LM heads"])
 def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name, tied):

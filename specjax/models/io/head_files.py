@@ -32,6 +32,7 @@ CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"  # the subfolder of a training run
 HEAD = "head"  # the folder of the head within that of its training run
 WEIGHTS = "model.safetensors"  # where other loaders look first
+TORCH_WEIGHTS = "pytorch_model.bin"  # the only file that EAGLE's first code reads
 ABOUT = "specjax"  # the key of config.json for what other loaders do not read
 SIZES = {  # keys of config.json: fields of the target's config
     "hidden_size": "hidden_size",
@@ -121,6 +122,8 @@ class Layout:
     names: Callable[[Any], tuple[Names, ...]] | None = None  # by the head's config
     keys: Mapping[str, str] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)  # further values of config.json
+    has_embedding: bool = True  # where the format has one, and the target's is known
+    names_target: bool = False  # in config.json
     edit: Callable[[HeadFile], None] = lambda file: None
 
 
@@ -144,7 +147,7 @@ class HeadFormat:
     is_within_model: bool = False  # then tensors without the prefix are the target's
     ignored: str = NOTHING  # pattern of tensors that are the target's
     ignored_if: Mapping[str, str] = field(default_factory=dict)  # the same, by a key that is true
-    embedding: str = ""  # the name of a copy of the target's, which layouts hold where it is known
+    embedding: str = ""  # the name of a copy of the target's
     optional: str = NOTHING  # pattern of tensors that are zero if a file has none of them
     required_if: str = ""  # a key: if it is true, they are not optional
     repeated: str = ""  # what the copies are, for messages
@@ -154,6 +157,17 @@ class HeadFormat:
     def files(self) -> tuple[str, ...]:
         """The names of weight files that only heads have."""
         return tuple(each.file for each in self.layouts.values() if each.file != WEIGHTS)
+
+    def file_of(self, layout: str, as_torch: bool = False) -> str:
+        """Returns the name of the weight file in a layout, or of the one that torch reads.
+
+        Raises:
+            SpecjaxError: if the layout has a file of its own, which is not torch's to replace.
+        """
+        file = self.layouts[layout].file
+        if as_torch and file != WEIGHTS:
+            raise SpecjaxError(f"layout {layout} is read from {file}; leave --format bin out")
+        return TORCH_WEIGHTS if as_torch else file
 
 
 # ---- Which kind of head it is ------------------------------------------------------------------
@@ -390,8 +404,11 @@ def save_head(
     *,
     target: TransformerConfig,
     target_params: Mapping[str, Any] | None = None,
+    target_name: str | None = None,
     layout: str | None = None,
     about: Mapping[str, Any] | None = None,
+    as_torch: bool = False,
+    with_embedding: bool = False,
 ) -> None:
     """Writes a head into a new `folder`, wholly or not at all.
 
@@ -403,8 +420,11 @@ def save_head(
         dtype: of the stored tensors.
         target: whose tokens the head predicts.
         target_params: of which some layouts hold the embedding or the LM head as well.
+        target_name: a hub id or folder, for layouts that name the target.
         layout: one of the format's, by who is to read it; by default the first.
         about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
+        as_torch: write `pytorch_model.bin` in place of safetensors; needs torch.
+        with_embedding: hold the target's embedding even in a layout that is better without.
 
     Raises:
         SpecjaxError: if `folder` already holds something or cannot be written, the params are not
@@ -421,7 +441,7 @@ def save_head(
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the head of these params")
     if target_params is not None:
         Transformer(target).check(target_params)
-    values, chosen = sizes, format.layouts[layout]
+    values, chosen, name = sizes, format.layouts[layout], format.file_of(layout, as_torch)
     if format.layer_keys is not None:  # a Mistral layer without window is a Llama's
         values = config_values(replace(config.layers, model_type=llama.MODEL_TYPE))
         values |= {name: values[key] for key, name in format.layer_keys.items()}
@@ -435,9 +455,12 @@ def save_head(
     leaves = flatten_dict(params, sep=".")
     names = format.names[0] if chosen.names is None else chosen.names(config)
     tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
-    if format.embedding and target_params is not None:
+    has_embedding = format.embedding and (chosen.has_embedding or with_embedding)
+    if has_embedding and target_params is not None:
         tensors[format.embedding] = target_params["embed_tokens"]["weight"]
     values |= {**chosen.constants, **({ABOUT: dict(about)} if about else {})}
-    file = HeadFile(folder, config, target, target_params, values, tensors, chosen.file)
+    if chosen.names_target and target_name is not None:
+        values["base_model_name_or_path"] = target_name
+    file = HeadFile(folder, config, target, target_params, values, tensors, name)
     chosen.edit(file)
     write_weights(folder, file.values, file.tensors, dtype, file.name)

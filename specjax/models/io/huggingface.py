@@ -110,6 +110,17 @@ def save_transformer(
     write_weights(folder, config_values(config), leaves, dtype)
 
 
+def write_index(folder: Path) -> None:
+    """Writes the index of a single weight file, where EAGLE's code looks for the embedding."""
+    stored = stored_tensors(folder)
+    index = {
+        "metadata": {"total_size": sum(tensor.num_bytes for tensor in stored.values())},
+        "weight_map": dict.fromkeys(stored, "model.safetensors"),
+    }
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
 def write_weights(
     folder: Path,
     config: Mapping[str, Any],
@@ -119,7 +130,7 @@ def write_weights(
 ) -> None:
     """Writes the JSON object `config` and the named arrays `leaves` to a new `folder`.
 
-    torch writes a `file` that ends in `.pt`.
+    torch writes a `file` that ends in `.pt` or `.bin`.
 
     Raises:
         SpecjaxError: if `folder` is not empty or cannot be written, or if torch is needed and not
@@ -129,7 +140,7 @@ def write_weights(
     values = {**config, "dtype": kind, "torch_dtype": kind}  # the new and the old key
     torch = (
         import_torch(file, "written", "choose a layout in safetensors")
-        if file.endswith(".pt")
+        if file.endswith((".pt", ".bin"))
         else None
     )
     with new_folder(folder) as unfinished:

@@ -40,8 +40,12 @@ def _for_vllm(file: HeadFile) -> None:
 
 
 def _for_sglang(file: HeadFile) -> None:
-    """Its `fc` always has a bias, and `bias` in its config is one of the attention."""
+    """Its `fc` always has a bias, and `bias` in its config is one of the attention.
+
+    It replaces the embedding and the LM head, and fails where they are one.
+    """
     _for_servers(file)
+    file.values["tie_word_embeddings"] = False
     weight = file.tensors["fc.weight"]
     file.tensors.setdefault(FC_BIAS, jnp.zeros(weight.shape[:1], weight.dtype))
 
@@ -56,7 +60,9 @@ EAGLE = HeadFormat(
     names=((Names("layers_{}.", "layers.{}."), Names("", "")),),
     layouts={
         "eagle": Layout(edit=_for_authors),
-        "vllm": Layout(edit=_for_vllm),  # puts "Eagle" before the architecture by itself
+        # It puts "Eagle" before the architecture by itself. An embedding in the file keeps some
+        # versions from sharing the target's, and is not loaded either.
+        "vllm": Layout(edit=_for_vllm, has_embedding=False),
         "sglang": Layout(
             keys={}, constants={"architectures": ["LlamaForCausalLMEagle"]}, edit=_for_sglang
         ),

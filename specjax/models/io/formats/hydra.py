@@ -68,8 +68,13 @@ HYDRA = HeadFormat(
     names=(PLAIN, WITH_DROPOUT),
     layouts={
         "specjax": Layout("hydra_lm_head.safetensors", _as_published, constants=CONSTANTS),
-        # `base_model_name_or_path`, their target, is to be added by hand.
-        "hydra": Layout("hydra_lm_head.pt", _as_published, constants=CONSTANTS, edit=_for_authors),
+        "hydra": Layout(
+            "hydra_lm_head.pt",
+            _as_published,
+            constants=CONSTANTS,
+            names_target=True,
+            edit=_for_authors,
+        ),
     },
     sizes={BLOCKS: "hidden_size", r"hydra_lm_head\..+\.weight": "vocab_size"},
     limits={  # the authors' code can train others

@@ -49,8 +49,7 @@ MEDUSA = HeadFormat(
     names=(OF_AUTHORS, OF_VLLM),
     layouts={
         "specjax": Layout(SAFETENSORS, keys=KEYS),
-        # Five heads only; `base_model_name_or_path`, their target, is to be added by hand.
-        "medusa": Layout(TORCH, keys=KEYS, edit=_for_authors),
+        "medusa": Layout(TORCH, keys=KEYS, names_target=True, edit=_for_authors),  # five heads only
         "vllm": Layout(  # takes any key with "num" and "heads" in it for `num_heads`
             names=lambda config: OF_VLLM,
             keys={
