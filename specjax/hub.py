@@ -1,4 +1,4 @@
-"""Loads targets by name ("pocket", a folder in Hugging Face format, or a hub id); finds heads.
+"""Loads targets by name ("pocket", a folder, a GGUF file, or a hub id); finds heads.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
@@ -26,6 +26,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
+from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
 from specjax.models.target import Target
@@ -86,9 +87,9 @@ def load(
     """Loads a target and its tokenizer.
 
     Args:
-        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
-            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a folder of that
-            name.
+        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, a GGUF
+            file, or a hub id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a
+            folder of that name.
         dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
             bfloat16 elsewhere.
         revision: branch, tag or commit of a hub id.
@@ -100,6 +101,9 @@ def load(
     """
     kind = _dtype_of(dtype)
     folder = _folder_of(str(name), revision, progress)
+    if is_gguf(folder):
+        config, params, tokenizer = load_gguf(folder, kind, progress)
+        return LoadedTarget(Transformer(config), params, tokenizer, config, str(name))
     with readable(folder):
         config = _with_generation_eos(read_config(folder), folder)
         params = load_transformer(folder, config, kind, progress)
@@ -113,7 +117,7 @@ def load_tokenizer(name: str | Path) -> Any:
         SpecjaxError: if there is no such target, or it has no tokenizer.
     """
     folder = _folder_of(str(name), None, progress=True, with_weights=False)
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = load_gguf_tokenizer(folder) if is_gguf(folder) else _read_tokenizer(folder)
     if tokenizer is None:
         raise SpecjaxError(f"{name} has no tokenizer; use a target that has one")
     return tokenizer
@@ -123,11 +127,14 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
+    if is_gguf(expand_user(name)):
+        _refuse_revision(name, revision)
+        return expand_user(name)
     folder = _find(name, revision, progress, read_config, with_weights)
     if folder is None:
         raise SpecjaxError(
             f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
-            "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
+            "a .gguf file, or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
         )
     return folder
 
