@@ -51,7 +51,7 @@ ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rota
 # applies merges within whole words for WHOLE_WORDS, where llama.cpp does not.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
-GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
+OTHER_SPLITS = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "dbrx", "smaug-bpe", "qwen2")
 
 
 class PackedTensor(NamedTuple):
@@ -120,14 +120,14 @@ def _reading(path: Path) -> Iterator[tuple[Metadata, Tensors]]:
             f"{path} needs the package gguf to be read; run `pip install 'specjax[gguf]'`"
         ) from None
     with readable(path), path.open("rb") as file:
-        is_gguf = file.read(4) == b"GGUF"
-        data = mmap(file.fileno(), 0, access=ACCESS_READ) if is_gguf else None
+        has_magic = file.read(4) == b"GGUF"
+        data = mmap(file.fileno(), 0, access=ACCESS_READ) if has_magic else None
     try:
         if data is None:
             raise SpecjaxError(f"this is not a GGUF file; give one, or {OTHER}")
         yield _header(_Cursor(data))
     except SpecjaxError as error:
-        raise SpecjaxError(f"{path}: {error}") from None
+        raise SpecjaxError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 class _Cursor:
@@ -185,6 +185,8 @@ def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
         start = cursor.at + -cursor.at % metadata.get("general.alignment", 32)
         data = cursor.data
         return metadata, {name: _packed(data, start, name, *entries[name]) for name in entries}
+    except SpecjaxError:
+        raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SpecjaxError(f"the file is damaged or cut short ({reason}); {AGAIN}") from None
@@ -236,8 +238,11 @@ def _config(metadata: Metadata, tensors: Tensors) -> TransformerConfig:
             },
         }
     )
-    if config.num_hidden_layers > len(tensors):
-        raise SpecjaxError(f"{len(tensors)} tensors for {config.num_hidden_layers} layers; {AGAIN}")
+    widths = config.vocab_size, config.hidden_size, config.intermediate_size
+    widths += (config.num_attention_heads * config.head_dim,)
+    longest_axis = max((max(tensor.shape) for tensor in tensors.values()), default=0)
+    if config.num_hidden_layers > len(tensors) or max(widths) > longest_axis:
+        raise SpecjaxError(f"the metadata describes a larger model than the tensors; {AGAIN}")
     length = given.pop("rope.scaling.original_context_length", 8192)
     if ROPE_DIVISORS in tensors:
         config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS].read(), length))
@@ -295,14 +300,7 @@ def _tokenizer(metadata: Metadata) -> Any:
     kind, split = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if kind is None:
         return None
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        from transformers.integrations.gguf import gguf_tokenizer_mapping as converter
-    except ImportError:
-        raise SpecjaxError("its tokenizer needs transformers 5.23 or later; upgrade it") from None
-    is_known = split in (*DIGITS, *GPT2, *converter.GGUF_PRE_TOKENIZER_SPLITS)
+    is_known = split in (*DIGITS, *WHOLE_WORDS, *OTHER_SPLITS)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     if not (is_known if kind == "gpt2" else kind == "llama" and has_prefix):
         raise SpecjaxError(
@@ -311,8 +309,12 @@ def _tokenizer(metadata: Metadata) -> Any:
         )
     start = "tokenizer."
     given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
-    names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
     try:
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+        from transformers import PreTrainedTokenizerFast
+        from transformers.integrations.gguf import gguf_tokenizer_mapping as converter
+
+        names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
         values = {names[name]: value for name, value in given.items() if name in names}
         backend, _ = converter.convert_gguf_tokenizer("llama", values)
         if split in DIGITS:
@@ -331,4 +333,6 @@ def _tokenizer(metadata: Metadata) -> Any:
         )
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged vocabulary
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SpecjaxError(f"its tokenizer is damaged ({reason}); {AGAIN}, or {OTHER}") from error
+        raise SpecjaxError(
+            f"its tokenizer cannot be read ({reason}); upgrade transformers, or {OTHER}"
+        ) from error
