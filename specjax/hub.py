@@ -4,7 +4,6 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
+from specjax.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
@@ -34,7 +34,6 @@ from specjax.models.transformer import Transformer
 
 POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 SMALL_FILES = [
     "config.json",
     "generation_config.json",
@@ -244,32 +243,24 @@ def _download_bars(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    page = f"https://huggingface.co/{name}"
+    known = {
+        errors.GatedRepoError: f"is gated; request access at {page}, then run `hf auth login`",
+        errors.RepositoryNotFoundError: "is neither a folder nor a public repository on the hub; "
+        "check the spelling, or run `hf auth login` if it is private",
+        errors.RevisionNotFoundError: f"has no revision {revision!r}; see {page}/tree/main",
+        errors.LocalEntryNotFoundError: "is not a folder, and the hub cannot be reached; "
+        "check the network, or give a folder",
+    }
     try:
         yield
     except SpecjaxError:
         raise
-    except errors.GatedRepoError:
-        raise SpecjaxError(
-            f"{name} is gated; request access at https://huggingface.co/{name}, "
-            "then run `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is neither a folder nor a public repository on the hub; check the spelling, "
-            "or run `hf auth login` if it is private"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise SpecjaxError(
-            f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/tree/main"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is not a folder, and the hub cannot be reached; "
-            "check the network, or give a folder"
-        ) from None
     except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
+        unknown = f"could not be downloaded ({reason}); try again"
+        text = next((known[kind] for kind in known if isinstance(error, kind)), unknown)
+        raise SpecjaxError(f"{name} {text}") from error
 
 
 def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:

@@ -112,7 +112,7 @@ Tensors = Mapping[str, PackedTensor]
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[Metadata, Tensors]]:
-    """Yields what the header describes; errors name the file."""
+    """Yields what the header describes; errors in the block become ones that name the file."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -128,6 +128,9 @@ def _reading(path: Path) -> Iterator[tuple[Metadata, Tensors]]:
         yield _header(_Cursor(data))
     except SpecjaxError as error:
         raise SpecjaxError(f"{path}: {' '.join(str(error).split())}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SpecjaxError(f"{path} is damaged or cut short ({reason}); {AGAIN}") from error
 
 
 class _Cursor:
@@ -159,37 +162,30 @@ class _Cursor:
 
 
 def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
-    try:
-        _, version, num_tensors, num_values = cursor.numbers("4sIQQ")
-        if version not in (2, 3):
-            raise SpecjaxError(f"GGUF version {version} is not supported; {OTHER}")
-        metadata: dict[str, Any] = {}
-        for _ in range(num_values):
-            name = cursor.string()
-            if name in metadata:
-                raise ValueError(f"{name!r} is given twice")
-            metadata[name] = cursor.value(*cursor.numbers("I"))
-        if (architecture := metadata["general.architecture"]) != "llama":
-            raise SpecjaxError(
-                f"GGUF files of architecture {architecture!r} are not supported, only of 'llama'; "
-                "use another model"
-            )
-        if metadata.get("split.count", 1) > 1:
-            raise SpecjaxError("this is one part of a model; join all: `llama-gguf-split --merge`")
-        entries = {}
-        for _ in range(num_tensors):
-            name, (num_axes,) = cursor.string(), cursor.numbers("I")
-            if name in entries or num_axes > MAX_AXES:
-                raise ValueError(f"{name!r} is given twice or has {num_axes} axes")
-            entries[name] = cursor.numbers(f"{num_axes}Q"), *cursor.numbers("IQ")
-        start = cursor.at + -cursor.at % metadata.get("general.alignment", 32)
-        data = cursor.data
-        return metadata, {name: _packed(data, start, name, *entries[name]) for name in entries}
-    except SpecjaxError:
-        raise
-    except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise SpecjaxError(f"the file is damaged or cut short ({reason}); {AGAIN}") from None
+    _, version, num_tensors, num_values = cursor.numbers("4sIQQ")
+    if version not in (2, 3):
+        raise SpecjaxError(f"GGUF version {version} is not supported; {OTHER}")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_values):
+        name = cursor.string()
+        if name in metadata:
+            raise ValueError(f"{name!r} is given twice")
+        metadata[name] = cursor.value(*cursor.numbers("I"))
+    if (architecture := metadata["general.architecture"]) != "llama":
+        raise SpecjaxError(
+            f"GGUF files of architecture {architecture!r} are not supported, only of 'llama'; "
+            "use another model"
+        )
+    if metadata.get("split.count", 1) > 1:
+        raise SpecjaxError("this is one part of a model; join all: `llama-gguf-split --merge`")
+    entries = {}
+    for _ in range(num_tensors):
+        name, (num_axes,) = cursor.string(), cursor.numbers("I")
+        if name in entries or num_axes > MAX_AXES:
+            raise ValueError(f"{name!r} is given twice or has {num_axes} axes")
+        entries[name] = cursor.numbers(f"{num_axes}Q"), *cursor.numbers("IQ")
+    data, start = cursor.data, cursor.at + -cursor.at % metadata.get("general.alignment", 32)
+    return metadata, {name: _packed(data, start, name, *entries[name]) for name in entries}
 
 
 def _packed(
