@@ -53,7 +53,8 @@ def byte_level(writer: Any) -> None:
 
     merges = ["Ġ Ġ", "1 2", "a b"]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokens = [*special, *bytes_to_unicode().values(), *(each.replace(" ", "") for each in merges)]
+    merged = [each.replace(" ", "") for each in merges]
+    tokens = [*special, *bytes_to_unicode().values(), *merged, "cab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
@@ -181,6 +182,16 @@ def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
     ids = chat_ids(tokenizer, "ab")
     assert (ids[0], ids[-1], eos) == (1, 2, (2,))
     assert tokenizer.decode(ids) == "<|im_start|>ab<|im_end|>"
+
+
+@pytest.mark.parametrize(("split", "tokens"), [("gpt-2", ["c", "ab"]), ("llama-bpe", ["cab"])])
+def test_only_llama3_takes_a_word_whole_that_is_a_token(tmp_path, split, tokens):
+    def tokenizer(writer):
+        byte_level(writer)
+        writer.kv_data[0]["tokenizer.ggml.pre"].value = split
+
+    path = write(tmp_path / "m.gguf", tokenizer=tokenizer)
+    assert load_tokenizer(path).tokenize("cab") == tokens
 
 
 @pytest.mark.parametrize(
