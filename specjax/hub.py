@@ -1,10 +1,9 @@
-"""Loads targets by name ("pocket", a folder in Hugging Face format, or a hub id); finds heads.
+"""Loads targets by name ("pocket", a folder, a GGUF file, or a hub id); finds heads.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,10 @@ from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
+from specjax.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
+from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
 from specjax.models.target import Target
@@ -33,7 +34,6 @@ from specjax.models.transformer import Transformer
 
 POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 SMALL_FILES = [
     "config.json",
     "generation_config.json",
@@ -86,9 +86,9 @@ def load(
     """Loads a target and its tokenizer.
 
     Args:
-        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
-            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a folder of that
-            name.
+        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, a GGUF
+            file, or a hub id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a
+            folder of that name.
         dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
             bfloat16 elsewhere.
         revision: branch, tag or commit of a hub id.
@@ -100,6 +100,9 @@ def load(
     """
     kind = _dtype_of(dtype)
     folder = _folder_of(str(name), revision, progress)
+    if is_gguf(folder):
+        config, params, tokenizer = load_gguf(folder, kind, progress)
+        return LoadedTarget(Transformer(config), params, tokenizer, config, str(name))
     with readable(folder):
         config = _with_generation_eos(read_config(folder), folder)
         params = load_transformer(folder, config, kind, progress)
@@ -113,7 +116,7 @@ def load_tokenizer(name: str | Path) -> Any:
         SpecjaxError: if there is no such target, or it has no tokenizer.
     """
     folder = _folder_of(str(name), None, progress=True, with_weights=False)
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = load_gguf_tokenizer(folder) if is_gguf(folder) else _read_tokenizer(folder)
     if tokenizer is None:
         raise SpecjaxError(f"{name} has no tokenizer; use a target that has one")
     return tokenizer
@@ -123,11 +126,14 @@ def _folder_of(name: str, revision: str | None, progress: bool, with_weights: bo
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
+    if is_gguf(expand_user(name)):
+        _refuse_revision(name, revision)
+        return expand_user(name)
     folder = _find(name, revision, progress, read_config, with_weights)
     if folder is None:
         raise SpecjaxError(
             f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
-            "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
+            "a .gguf file, or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
         )
     return folder
 
@@ -237,32 +243,24 @@ def _download_bars(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    page = f"https://huggingface.co/{name}"
+    known = {
+        errors.GatedRepoError: f"is gated; request access at {page}, then run `hf auth login`",
+        errors.RepositoryNotFoundError: "is neither a folder nor a public repository on the hub; "
+        "check the spelling, or run `hf auth login` if it is private",
+        errors.RevisionNotFoundError: f"has no revision {revision!r}; see {page}/tree/main",
+        errors.LocalEntryNotFoundError: "is not a folder, and the hub cannot be reached; "
+        "check the network, or give a folder",
+    }
     try:
         yield
     except SpecjaxError:
         raise
-    except errors.GatedRepoError:
-        raise SpecjaxError(
-            f"{name} is gated; request access at https://huggingface.co/{name}, "
-            "then run `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is neither a folder nor a public repository on the hub; check the spelling, "
-            "or run `hf auth login` if it is private"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise SpecjaxError(
-            f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/tree/main"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is not a folder, and the hub cannot be reached; "
-            "check the network, or give a folder"
-        ) from None
     except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
+        unknown = f"could not be downloaded ({reason}); try again"
+        text = next((known[kind] for kind in known if isinstance(error, kind)), unknown)
+        raise SpecjaxError(f"{name} {text}") from error
 
 
 def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:

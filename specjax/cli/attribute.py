@@ -22,7 +22,7 @@ class Attribute:
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""
     target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     layer: int | None = None
     """The layer whose hidden states to compare; by default that of --method pld-plus."""
     thresholds: tuple[int, ...] = (2, 5, 8)

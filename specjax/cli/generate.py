@@ -35,7 +35,7 @@ class Generate:
     chat: bool = False
     """The prompt is a message: use the tokenizer's chat template, or Vicuna's if it has none."""
     target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     method: str = "pld"
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()

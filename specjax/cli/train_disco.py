@@ -41,9 +41,9 @@ class TrainDisco:
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
-    """The draft: pocket, a folder in Hugging Face format, or a hub id."""
+    """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
     """pocket for tasks that `bench` does not measure, or a question file as `bench` reads them:
     Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in each

@@ -47,7 +47,7 @@ class TrainHead:
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     plain text), the hub id of a dataset, or pocket, the default, for edit tasks and code. May be
