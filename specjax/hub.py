@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.utils import (
@@ -29,6 +28,7 @@ from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
+from specjax.models.precision import cache_dtype
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
@@ -89,8 +89,8 @@ def load(
         name: "pocket" (the small model inside specjax), a folder in Hugging Face format, a GGUF
             file, or a hub id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a
             folder of that name.
-        dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
-            bfloat16 elsewhere.
+        dtype: of the params, "float32", "bfloat16" or "float16"; by default the one in which the
+            model decodes fastest on this machine.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
 
@@ -98,15 +98,16 @@ def load(
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
             supported, or its files are damaged or inconsistent.
     """
-    kind = _dtype_of(dtype)
+    dtype = _checked_dtype(dtype)
     folder = _folder_of(str(name), revision, progress)
     if is_gguf(folder):
-        config, params, tokenizer = load_gguf(folder, kind, progress)
-        return LoadedTarget(Transformer(config), params, tokenizer, config, str(name))
-    with readable(folder):
-        config = _with_generation_eos(read_config(folder), folder)
-        params = load_transformer(folder, config, kind, progress)
-        return LoadedTarget(Transformer(config), params, _read_tokenizer(folder), config, str(name))
+        config, params, tokenizer = load_gguf(folder, dtype, progress)
+    else:
+        with readable(folder):
+            config = _with_generation_eos(read_config(folder), folder)
+            params = load_transformer(folder, config, dtype, progress)
+            tokenizer = _read_tokenizer(folder)
+    return LoadedTarget(Transformer(config, cache_dtype()), params, tokenizer, config, str(name))
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -263,9 +264,9 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
         raise SpecjaxError(f"{name} {text}") from error
 
 
-def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
+def _checked_dtype(dtype: DTypeLike | None) -> jnp.dtype | None:
     if dtype is None:
-        return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
+        return None
     try:
         kind = jnp.dtype(dtype)
     except TypeError:

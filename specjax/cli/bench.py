@@ -18,7 +18,7 @@ class BenchCommand(BenchOptions):
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Measures and prints the table."""

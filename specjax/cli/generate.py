@@ -62,7 +62,7 @@ class Generate:
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
     compare: bool = False
     """Also run plain decoding, in turn with the method, and compare."""
     attribute: bool = False

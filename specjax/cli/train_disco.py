@@ -70,7 +70,7 @@ class TrainDisco:
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """dtype for weights and compute; by default float32 on CPU and bfloat16 elsewhere."""
+    """dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""

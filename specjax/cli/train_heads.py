@@ -75,8 +75,8 @@ class TrainHead:
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
     dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
-    """dtype for the target's weights and for compute; by default float32 on CPU and bfloat16
-    elsewhere. The head's own weights are float32."""
+    """dtype for the target's weights and for compute; by default the one that is fastest on this
+    machine. The head's own weights are float32."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""

@@ -21,7 +21,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import readable
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.families import FAMILIES, config_from
-from specjax.models.io.huggingface import expected_weights, param_path, read_params
+from specjax.models.io.huggingface import dtype_for, expected_weights, param_path, read_params
 from specjax.models.io.weights import FLOATS, StoredTensor
 from specjax.models.shapes import mismatches
 
@@ -89,13 +89,15 @@ def load_gguf(
 ) -> tuple[TransformerConfig, dict[str, Any], Any]:
     """Reads a model's config, params and `transformers` tokenizer (None if it has none).
 
+    Without `dtype` it is that of `default_dtype`.
+
     Raises:
         SpecjaxError: if the file is damaged, holds what specjax does not support, or is quantised
             in an unknown way, or if the package `gguf` is not installed.
     """
     with _reading(path) as (metadata, tensors):
         config = _config(metadata, tensors)
-        title = f"Loading {path.name}"
+        title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
         params = read_params(_weights(config, tensors, dtype), dtype, title, progress)
         return config, params, _tokenizer(metadata)
 
