@@ -1,11 +1,10 @@
-"""Loads targets by name ("pocket", a folder in Hugging Face format, or a hub id); finds heads.
+"""Loads targets by name ("pocket", a folder, a GGUF file, or a hub id); finds heads.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
 
 import dataclasses
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.utils import (
@@ -26,16 +24,18 @@ from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
+from specjax.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
+from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
+from specjax.models.precision import cache_dtype
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
 POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 SMALL_FILES = [  # the config first
     "config.json",
     "generation_config.json",
@@ -88,11 +88,11 @@ def load(
     """Loads a target and its tokenizer.
 
     Args:
-        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, or a hub
-            id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a folder of that
-            name.
-        dtype: of the params, "float32", "bfloat16" or "float16"; by default float32 on CPU and
-            bfloat16 elsewhere.
+        name: "pocket" (the small model inside specjax), a folder in Hugging Face format, a GGUF
+            file, or a hub id such as "TinyLlama/TinyLlama-1.1B-Chat-v1.0". Write "./pocket" for a
+            folder of that name.
+        dtype: of the params, "float32", "bfloat16" or "float16"; by default the one in which the
+            model decodes fastest on this machine.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
 
@@ -100,12 +100,16 @@ def load(
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
             supported, or its files are damaged or inconsistent.
     """
-    kind = _dtype_of(dtype)
+    dtype = _checked_dtype(dtype)
     folder = target_folder(str(name), revision, progress)
-    with readable(folder):
-        config = _with_generation_eos(read_config(folder), folder)
-        params = load_transformer(folder, config, kind, progress)
-        return LoadedTarget(Transformer(config), params, _read_tokenizer(folder), config, str(name))
+    if is_gguf(folder):
+        config, params, tokenizer = load_gguf(folder, dtype, progress)
+    else:
+        with readable(folder):
+            config = _with_generation_eos(read_config(folder), folder)
+            params = load_transformer(folder, config, dtype, progress)
+            tokenizer = _read_tokenizer(folder)
+    return LoadedTarget(Transformer(config, cache_dtype()), params, tokenizer, config, str(name))
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -115,7 +119,7 @@ def load_tokenizer(name: str | Path) -> Any:
         SpecjaxError: if there is no such target, or it has no tokenizer.
     """
     folder = target_folder(str(name), with_weights=False)
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = load_gguf_tokenizer(folder) if is_gguf(folder) else _read_tokenizer(folder)
     if tokenizer is None:
         raise SpecjaxError(f"{name} has no tokenizer; use a target that has one")
     return tokenizer
@@ -132,11 +136,14 @@ def target_folder(
     if name == POCKET:
         _refuse_revision(name, revision)
         return pocket_folder()
+    if is_gguf(expand_user(name)):
+        _refuse_revision(name, revision)
+        return expand_user(name)
     folder = _find(name, revision, progress, read_config, with_weights)
     if folder is None:
         raise SpecjaxError(
             f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
-            "or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
+            "a .gguf file, or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
         )
     return folder
 
@@ -246,37 +253,29 @@ def _download_bars(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    page = f"https://huggingface.co/{name}"
+    known = {
+        errors.GatedRepoError: f"is gated; request access at {page}, then run `hf auth login`",
+        errors.RepositoryNotFoundError: "is neither a folder nor a public repository on the hub; "
+        "check the spelling, or run `hf auth login` if it is private",
+        errors.RevisionNotFoundError: f"has no revision {revision!r}; see {page}/tree/main",
+        errors.LocalEntryNotFoundError: "is not a folder, and the hub cannot be reached; "
+        "check the network, or give a folder",
+    }
     try:
         yield
     except SpecjaxError:
         raise
-    except errors.GatedRepoError:
-        raise SpecjaxError(
-            f"{name} is gated; request access at https://huggingface.co/{name}, "
-            "then run `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is neither a folder nor a public repository on the hub; check the spelling, "
-            "or run `hf auth login` if it is private"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise SpecjaxError(
-            f"{name} has no revision {revision!r}; see https://huggingface.co/{name}/tree/main"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise SpecjaxError(
-            f"{name} is not a folder, and the hub cannot be reached; "
-            "check the network, or give a folder"
-        ) from None
     except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SpecjaxError(f"{name} could not be downloaded ({reason}); try again") from error
+        unknown = f"could not be downloaded ({reason}); try again"
+        text = next((known[kind] for kind in known if isinstance(error, kind)), unknown)
+        raise SpecjaxError(f"{name} {text}") from error
 
 
-def _dtype_of(dtype: DTypeLike | None) -> jnp.dtype:
+def _checked_dtype(dtype: DTypeLike | None) -> jnp.dtype | None:
     if dtype is None:
-        return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
+        return None
     try:
         kind = jnp.dtype(dtype)
     except TypeError:
@@ -301,11 +300,14 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
     )
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
+def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:
     """Copies what a target has besides config and weights, in forms that transformers 4 reads too.
 
     Version 5 writes the name of a class, and a list of tokens, that make version 4 fail.
     """
+    source = target_folder(target.name, with_weights=False)
+    if is_gguf(source) and target.tokenizer is not None:
+        target.tokenizer.save_pretrained(folder)
     for pattern in SMALL_FILES[1:]:
         for path in filter(Path.is_file, source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)

@@ -21,7 +21,7 @@ class Attribute:
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""
     target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     layer: int | None = None
     """The layer whose hidden states to compare; by default that of --method pld-plus."""
     thresholds: tuple[int, ...] = (2, 5, 8)
@@ -31,7 +31,7 @@ class Attribute:
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Scores the file and prints the table."""

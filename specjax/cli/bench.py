@@ -14,11 +14,11 @@ class BenchCommand(BenchOptions):
     """Measure methods against plain decoding, in turn on the same prompts, by medians."""
 
     target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Measures and prints the table."""

@@ -54,14 +54,14 @@ class Convert:
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
-        from specjax.hub import copy_tokenizer, load, target_folder
+        from specjax.hub import copy_tokenizer, load
         from specjax.models.io.huggingface import save_transformer, write_index
 
         target = load(self.source, dtype=self.dtype)
         with new_folder(directory) as unfinished:
             save_transformer(unfinished, target.config, target.params, self.dtype)
             write_index(unfinished)
-            copy_tokenizer(target_folder(self.source, with_weights=False), unfinished)
+            copy_tokenizer(target, unfinished)
         print(f"wrote {target.name} to {directory} in {self.dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
@@ -93,7 +93,7 @@ class Convert:
             self.dtype,
             target=target.config,
             target_params=target.params,
-            target_name=str(of_target.resolve()) if of_target.is_dir() else head_of,
+            target_name=str(of_target.resolve()) if of_target.exists() else head_of,
             layout=layout,
             about=read_about(folder),
             as_torch=self.is_torch,

@@ -35,7 +35,7 @@ class Generate:
     chat: bool = False
     """The prompt is a message: use the tokenizer's chat template, or Vicuna's if it has none."""
     target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     method: str = "pld"
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
@@ -62,7 +62,7 @@ class Generate:
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
     compare: bool = False
     """Also run plain decoding, in turn with the method, and compare."""
     attribute: bool = False

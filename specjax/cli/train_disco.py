@@ -42,9 +42,9 @@ class TrainDisco:
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
-    """The draft: pocket, a folder in Hugging Face format, or a hub id."""
+    """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
     """pocket for tasks that `bench` does not measure, or a question file as `bench` reads them:
     Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in each
@@ -71,7 +71,7 @@ class TrainDisco:
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """dtype for weights and compute; by default float32 on CPU and bfloat16 elsewhere."""
+    """dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""

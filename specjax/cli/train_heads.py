@@ -46,7 +46,7 @@ class TrainHead:
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     plain text), the hub id of a dataset, or pocket, the default, for edit tasks and code. May be
@@ -74,8 +74,8 @@ class TrainHead:
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
     dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
-    """dtype for the target's weights and for compute; by default float32 on CPU and bfloat16
-    elsewhere. The head's own weights are float32."""
+    """dtype for the target's weights and for compute; by default the one that is fastest on this
+    machine. The head's own weights are float32."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""

@@ -28,7 +28,7 @@ class TuneCommand(ABC):
     """The options and the course of all subcommands."""
 
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, or a hub id."""
+    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
     """pocket for tasks of its own that `bench` does not measure, or a file: Spec-Bench's questions,
     HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
@@ -41,7 +41,7 @@ class TuneCommand(ABC):
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
-    """The dtype for weights and compute; by default float32 on CPU, bfloat16 elsewhere."""
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""

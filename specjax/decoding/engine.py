@@ -22,7 +22,7 @@ from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
 from specjax.decoding.widths import pass_widths, verify_pass
-from specjax.models.cache import KVCache, write_slots
+from specjax.models.cache import KVCache, align, write_slots
 from specjax.models.prefill import prefill, whole_chunks
 from specjax.models.target import ModelOutput, Target
 
@@ -62,10 +62,14 @@ class Engine:
         check_request(params.target, prompt, self.target, self.max_new_tokens)
 
     def num_slots(self, prompt_length: int) -> int:
-        """Returns the slots per row of the KV cache; `prompt_length` includes the padding."""
+        """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
+
+        The text and a round are both rounded up, so that all drafters of at most 128 rows have the
+        same slots: how attention rounds depends on their number.
+        """
         # A pass writes a full round's rows after the committed text, even in finished rows.
-        rows_of_a_round = self.drafter.num_nodes + self.drafter.num_probes
-        return whole_chunks(prompt_length) + self.max_new_tokens + rows_of_a_round
+        text = whole_chunks(prompt_length) + self.max_new_tokens
+        return align(text) + align(self.drafter.num_nodes + self.drafter.num_probes)
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""
@@ -109,7 +113,7 @@ class Engine:
 
         Without it the first round that drafts enough for a wider pass takes many times as long.
         """
-        for width in pass_widths(self.drafter):
+        for width in pass_widths(self.drafter, self.target.dtype(params.target)):
             state = self.prefill(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))
             jax.block_until_ready(self.generation(self.run(params, state, 1)))

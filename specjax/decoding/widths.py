@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.decoding.drafter import Drafter, Probe, Proposal
@@ -18,18 +19,24 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
+from specjax.models.layers import min_rows
 from specjax.models.target import ModelOutput, QueryRows, Target
 
-ROW_WIDTHS = (1, 8, 24, 64)  # for drafters that set no `row_widths`
+# For drafters whose drafts vary in length, by bits of the weights: 16-bit rows are nearly free.
+ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (8,)}
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
 
-def pass_widths(drafter: Drafter) -> list[int]:
-    """Returns how many nodes each compiled pass holds, in ascending order."""
+def pass_widths(drafter: Drafter, dtype: DTypeLike) -> list[int]:
+    """Returns how many nodes each compiled pass holds, in ascending order.
+
+    `dtype` is that of the target's weights.
+    """
     widths = drafter.row_widths
     if widths is None:
-        widths = [width for width in ROW_WIDTHS if 2 * width <= drafter.num_nodes]
+        known = ROW_WIDTHS[jnp.finfo(dtype).bits]
+        widths = [width for width in known if 2 * width <= drafter.num_nodes]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 
 
@@ -47,13 +54,15 @@ def verify_pass(
     Everything that grows with the rows happens at the chosen width; only what the drafter taps is
     padded back to all N rows. Attention is read at the deepest accepted node only.
     """
-    num_nodes = proposal.tree.num_nodes
+    num_nodes, dtype = proposal.tree.num_nodes, target.dtype(params)
     given = proposal, cache.length
 
     def at_width(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
         (tree, probe), root_slot = given
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
+        count = rows.tokens.shape[1]
+        rows = _padded(rows, min_rows(dtype))
         output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
@@ -62,9 +71,9 @@ def verify_pass(
         path = jnp.pad(verification.path, ((0, 0), (0, missing)))
 
         def widen(values: Array | None, axis: int):
-            if values is None or width == num_nodes:
+            if values is None or (width == num_nodes and values.shape[axis] == count):
                 return values
-            nodes, probes = jnp.split(values, [width], axis=axis)
+            nodes, probes, _ = jnp.split(values, [width, count], axis=axis)
             padding = [(0, 0)] * values.ndim
             padding[axis] = (0, num_nodes - width)
             return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
@@ -75,7 +84,7 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = pass_widths(drafter)
+    widths = pass_widths(drafter, dtype)
     if len(widths) == 1:
         return at_width(num_nodes, given, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
@@ -86,6 +95,17 @@ def verify_pass(
         lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
     ]
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
+
+
+def _padded(rows: QueryRows, least: int) -> QueryRows:
+    """Repeats the last row until there are `least`: single rows round differently from several."""
+    missing = max(least - rows.tokens.shape[1], 0)
+    below = ((0, 0), (0, missing))
+    return QueryRows(
+        tokens=jnp.pad(rows.tokens, below, "edge"),
+        positions=jnp.pad(rows.positions, below, "edge"),
+        visible=jnp.pad(rows.visible, (*below, (0, missing)), "edge"),
+    )
 
 
 def last_attention(

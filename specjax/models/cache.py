@@ -16,6 +16,13 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
 
+ALIGNMENT = 128  # slots: GPUs and TPUs copy keys and values that are not a multiple of it
+
+
+def align(num_slots: int) -> int:
+    """Rounds a number of slots up to a multiple of `ALIGNMENT`."""
+    return -(-num_slots // ALIGNMENT) * ALIGNMENT
+
 
 @pytree
 class KVCache:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import DecoderLayer, Embedding, RMSNorm, project, rotation_of
+from specjax.models.layers import DecoderLayer, Embedding, RMSNorm, lookup, project, rotation_of
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
@@ -24,9 +24,14 @@ class Transformer(nn.Module):
     """A decoder-only transformer: embedding, layers, final norm, LM head. It is a `Target`.
 
     `run` writes its rows as scratch behind `cache.length`; `KVCache.keep` commits them.
+
+    Attributes:
+        config: the model's shape and arithmetic.
+        cache_dtype: of keys and values; None takes that of the weights.
     """
 
     config: TransformerConfig
+    cache_dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(
@@ -38,7 +43,7 @@ class Transformer(nn.Module):
         masks = self._masks(rows, positions, cache)
         rotation = rotation_of(rows.positions, config, cache.prompt_length)
         table = Embedding(config, name="embed_tokens")()
-        x = table[rows.tokens]
+        x = lookup(table, rows.tokens)
         hidden, attention, keys, values = [x], {}, [], []
         for layer in range(config.num_hidden_layers):
             x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
@@ -100,7 +105,7 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        return params["embed_tokens"]["weight"][tokens]
+        return lookup(params["embed_tokens"]["weight"], tokens)
 
     @nn.nowrap
     def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
@@ -123,7 +128,8 @@ class Transformer(nn.Module):
         num_slots: int,
         prompt_length: Int[Array, " B"] | int | None = None,
     ) -> KVCache:
-        return KVCache.create(self.config, batch, num_slots, self.dtype(params), prompt_length)
+        dtype = self.dtype(params) if self.cache_dtype is None else self.cache_dtype
+        return KVCache.create(self.config, batch, num_slots, dtype, prompt_length)
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:

@@ -220,8 +220,8 @@ def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
 
 def test_two_widths_are_compiled():
     gate = Auto(PromptLookup(num_tokens=20), 1.0)
-    assert pass_widths(gate) == [1, 21]
-    assert pass_widths(gate.inner) == [1, 8, 21]
+    assert pass_widths(gate, jnp.float32) == [1, 21]
+    assert pass_widths(gate.inner, jnp.float32) == [1, 8, 21]
 
 
 @pytest.mark.parametrize("inner", [Autoregressive(), Lookahead(), Auto(PromptLookup(), 1.0)])

@@ -39,7 +39,7 @@ def watched():
 
 def test_warming_up_runs_a_pass_of_every_width(watched):
     engine, (params, asked, key) = watched
-    assert pass_widths(engine.drafter) == [1, 8, 21]
+    assert pass_widths(engine.drafter, jnp.float32) == [1, 8, 21]
     engine.warm_up(params, asked, key)
     jax.effects_barrier()
     assert set(PASSES) >= {1, 8, 21}
@@ -52,7 +52,7 @@ def test_warming_up_runs_a_pass_of_every_width(watched):
 def test_a_wider_pass_says_the_same(watched):
     engine, (params, asked, key) = watched
     texts = []
-    for width in pass_widths(engine.drafter):
+    for width in pass_widths(engine.drafter, jnp.float32):
         state = engine.prefill(params, asked, key)
         state = replace(state, min_width=jnp.asarray(width, jnp.int32))
         texts.append(np.asarray(engine.generation(engine.run(params, state, 6)).tokens))

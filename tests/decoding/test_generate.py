@@ -47,9 +47,9 @@ def test_max_rounds_cuts_the_text_and_compiles_nothing():
 
 
 @pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
-def test_slots_are_whole_chunks_of_prompt_the_new_tokens_and_a_round(prompt_length, padded):
+def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded):
     engine = Engine(target()[0], PromptLookup(num_tokens=10), max_new_tokens=100)
-    assert engine.num_slots(prompt_length) == padded + 100 + 11
+    assert engine.num_slots(prompt_length) == -(-(padded + 100) // 128) * 128 + 128
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,9 @@ def test_a_narrow_pass_says_what_a_wide_one_does(most):
     proposal = Proposal(tree, probe)
     narrow, found, narrow_cache = verified(proposal, Reader())
     wide, expected, wide_cache = verified(proposal, Reader(row_widths=()))
-    assert pass_widths(Reader()) == [1, 8, NODES] and pass_widths(Reader(())) == [NODES]
+    assert pass_widths(Reader(), jnp.float32) == [1, 8, NODES]
+    assert pass_widths(Reader(), jnp.bfloat16) == [8, NODES]
+    assert pass_widths(Reader(()), jnp.float32) == [NODES]
 
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     if most >= 8:

@@ -213,7 +213,7 @@ REFUSED_CONFIGS = [
     ("eagle", {"hydra_num_heads": 4}, "describes a Hydra head"),
     ("eagle", {"num_masks": 4}, "describes a ParallelSpec head"),
     ("eagle", {"model_type": "qwen2"}, ": model_type 'qwen2' is not supported"),
-    ("eagle", {"vocab_size": ...}, ": config.json has no 'vocab_size'"),
+    ("eagle", {"vocab_size": ...}, ": there is no 'vocab_size'"),
     ("eagle", {"bias": "yes"}, ": bias is 'yes', but False according to the weights; correct it"),
     ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),
     ("eagle, fc bias", {"bias": False}, ": bias is False, but True according to the weights"),
@@ -239,7 +239,7 @@ REFUSED_CONFIGS = [
     ("parallel", {"reads_features": False}, ": reads_features is False, but True according to the"),
     ("parallel", {"bias": "no"}, ": bias is 'no', but True according to the weights"),
     ("parallel", PLAIN | {"model_type": "medusa"}, "describes a Medusa head; give a ParallelSpec"),
-    ("parallel", {"vocab_size": ...}, ": config.json has no 'vocab_size'"),
+    ("parallel", {"vocab_size": ...}, ": there is no 'vocab_size'"),
 ]
 
 

@@ -64,6 +64,7 @@ class HeadDrafter(Drafter):
     head: FeatureHead
 
     taps = LAST_HIDDEN
+    row_widths = ()  # a draft always fills the tree
 
     @property
     def num_fed(self) -> int:

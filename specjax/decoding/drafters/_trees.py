@@ -276,6 +276,8 @@ class DepthTreeDrafter(Drafter):
     depth: int = 0
     noise_share: float = 0.8
 
+    row_widths = ()  # a draft always fills the tree
+
     def __post_init__(self):
         levels_of(self.choices)  # checks them
         if self.tree not in ("static", "dynamic"):

@@ -34,7 +34,7 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
         return FAMILIES[kind].read(FAMILIES[kind].DEFAULTS | dict(values))
     except KeyError as missing:
         raise SpecjaxError(
-            f"config.json has no {missing}, which a {kind} model needs; check the config"
+            f"there is no {missing}, which a {kind} model needs; check the config"
         ) from None
 
 
@@ -44,7 +44,9 @@ def read_config(folder: Path) -> TransformerConfig:
     with readable(path):
         exists = path.is_file()
     if not exists:
-        raise SpecjaxError(f"{folder} has no config.json; give a folder in Hugging Face format")
+        raise SpecjaxError(
+            f"{folder} has no config.json; give a folder that has one or a GGUF file"
+        )
     values = read_json(path)
     try:
         return config_from(values)

@@ -5,6 +5,7 @@ Each tensor goes to the device as stored and is cast there, so at most one is in
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from specjax.core.files import new_folder
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values, llama
 from specjax.models.io.weights import FLOATS, StoredTensor, import_torch, stored_tensors
+from specjax.models.precision import default_dtype
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shapes_of
 from specjax.models.transformer import Transformer
 
@@ -66,14 +68,14 @@ def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_transformer(
-    folder: Path, config: TransformerConfig, dtype: DTypeLike, progress: bool = False
+    folder: Path, config: TransformerConfig, dtype: DTypeLike | None, progress: bool = False
 ) -> dict[str, Any]:
     """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
     Args:
         folder: holds `model.safetensors` or its shards with an index, or old `.bin` files.
         config: the config that `read_config(folder)` returned.
-        dtype: the dtype of the params, whatever the files store.
+        dtype: the dtype of the params, whatever the files store; None: see `default_dtype`.
         progress: show a progress bar on stderr, if that is a terminal.
 
     Raises:
@@ -91,7 +93,12 @@ def load_transformer(
     check_weights(folder, found, expected)
     names = FAMILIES[config.model_type].NAMES
     wanted = {param_path(name, names): tensor for name, tensor in found.items()}
-    return read_params(wanted, dtype, f"Loading {folder.name}", progress)
+    return read_params(wanted, dtype or dtype_for(config), f"Loading {folder.name}", progress)
+
+
+def dtype_for(config: TransformerConfig) -> jnp.dtype:
+    """Returns the default dtype of a model with this config; see `default_dtype`."""
+    return default_dtype(sum(math.prod(shape) for shape in expected_weights(config).values()))
 
 
 def save_transformer(

@@ -1,0 +1,336 @@
+"""Reads GGUF files of Llama models: config, weights and tokenizer.
+
+Every size is checked against that of the file, which is memory-mapped. The package `gguf`
+dequantises, and transformers builds the tokenizer; both are imported only when a file is read.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from math import prod
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import readable
+from specjax.models.config import Rope, TransformerConfig
+from specjax.models.families import FAMILIES, config_from
+from specjax.models.io.huggingface import dtype_for, expected_weights, param_path, read_params
+from specjax.models.io.weights import FLOATS, StoredTensor
+from specjax.models.shapes import mismatches
+
+AGAIN = "download it again"
+OTHER = "use the model's folder in Hugging Face format"
+SCALARS: dict[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9  # types of values, as the keys above
+MAX_AXES = 4
+CHUNK = 2**22  # bytes dequantised at once
+FIELDS = {  # of "llama.", as config.json calls them
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
+ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
+
+# Pre-tokenizers by their names in llama.cpp. transformers' reader splits no digits for DIGITS, and
+# applies merges within whole words for WHOLE_WORDS, where llama.cpp does not.
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
+OTHER_SPLITS = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "dbrx", "smaug-bpe", "qwen2")
+
+
+class PackedTensor(NamedTuple):
+    """A tensor as the file stores it."""
+
+    shape: tuple[int, ...]
+    kind: Any  # a `gguf.GGMLQuantizationType`
+    rows: np.ndarray  # of bytes
+
+    def read(self, dtype: Any = np.float32, num_heads: int = 0) -> np.ndarray:
+        """Dequantises a few rows at a time.
+
+        With `num_heads` it is a query or key projection: GGUF has the two rows of a rotary pair
+        side by side, Hugging Face's format has them half a head apart.
+        """
+        from gguf import dequantize
+
+        values = np.empty(self.shape, dtype)
+        rows, step = values.reshape(len(self.rows), -1), 1 + CHUNK // self.rows.shape[1]
+        for at in range(0, len(rows), step):
+            rows[at : at + step] = dequantize(self.rows[at : at + step], self.kind)
+        if num_heads:
+            pairs = np.arange(len(values)).reshape(num_heads, -1, 2)
+            values = values[pairs.swapaxes(1, 2).ravel()]
+        return values
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` names a GGUF file; it need not exist."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def load_gguf(
+    path: Path, dtype: Any, progress: bool = False
+) -> tuple[TransformerConfig, dict[str, Any], Any]:
+    """Reads a model's config, params and `transformers` tokenizer (None if it has none).
+
+    Without `dtype` it is that of `default_dtype`.
+
+    Raises:
+        SpecjaxError: if the file is damaged, holds what specjax does not support, or is quantised
+            in an unknown way, or if the package `gguf` is not installed.
+    """
+    with _reading(path) as (metadata, tensors):
+        config = _config(metadata, tensors)
+        title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
+        params = read_params(_weights(config, tensors, dtype), dtype, title, progress)
+        return config, params, _tokenizer(metadata)
+
+
+def load_gguf_tokenizer(path: Path) -> Any:
+    """Reads the tokenizer alone; see `load_gguf`."""
+    with _reading(path) as (metadata, _):
+        return _tokenizer(metadata)
+
+
+Metadata = Mapping[str, Any]
+Tensors = Mapping[str, PackedTensor]
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[tuple[Metadata, Tensors]]:
+    """Yields what the header describes; errors in the block become ones that name the file."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise SpecjaxError(
+            f"{path} needs the package gguf to be read; run `pip install 'specjax[gguf]'`"
+        ) from None
+    with readable(path), path.open("rb") as file:
+        has_magic = file.read(4) == b"GGUF"
+        data = mmap(file.fileno(), 0, access=ACCESS_READ) if has_magic else None
+    try:
+        if data is None:
+            raise SpecjaxError(f"this is not a GGUF file; give one, or {OTHER}")
+        yield _header(_Cursor(data))
+    except SpecjaxError as error:
+        raise SpecjaxError(f"{path}: {' '.join(str(error).split())}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SpecjaxError(f"{path} is damaged or cut short ({reason}); {AGAIN}") from error
+
+
+class _Cursor:
+    """Reads one value after the other; raises ValueError at the end of the file."""
+
+    def __init__(self, data: mmap):
+        self.data, self.at = data, 0
+
+    def numbers(self, form: str) -> tuple:
+        num_bytes = struct.calcsize(f"<{form}")
+        if num_bytes > len(self.data) - self.at:
+            raise ValueError(f"{num_bytes} bytes are expected after byte {self.at}")
+        self.at += num_bytes
+        return struct.unpack_from(f"<{form}", self.data, self.at - num_bytes)
+
+    def string(self) -> str:
+        (length,) = self.numbers("Q")
+        return self.numbers(f"{length}s")[0].decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            return self.numbers(SCALARS[kind])[0]
+        kind, count = self.numbers("IQ")
+        if kind == STRING:
+            return [self.string() for _ in range(count)]
+        return list(self.numbers(f"{count}{SCALARS[kind]}"))
+
+
+def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
+    _, version, num_tensors, num_values = cursor.numbers("4sIQQ")
+    if version not in (2, 3):
+        raise SpecjaxError(f"GGUF version {version} is not supported; {OTHER}")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_values):
+        name = cursor.string()
+        if name in metadata:
+            raise ValueError(f"{name!r} is given twice")
+        metadata[name] = cursor.value(*cursor.numbers("I"))
+    if (architecture := metadata["general.architecture"]) != "llama":
+        raise SpecjaxError(
+            f"GGUF files of architecture {architecture!r} are not supported, only of 'llama'; "
+            "use another model"
+        )
+    if metadata.get("split.count", 1) > 1:
+        raise SpecjaxError("this is one part of a model; join all: `llama-gguf-split --merge`")
+    entries = {}
+    for _ in range(num_tensors):
+        name, (num_axes,) = cursor.string(), cursor.numbers("I")
+        if name in entries or num_axes > MAX_AXES:
+            raise ValueError(f"{name!r} is given twice or has {num_axes} axes")
+        entries[name] = cursor.numbers(f"{num_axes}Q"), *cursor.numbers("IQ")
+    data, start = cursor.data, cursor.at + -cursor.at % metadata.get("general.alignment", 32)
+    return metadata, {name: _packed(data, start, name, *entries[name]) for name in entries}
+
+
+def _packed(
+    data: mmap, start: int, name: str, sizes: tuple[int, ...], number: int, offset: int
+) -> PackedTensor:
+    """Finds the bytes of a tensor; `sizes` begins with the length of a row."""
+    import gguf
+
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+        per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except (ValueError, NotImplementedError):
+        raise SpecjaxError(
+            f"{name} is quantised in an unknown way (type {number}); use a file in F16, Q8_0 or "
+            "Q4_K_M, or upgrade the package gguf"
+        ) from None
+    row_bytes = sizes[0] // per_block * block_bytes
+    if not prod(sizes) or sizes[0] % per_block:
+        raise ValueError(f"{name} has the shape {sizes[::-1]}")
+    num_bytes = prod(sizes[1:]) * row_bytes
+    if (excess := start + offset + num_bytes - len(data)) > 0:
+        raise ValueError(f"{name} ends {excess} bytes after the file")
+    rows = np.frombuffer(data, np.uint8, num_bytes, start + offset).reshape(-1, row_bytes)
+    return PackedTensor(sizes[::-1], kind, rows)
+
+
+def _config(metadata: Metadata, tensors: Tensors) -> TransformerConfig:
+    start = "llama."
+    given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
+    values = {ours: given.pop(theirs) for theirs, ours in FIELDS.items() if theirs in given}
+    scaling = given.pop("rope.scaling.type", "none")
+    ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    config = config_from(
+        {"vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())), **values}
+        | {
+            "model_type": "mistral" if values.get("sliding_window") else "llama",
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+            "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+            "rope_scaling": {
+                "rope_type": "default" if scaling == "none" else scaling,
+                "factor": given.pop("rope.scaling.factor", None),
+            },
+        }
+    )
+    widths = config.vocab_size, config.hidden_size, config.intermediate_size
+    widths += (config.num_attention_heads * config.head_dim,)
+    longest_axis = max((max(tensor.shape) for tensor in tensors.values()), default=0)
+    if config.num_hidden_layers > len(tensors) or max(widths) > longest_axis:
+        raise SpecjaxError(f"the metadata describes a larger model than the tensors; {AGAIN}")
+    length = given.pop("rope.scaling.original_context_length", 8192)
+    if ROPE_DIVISORS in tensors:
+        config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS].read(), length))
+    for name in ("rope.dimension_count", "attention.value_length"):
+        if given.get(name) == config.head_dim:
+            del given[name]
+    if others := [name for name in given if given[name] and name not in WITHOUT_EFFECT]:
+        value = f"{given[others[0]]}"[:40]
+        raise SpecjaxError(f"llama.{others[0]} = {value} is not supported; use another model")
+    return config
+
+
+def _llama3(config: TransformerConfig, divisors: np.ndarray, original_length: int) -> Rope:
+    """Returns the scaling of Llama 3.1 that has these divisors."""
+    scaled = replace(
+        config.rope,
+        rope_type="llama3",
+        factor=float(divisors.max()),
+        original_max_position_embeddings=original_length,
+    )
+    if config.rope.rope_type == "default" and divisors.shape == (config.head_dim // 2,):
+        plain, slowed = (
+            rope.inverse_frequencies(config.head_dim, 0, jnp.zeros(1, int))[0]
+            for rope in (config.rope, scaled)
+        )
+        if np.allclose(plain / slowed, divisors, rtol=1e-3):
+            return scaled
+    raise SpecjaxError(f"{ROPE_DIVISORS} is not Llama 3.1's scaling of RoPE; {OTHER}")
+
+
+def _weights(config: TransformerConfig, tensors: Tensors, dtype: Any) -> dict[str, StoredTensor]:
+    """Returns the tensors, to be read as `dtype`, by the paths of their params."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    table = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    expected = expected_weights(config)
+    names = {table.get_name(name, (".weight", ".bias")): name for name in expected}
+    tensors = {name: tensor for name, tensor in tensors.items() if name != ROPE_DIVISORS}
+    shapes = {names.get(name, name): tensor.shape for name, tensor in tensors.items()}
+    if wrong := mismatches(shapes, expected):
+        raise SpecjaxError(f"the weights do not fit the metadata; {wrong}; {AGAIN}, or {OTHER}")
+    code = next(code for code, kind in FLOATS.items() if kind == jnp.dtype(dtype))
+    found = {}
+    for name, tensor in tensors.items():
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        num_heads = heads.get(name.split(".")[-2], 0)
+        read = partial(tensor.read, jnp.dtype(dtype), num_heads)
+        path = param_path(names[name], FAMILIES[config.model_type].NAMES)
+        found[path] = StoredTensor(name, tensor.shape, code, read)
+    return found
+
+
+def _tokenizer(metadata: Metadata) -> Any:
+    """Builds a `transformers` tokenizer; returns None if the file describes none."""
+    kind, split = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if kind is None:
+        return None
+    is_known = split in (*DIGITS, *WHOLE_WORDS, *OTHER_SPLITS)
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    if not (is_known if kind == "gpt2" else kind == "llama" and has_prefix):
+        raise SpecjaxError(
+            f"tokenizer {kind!r} with pre-tokenizer {split!r} and add_space_prefix {has_prefix} is "
+            f"not supported; {OTHER}"
+        )
+    start = "tokenizer."
+    given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
+    try:
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+        from transformers import PreTrainedTokenizerFast
+        from transformers.integrations.gguf import gguf_tokenizer_mapping as converter
+
+        names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
+        values = {names[name]: value for name, value in given.items() if name in names}
+        backend, _ = converter.convert_gguf_tokenizer("llama", values)
+        if split in DIGITS:
+            words = ByteLevel(add_prefix_space=False)
+            backend.pre_tokenizer = Sequence([Digits(individual_digits=True), words])
+        if split in WHOLE_WORDS:
+            backend.model.ignore_merges = True
+        roles = (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad"))
+        ids = {f"{ours}_token": given.get(f"ggml.{theirs}_token_id") for theirs, ours in roles}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            chat_template=given.get("chat_template"),
+            add_bos_token=given.get("ggml.add_bos_token", kind == "llama"),
+            add_eos_token=given.get("ggml.add_eos_token", False),
+            **{name: None if id is None else given["ggml.tokens"][id] for name, id in ids.items()},
+        )
+    except Exception as error:  # `tokenizers` raises plain Exception for a damaged vocabulary
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SpecjaxError(
+            f"its tokenizer cannot be read ({reason}); upgrade transformers, or {OTHER}"
+        ) from error

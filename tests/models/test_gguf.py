@@ -1,0 +1,338 @@
+"""GGUF files, written here by the package `gguf`: what they hold is read, the rest is refused."""
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+import specjax
+from specjax.core.chat import chat_ids
+from specjax.core.errors import SpecjaxError
+from specjax.hub import load_tokenizer
+from specjax.models.config import Rope
+from specjax.models.families import config_from
+from specjax.models.io.huggingface import expected_weights, huggingface_name
+from specjax.tuned import tuned_file
+from tests.models import checkpoints
+
+gguf = pytest.importorskip("gguf")
+
+SIZES = checkpoints.TINY | {
+    "model_type": "llama",
+    "intermediate_size": 64,  # a multiple of the blocks of quantisation
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 264,
+}
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+PIECES = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "1", "2", "<0x0A>"]
+TEXTS = ["", "a b  cab\n", "x =  12 + 3", "it's É\n\n  7", "<|im_start|>ab<|im_end|> a"]
+
+
+def weights(**changes: Any) -> dict[str, np.ndarray]:
+    """Random weights by their names in Hugging Face format."""
+    draw = np.random.default_rng(0)
+    shapes = expected_weights(config_from(SIZES | changes))
+    return {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def side_by_side(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Interleaves the halves of each head, as llama.cpp's converter does."""
+    halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def byte_level(writer: Any) -> None:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    merges = ["Ġ Ġ", "1 2", "a b"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    merged = [each.replace(" ", "") for each in merges]
+    tokens = [*special, *bytes_to_unicode().values(), *merged, "cab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+
+
+def sentencepiece(writer: Any) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *PIECES]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(number) for number in range(len(tokens))])
+    writer.add_token_types([2, 3, 3] + [1] * (len(PIECES) - 1) + [6])
+    for name, token in (("unk", 0), ("bos", 1), ("eos", 2)):
+        getattr(writer, f"add_{name}_token_id")(token)
+
+
+def write(
+    path: Path,
+    kind: str = "F32",
+    tokenizer: Any = None,
+    given: dict[str, np.ndarray] | None = None,
+    architecture: str = "llama",
+    extra: Any = lambda writer: None,
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(SIZES["max_position_embeddings"])
+    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_block_count(SIZES["num_hidden_layers"])
+    writer.add_feed_forward_length(SIZES["intermediate_size"])
+    writer.add_head_count(SIZES["num_attention_heads"])
+    writer.add_head_count_kv(SIZES["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(SIZES["vocab_size"])
+    (tokenizer or (lambda writer: writer.add_eos_token_id(2)))(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["num_hidden_layers"])
+    for name, weight in (weights() if given is None else given).items():
+        if "q_proj" in name:
+            weight = side_by_side(weight, SIZES["num_attention_heads"])
+        if "k_proj" in name:
+            weight = side_by_side(weight, SIZES["num_key_value_heads"])
+        stored = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
+        theirs = names.get_name(name, (".weight", ".bias")) or name
+        writer.add_tensor(theirs, gguf.quantize(weight, stored), raw_dtype=stored)
+    extra(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def failure(path: Path) -> str:
+    """The one-line message of a load that must fail."""
+    with pytest.raises(SpecjaxError) as caught:
+        specjax.load(path)
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    return message.replace(str(path), "FILE")
+
+
+def by_name(params: Any) -> dict[str, np.ndarray]:
+    return {huggingface_name(path): leaf for path, leaf in flatten_dict(params, sep=".").items()}
+
+
+# ---- Weights -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "attention_bias": True}])
+def test_weights_and_config_are_read(tmp_path, changes):
+    given = weights(**changes)
+    target = specjax.load(write(tmp_path / "m.gguf", given=given))
+    jax.tree.map(np.testing.assert_array_equal, by_name(target.params), given)
+    rms_norm_eps = float(np.float32(1e-5))
+    wanted = config_from(SIZES | changes | {"bos_token_id": None, "rms_norm_eps": rms_norm_eps})
+    assert (target.config, target.eos, target.tokenizer) == (wanted, (2,), None)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+def test_weights_equal_those_of_transformers(tmp_path, kind):
+    pytest.importorskip("torch")
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path = write(tmp_path / "m.gguf", kind, byte_level)
+    theirs = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(path)["config"]))
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=theirs)["tensors"]
+    params = specjax.load(path, dtype="float32").params
+    assert set(by_name(params)) == set(read)
+    for name, weight in by_name(params).items():
+        np.testing.assert_array_equal(weight, read[name].numpy(), name)
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    direct = specjax.load(path, dtype="bfloat16").params
+    jax.tree.map(np.testing.assert_array_equal, direct, rounded)
+
+
+# ---- Tokenizer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [byte_level, sentencepiece])
+def test_tokens_are_those_of_transformers(tmp_path, kind):
+    pytest.importorskip("torch")  # which its own reading of GGUF files needs
+    from transformers import AutoTokenizer
+
+    ours = load_tokenizer(write(tmp_path / "m.gguf", tokenizer=kind))
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    splits_digits = kind is byte_level  # as llama.cpp does and transformers does not
+    for text in TEXTS:
+        ids = ours(text)["input_ids"]
+        if not (splits_digits and ("12" in text or "  7" in text)):
+            assert ids == theirs(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.get_vocab() == theirs.get_vocab()
+
+
+def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
+    target = specjax.load(write(tmp_path / "m.gguf", tokenizer=byte_level))
+    tokenizer, eos = target.tokenizer, target.eos
+    assert tokenizer.tokenize("ab  12") == ["ab", "ĠĠ", "1", "2"]
+    ids = chat_ids(tokenizer, "ab")
+    assert (ids[0], ids[-1], eos) == (1, 2, (2,))
+    assert tokenizer.decode(ids) == "<|im_start|>ab<|im_end|>"
+
+
+@pytest.mark.parametrize(("split", "tokens"), [("gpt-2", ["c", "ab"]), ("llama-bpe", ["cab"])])
+def test_only_llama3_takes_a_word_whole_that_is_a_token(tmp_path, split, tokens):
+    def tokenizer(writer):
+        byte_level(writer)
+        writer.kv_data[0]["tokenizer.ggml.pre"].value = split
+
+    path = write(tmp_path / "m.gguf", tokenizer=tokenizer)
+    assert load_tokenizer(path).tokenize("cab") == tokens
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("pre", "other", "tokenizer 'gpt2' with pre-tokenizer 'other' and add_space_prefix True"),
+        ("model", "bert", "tokenizer 'bert' with pre-tokenizer 'smollm'"),
+        ("tokens", ["a", "b"], "its tokenizer cannot be read"),
+    ],
+)
+def test_other_tokenizers_are_refused(tmp_path, key, value, message):
+    def tokenizer(writer):
+        byte_level(writer)
+        writer.kv_data[0][f"tokenizer.ggml.{key}"].value = value
+
+    assert f"FILE: {message}" in failure(write(tmp_path / "m.gguf", tokenizer=tokenizer))
+
+
+# ---- Config ------------------------------------------------------------------------------------
+
+
+LLAMA3 = Rope("llama3", 500000.0, 32.0, 1.0, 4.0, 8192)
+
+
+def llama3(writer: Any) -> None:
+    plain = 500000.0 ** -(np.arange(0, 8, 2) / 8)
+    smooth = np.clip((8192 * plain / (2 * np.pi) - 1) / (4 - 1), 0, 1)
+    writer.add_rope_freq_base(500000.0)
+    divisors = 1 / ((1 - smooth) / 32 + smooth)
+    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("extra", "change"),
+    [
+        (llama3, {"rope": LLAMA3}),
+        (
+            lambda writer: [
+                writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+                writer.add_rope_scaling_factor(2.0),
+            ],
+            {"rope": Rope("linear", 10000.0, 2.0)},
+        ),
+        (
+            lambda writer: writer.add_sliding_window(16),
+            {"model_type": "mistral", "sliding_window": 16},
+        ),
+        (lambda writer: writer.add_eot_token_id(7), {"eos_token_id": (2, 7)}),
+    ],
+)
+def test_stated_variants_are_read(tmp_path, extra, change):
+    config = specjax.load(write(tmp_path / "m.gguf", extra=extra)).config
+    assert {name: getattr(config, name) for name in change} == change
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "RoPE type 'yarn'"),
+        (lambda w: w.add_expert_count(8), "llama.expert_count = 8 is not supported"),
+        (lambda w: w.add_value_length(4), "llama.attention.value_length = 4 is not supported"),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.arange(1, 5, dtype=np.float32)),
+            "rope_freqs.weight is not Llama 3.1's scaling",
+        ),
+        (
+            lambda w: w.add_tensor("blk.0.attn_q_norm.weight", np.ones(8, np.float32)),
+            "the weights do not fit the metadata; unexpected: blk.0.attn_q_norm.weight",
+        ),
+        (lambda w: w.add_uint16("split.count", 2), "this is one part of a model"),
+    ],
+)
+def test_other_variants_are_refused(tmp_path, extra, message):
+    assert failure(write(tmp_path / "m.gguf", extra=extra)).startswith(f"FILE: {message}")
+
+
+# ---- Files -------------------------------------------------------------------------------------
+
+
+def test_other_architectures_are_refused(tmp_path):
+    path = write(tmp_path / "m.gguf", architecture="qwen2")
+    assert "architecture 'qwen2' are not supported" in failure(path)
+
+
+def test_a_file_cut_short_is_refused(tmp_path):
+    path = write(tmp_path / "m.gguf", "Q8_0", byte_level)
+    content = path.read_bytes()
+    for length in [*range(4, len(content) - 100, 501), len(content) - 1]:
+        path.write_bytes(content[:length])
+        assert "damaged or cut short" in failure(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGU", b"PK\3\4 something else"])
+def test_a_file_that_is_not_gguf_is_refused(tmp_path, content):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    assert failure(path).startswith("FILE: this is not a GGUF file; give one, or ")
+
+
+def patched(path: Path, after: bytes, form: str, value: int, skip: int = 0) -> Path:
+    """Overwrites the number that follows `after`, and `skip` bytes."""
+    content = bytearray(path.read_bytes())
+    struct.pack_into(f"<{form}", content, content.index(after) + len(after) + skip, value)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("after", "form", "skip", "message"),
+    [
+        (b"GGUF", "I", 0, "GGUF version"),
+        (b"GGUF", "Q", 4, "damaged or cut short"),  # tensors
+        (b"GGUF", "Q", 12, "damaged or cut short"),  # values
+        (b"general.architecture", "Q", 4, "damaged or cut short"),  # bytes of a string
+        (b"tokenizer.ggml.tokens", "Q", 8, "damaged or cut short"),  # strings of an array
+        (b"tokenizer.ggml.token_type", "Q", 8, "damaged or cut short"),  # numbers of an array
+        (b"llama.block_count", "I", 4, "a larger model than the tensors"),
+        (b"llama.vocab_size", "I", 4, "a larger model than the tensors"),
+        (b"llama.attention.head_count", "I", 4, "head_dim 0 is not a whole number"),
+        (b"token_embd.weight", "I", 0, "axes"),
+        (b"token_embd.weight", "Q", 4, "damaged or cut short"),  # length of a row
+        (b"token_embd.weight", "Q", 12, "damaged or cut short"),  # rows
+        (b"token_embd.weight", "I", 20, "token_embd.weight is quantised in an unknown way"),
+        (b"token_embd.weight", "Q", 24, "damaged or cut short"),  # offset
+    ],
+)
+def test_absurd_numbers_are_refused(tmp_path, after, form, skip, message):
+    path = write(tmp_path / "m.gguf", tokenizer=byte_level)
+    most = 2 ** (8 * struct.calcsize(form)) - 1
+    assert message in failure(patched(path, after, form, most, skip))
+
+
+def test_a_missing_file_package_or_revision_is_named(tmp_path, monkeypatch):
+    assert "FILE cannot be read (No such file" in failure(tmp_path / "m.gguf")
+    path = write(tmp_path / "m.gguf")
+    with pytest.raises(SpecjaxError, match="only hub ids have revisions"):
+        specjax.load(path, revision="main")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert failure(path).endswith("run `pip install 'specjax[gguf]'`")
+
+
+def test_settings_are_tuned_for_the_file(tmp_path):
+    target = specjax.load(write(tmp_path / "m.gguf"))
+    assert tuned_file(target).name.startswith("m.gguf-2x4x32-")
