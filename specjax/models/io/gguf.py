@@ -263,7 +263,7 @@ def _llama3(config: TransformerConfig, divisors: np.ndarray, original_length: in
     )
     if config.rope.rope_type == "default" and divisors.shape == (config.head_dim // 2,):
         plain, slowed = (
-            rope.inverse_frequencies(config.head_dim, 0, jnp.zeros(1, int))[0]
+            rope.inverse_frequencies(config.head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
             for rope in (config.rope, scaled)
         )
         if np.allclose(plain / slowed, divisors, rtol=1e-3):
