@@ -36,21 +36,16 @@ class Convert:
         """Writes the folder, completely or not at all."""
         from specjax.core.files import vacant
 
-        of_heads = {"layout": self.layout, "format": self.is_torch, "embedding": self.embedding}
-        if self.head_of is None and (given := [name for name, value in of_heads.items() if value]):
-            raise SpecjaxError(
-                f"--{given[0]} applies to heads only; name the target of the head: --head-of TARGET"
-            )
+        for name in ("layout", "format", "embedding"):
+            if self.head_of is None and getattr(self, name) != getattr(Convert, name):
+                raise SpecjaxError(
+                    f"--{name} applies to heads only; name the target of the head: --head-of TARGET"
+                )
         directory = vacant(self.directory)  # before the load, which may take a while
         if self.head_of is None:
             self._convert_target(directory)
         else:
             self._convert_head(directory, self.head_of)
-
-    @property
-    def is_torch(self) -> bool:
-        """Whether torch writes the head."""
-        return self.format == "bin"
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
@@ -69,7 +64,12 @@ class Convert:
         from specjax.hub import POCKET, load, pocket_folder
         from specjax.loading import find_head, load_head
         from specjax.methods import HEAD_FORMATS
-        from specjax.models.io.head_files import detect_format, read_about, save_head
+        from specjax.models.io.head_files import (
+            TORCH_WEIGHTS,
+            detect_format,
+            read_about,
+            save_head,
+        )
         from specjax.models.io.weights import import_torch
 
         folder = find_head(self.source)
@@ -80,8 +80,8 @@ class Convert:
             raise SpecjaxError(
                 f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
             )
-        if self.is_torch:
-            import_torch(directory / format.file_of(layout, True), "written", "leave --format out")
+        if as_torch := self.format == "bin":
+            import_torch(directory / TORCH_WEIGHTS, "written", "leave --format out")
         target = load(head_of, dtype=self.dtype)
         of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, format=format)
@@ -96,7 +96,7 @@ class Convert:
             target_name=str(of_target.resolve()) if of_target.exists() else head_of,
             layout=layout,
             about=read_about(folder),
-            as_torch=self.is_torch,
+            as_torch=as_torch,
             with_embedding=self.embedding,
         )
         print(f"wrote head {self.source} to {directory} in {self.dtype}, layout {layout}")

@@ -97,7 +97,7 @@ class Generate:
             output.page(job, results[0], self.attribute_html)
 
     def _check_attribution(self) -> None:
-        from specjax.core.files import check_file, expand_user
+        from specjax.core.files import check_writable, expand_user
         from specjax.methods import METHODS
 
         page = self.attribute_html
@@ -107,7 +107,7 @@ class Generate:
                 f"method {self.method!r} does not copy, so it has no sources; use {copying}"
             )
         if page is not None:
-            check_file(expand_user(page))
+            check_writable(expand_user(page), is_file=True)
 
     def _job(self, source: Source) -> "Job":
         """Returns the request; options are checked before the target loads."""

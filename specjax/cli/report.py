@@ -32,11 +32,11 @@ class ReportCommand:
         from specjax.bench.report.contents import read_contents
         from specjax.bench.report.html import write_page
         from specjax.bench.report.markdown import write_markdown
-        from specjax.core.files import check_file, expand_user
+        from specjax.core.files import check_writable, expand_user
 
         folder = expand_user(self.folder)
         contents = read_contents(folder)
         for page in ("report.html", "report.md"):
-            check_file(folder / page)
+            check_writable(folder / page, is_file=True)
         for path in (write_page(contents, folder), write_markdown(contents, folder)):
             print(f"written to {path}")

@@ -47,7 +47,7 @@ class TuneCommand(ABC):
         """Tunes, prints what was tried, and writes what was found."""
         self.check()
         from specjax.cli.environment import use_compilation_cache
-        from specjax.core.files import check_file, expand_user
+        from specjax.core.files import check_writable, expand_user
         from specjax.hub import load
         from specjax.models.fingerprint import fingerprint
         from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
@@ -55,12 +55,12 @@ class TuneCommand(ABC):
 
         out = expand_user(self.out) if self.out else None
         if out is not None:
-            check_file(out)
+            check_writable(out, is_file=True)
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)
         owner = fingerprint(target.config, target.params)
         path = out or tuned_file(target)
-        check_file(path)
+        check_writable(path, is_file=True)
         own = read_tuned(path, owner) if path.is_file() else Tuned()
         workload = Workload(target, self._prompts(target), self.max_new_tokens)
         found = self.tune(workload, tuned_for(target).updated(own))

@@ -77,38 +77,27 @@ def writable_folder(folder: Path) -> Path:
     folder = expand_user(folder)
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    check_folder(folder)
+    check_writable(folder)
     return folder
 
 
-def check_folder(folder: Path) -> None:
-    """Checks that `folder` takes files, or can be made if it does not exist; leaves no trace.
+def check_writable(path: Path, is_file: bool = False) -> None:
+    """Checks that a folder takes files, or that a file can be written, made if need be.
+
+    Leaves no trace.
 
     Raises:
-        SpecjaxError: if it does not, or a file is in its way.
-    """
-    with writable(folder):
-        _try_to_write(folder.absolute())
-
-
-def check_file(path: Path) -> None:
-    """Checks that the file `path` can be written, its folder made if need be; leaves no trace.
-
-    Raises:
-        SpecjaxError: if it cannot, or a folder is in its way.
+        SpecjaxError: if it cannot be written, or something is in its way.
     """
     with writable(path):
-        if path.exists():
+        if is_file and path.exists():
             path.open("ab").close()
-        else:
-            _try_to_write(path.absolute().parent)
-
-
-def _try_to_write(folder: Path) -> None:
-    base = next(each for each in (folder, *folder.parents) if each.exists())
-    probe = base / f".{uuid.uuid4().hex}"
-    probe.touch()
-    probe.unlink()
+            return
+        folder = path.absolute().parent if is_file else path.absolute()
+        base = next(each for each in (folder, *folder.parents) if each.exists())
+        probe = base / f".{uuid.uuid4().hex}"
+        probe.touch()
+        probe.unlink()
 
 
 @contextmanager
@@ -187,7 +176,7 @@ def vacant(folder: Path) -> Path:
         raise SpecjaxError(
             f"{folder} already exists and is not an empty folder; delete it or choose another name"
         )
-    check_folder(folder.parent)
+    check_writable(folder.parent)
     return folder
 
 

@@ -10,7 +10,7 @@ import jax
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import check_folder, locked, writable
+from specjax.core.files import check_writable, locked, writable
 from specjax.models.io.head_files import HEAD, HeadFormat, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
@@ -18,7 +18,7 @@ from specjax.training.examples import Example
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
-from specjax.training.run_folder import CONFIG, check_vacant
+from specjax.training.run_folder import CONFIG, taken
 
 TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
 MEMORY_ADVICE = (
@@ -137,14 +137,14 @@ def check_out(out: Path, resume: bool) -> None:
     """Raises SpecjaxError if no run can start in `out`; called before anything slow."""
     with writable(out):
         has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
-    check_folder(out)
+    check_writable(out)
     if has_head and not has_run:
         raise SpecjaxError(f"{out / HEAD} already exists, but no run; give another folder")
     if out.is_dir():
         with locked(out):  # nobody is in it
             pass
-    if not resume:
-        check_vacant(out)
+    if has_run and not resume:
+        raise taken(out)
 
 
 def _checksum(examples: Sequence[Example]) -> int:

@@ -178,15 +178,8 @@ def _saving(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def check_vacant(folder: Path) -> None:
-    """Raises SpecjaxError if `folder` holds a run; called before anything slow."""
-    with readable(folder):
-        if not (folder / CONFIG).exists():
-            return
-    raise _taken(folder)
-
-
-def _taken(folder: Path) -> SpecjaxError:
+def taken(folder: Path) -> SpecjaxError:
+    """Returns the error of a folder that already holds a run."""
     advice = "add --resume to continue it, or give another folder"
     return SpecjaxError(f"{folder} already holds a run; {advice}")
 
@@ -197,7 +190,7 @@ def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
         _write_json(file, config)
         return
     if not resume:
-        raise _taken(file.parent)
+        raise taken(file.parent)
     if differing := list(_differing(read_json(file), config)):
         raise SpecjaxError(
             f"{file.parent} holds a run with different settings ({', '.join(differing)}); give "

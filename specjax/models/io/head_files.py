@@ -158,17 +158,6 @@ class HeadFormat:
         """The names of weight files that only heads have."""
         return tuple(each.file for each in self.layouts.values() if each.file != WEIGHTS)
 
-    def file_of(self, layout: str, as_torch: bool = False) -> str:
-        """Returns the name of the weight file in a layout, or of the one that torch reads.
-
-        Raises:
-            SpecjaxError: if the layout has a file of its own, which is not torch's to replace.
-        """
-        file = self.layouts[layout].file
-        if as_torch and file != WEIGHTS:
-            raise SpecjaxError(f"layout {layout} is read from {file}; leave --format bin out")
-        return TORCH_WEIGHTS if as_torch else file
-
 
 # ---- Which kind of head it is ------------------------------------------------------------------
 
@@ -441,7 +430,9 @@ def save_head(
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the head of these params")
     if target_params is not None:
         Transformer(target).check(target_params)
-    values, chosen, name = sizes, format.layouts[layout], format.file_of(layout, as_torch)
+    values, chosen = sizes, format.layouts[layout]
+    if as_torch and chosen.file != WEIGHTS:
+        raise SpecjaxError(f"layout {layout} is read from {chosen.file}; leave --format bin out")
     if format.layer_keys is not None:  # a Mistral layer without window is a Llama's
         values = config_values(replace(config.layers, model_type=llama.MODEL_TYPE))
         values |= {name: values[key] for key, name in format.layer_keys.items()}
@@ -461,6 +452,7 @@ def save_head(
     values |= {**chosen.constants, **({ABOUT: dict(about)} if about else {})}
     if chosen.names_target and target_name is not None:
         values["base_model_name_or_path"] = target_name
+    name = TORCH_WEIGHTS if as_torch else chosen.file
     file = HeadFile(folder, config, target, target_params, values, tensors, name)
     chosen.edit(file)
     write_weights(folder, file.values, file.tensors, dtype, file.name)
