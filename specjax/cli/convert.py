@@ -64,12 +64,7 @@ class Convert:
         from specjax.hub import POCKET, load, pocket_folder
         from specjax.loading import find_head, load_head
         from specjax.methods import HEAD_FORMATS
-        from specjax.models.io.head_files import (
-            TORCH_WEIGHTS,
-            detect_format,
-            read_about,
-            save_head,
-        )
+        from specjax.models.io.head_files import detect_format, read_about, save_head
         from specjax.models.io.weights import import_torch
 
         folder = find_head(self.source)
@@ -81,7 +76,7 @@ class Convert:
                 f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
             )
         if as_torch := self.format == "bin":
-            import_torch(directory / TORCH_WEIGHTS, "written", "leave --format out")
+            import_torch(directory / "pytorch_model.bin", "written", "leave --format out")
         target = load(head_of, dtype=self.dtype)
         of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, format=format)
