@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -109,7 +109,7 @@ def _all_done(state: LoopState, batch_size: int) -> LoopState:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _put(batch: LoopState, state: LoopState, row: int) -> LoopState:
+def _put(batch: LoopState, state: LoopState, row: Int[Array, ""] | int) -> LoopState:
     """Replaces one row of a batch by a state of one row."""
 
     def put(many: Array, one: Array) -> Array:
