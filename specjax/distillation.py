@@ -22,6 +22,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
+from specjax.training.examples import PLACEHOLDERS
 from specjax.training.progress import warn
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines
@@ -31,6 +32,7 @@ OPENING_SHARE = 0.25  # of a plain text, which the target then continues
 
 Ids = Sequence[int]
 Watch = Callable[[Iterable[int]], Iterable[int]]
+Rows = Iterator[tuple[int, Conversation | None]]  # numbered; None: nothing was said
 
 
 @dataclass(frozen=True)
@@ -99,19 +101,12 @@ def distill(
         "seed": seed,
         "prompts": _checksum(conversations),
     }
-    with writable(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        claim(file.with_suffix(file.suffix + ".json"), request, resume)
-    rows = _rows_of(file)
-    left = [number for number in range(len(conversations)) if number not in rows]
-    asked = {number: conversations[number] for number in left}
-    answered = _answered(target, asked, longest, options, jax.random.key(seed))
-    for _, (number, text) in zip(watch(left), answered, strict=True):
-        row = {"number": number} | _as_row(text)
-        with writable(file), file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
-        rows[number] = row
-    texts = [_from_row(rows[number]) for number in range(len(conversations))]
+
+    def produce(numbers: Sequence[int]) -> Rows:
+        asked = {number: conversations[number] for number in numbers}
+        return _answered(target, asked, longest, options, jax.random.key(seed))
+
+    texts = _grown(file, request, resume, len(conversations), produce, watch)
     kept = [text for text in texts if text is not None]
     why = "too long to answer, or refused by the chat template"
     if not kept:
@@ -122,6 +117,78 @@ def distill(
     if len(kept) < len(texts):
         warn(f"Skipped {len(texts) - len(kept)} of {len(texts)} conversations: {why}.")
     return kept
+
+
+def own_questions(
+    target: LoadedTarget,
+    count: int,
+    file: Path,
+    options: DistillOptions = DistillOptions(),
+    seed: int = 0,
+    watch: Watch = iter,
+    resume: bool = False,
+) -> list[Conversation]:
+    """Has the target write the user's turn of `count` conversations, at temperature 1.
+
+    A chat model has learned user turns as well, so its own need no data. Those that are empty or
+    longer than `distill_tokens` are dropped. `file` grows as in `distill`.
+
+    Raises:
+        SpecjaxError: if the target has no tokenizer, its chat template does not say where the
+            user's text begins, the file is corrupt or of another request, or nothing is left.
+    """
+    tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
+    before, found, _ = chat_text(
+        tokenizer, [{"role": USER, "content": mark}], today=TRAINING_DAY
+    ).partition(mark)
+    ids = tuple(encode_chat(tokenizer, before)["input_ids"])
+    if not found or len(ids) < MIN_PROMPT:
+        raise SpecjaxError(
+            f"the chat template of {target.name} does not show where a question begins, so it "
+            "cannot write its own; give --data a file"
+        )
+    key = jax.random.key(seed)
+
+    def produce(numbers: Sequence[int]) -> Rows:
+        waiting = [Ask(number, ids, jax.random.fold_in(key, number)) for number in numbers]
+        size, tokens = options.distill_batch, options.distill_tokens
+        for ask, said in _continued(target, waiting, Sampling(1.0), tokens, size):
+            text = tokenizer.decode(said[:-1], skip_special_tokens=True).strip()
+            is_whole = text and said[-1] in target.eos
+            yield ask.name, Conversation((Turn(USER, text),)) if is_whole else None
+
+    request = {
+        "distill_tokens": options.distill_tokens,
+        "target": fingerprint(target.config, target.params),
+        "seed": seed,
+        "count": count,
+    }
+    asked = [each for each in _grown(file, request, resume, count, produce, watch) if each]
+    if not asked:
+        raise SpecjaxError(f"{target.name} wrote no question that ends; give --data a file")
+    return asked
+
+
+def _grown(
+    file: Path,
+    request: Mapping[str, Any],
+    resume: bool,
+    count: int,
+    produce: Callable[[Sequence[int]], Rows],
+    watch: Watch,
+) -> list[Conversation | None]:
+    """Returns the rows 0 to `count` - 1 of a file, after producing and appending those missing."""
+    with writable(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        claim(file.with_suffix(file.suffix + ".json"), dict(request), resume)
+    rows = _rows_of(file)
+    left = [number for number in range(count) if number not in rows]
+    for _, (number, text) in zip(watch(left), produce(left), strict=True):
+        row = {"number": number} | _as_row(text)
+        with writable(file), file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+        rows[number] = row
+    return [_from_row(rows[number]) for number in range(count)]
 
 
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
@@ -143,7 +210,7 @@ def _answered(
     longest: int,
     options: DistillOptions,
     key: Key[Array, ""],
-) -> Iterator[tuple[int, Conversation | None]]:
+) -> Rows:
     """Continues texts and answers questions in their order; yields each conversation once done."""
     new_tokens = options.distill_tokens
     found: dict[int, Conversation | None] = {}
