@@ -1,41 +1,37 @@
 """Has the target write texts, which drafters learn from best.
 
-HASS, appendix D; ParallelSpec, section 5.3; DISCO, appendix D. A file of answers grows batch by
-batch, and the same request resumes it where it stopped.
+HASS, appendix D; ParallelSpec, section 5.3; DISCO, appendix D. A file of answers grows line by
+line, and the same request resumes it where it stopped.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import Array, Key
 
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import locked, writable
-from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import from_ids
+from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
+from specjax.training.examples import PLACEHOLDERS
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines
 
-BATCH = 8  # prompts that the target continues together
 MIN_PROMPT = 2  # tokens
 OPENING_SHARE = 0.25  # of a plain text, which the target then continues
 
 Ids = Sequence[int]
 Watch = Callable[[Iterable[int]], Iterable[int]]
+Rows = Iterator[tuple[int, Conversation | None]]  # numbered; None: nothing was said
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,8 @@ class DistillOptions:
     """With --distill: the temperature at which the target answers."""
     distill_tokens: int = 256
     """With --distill: new tokens per answer at most."""
-    distill_batch: int = 8
-    """With --distill: prompts that are answered together."""
+    distill_batch: int = 32
+    """With --distill: prompts that are answered together; does not change what is said."""
 
     def __post_init__(self):
         check_not_negative(self, "distill_temperature")
@@ -60,13 +56,12 @@ def answers_of(
     """Returns a function from prompts to greedy continuations; `watch` sees its progress."""
 
     def answers(prompts: Sequence[Ids]) -> list[list[int]]:
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-        found: dict[int, list[int]] = {}
-        for start in watch(range(0, len(order), BATCH)):
-            numbers = order[start : start + BATCH]
-            asked = [prompts[number] for number in numbers]
-            texts = _answer(target, asked, BATCH, max_new_tokens, Sampling(), jax.random.key(0))
-            found |= dict(zip(numbers, texts, strict=True))
+        key = jax.random.key(0)
+        waiting = [Ask(number, tuple(ids), key) for number, ids in enumerate(prompts)]
+        done = _continued(target, waiting, Sampling(), max_new_tokens, DistillOptions.distill_batch)
+        found = {
+            ask.name: ids for _, (ask, ids) in zip(watch(range(len(prompts))), done, strict=True)
+        }
         return [found[number] for number in range(len(prompts))]
 
     return answers
@@ -84,11 +79,12 @@ def distill(
 ) -> list[Conversation]:
     """Replaces the answers in conversations by the target's own, turn after turn.
 
-    The user's turns stay, up to the first that does not fit the target or that its chat template
-    refuses; a plain text keeps its opening. Conversations without any answer are dropped. `file`
-    gets a line per conversation, in a form that `read_conversations` reads, batch by batch;
-    `file.json` beside it describes the request. `longest` bounds the tokens of a text, its last
-    answer included; `watch` sees the batches go by.
+    The user's turns stay, up to the first that does not fit the target, that its chat template
+    refuses, or that follows an answer cut off at `distill_tokens`; a plain text keeps its opening.
+    Conversations without any answer are dropped. `file` gets a line per conversation, in a form
+    that `read_conversations` reads, as each is done; `file.json` beside it describes the request.
+    What is said depends on the seed and on the conversation's number, not on the batch. `longest`
+    bounds the tokens of a text, its last answer included; `watch` sees the conversations go by.
 
     Raises:
         SpecjaxError: if the target has no tokenizer or no room for answers, if the file cannot be
@@ -96,31 +92,20 @@ def distill(
     """
     target.require_tokenizer()
     check_room(target, longest, options)
-    request = asdict(options) | {
+    request = {
+        "distill_temperature": options.distill_temperature,
+        "distill_tokens": options.distill_tokens,
         "target": fingerprint(target.config, target.params),
         "longest": longest,
         "seed": seed,
         "prompts": _checksum(conversations),
     }
-    # Conversations of similar length go together, in the same batches each time.
-    order = sorted(range(len(conversations)), key=lambda number: conversations[number].size)
-    key, size = jax.random.key(seed), options.distill_batch
-    with writable(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.parent, f".{file.name}.lock"):
-        with writable(file):
-            claim(file.with_suffix(file.suffix + ".json"), request, resume)
-        rows = _rows_of(file, len(conversations), size)
-        for start in watch(range(len(rows), len(order), size)):
-            numbers = order[start : start + size]
-            asked = [conversations[each] for each in numbers]
-            texts = _answered(target, asked, longest, options, jax.random.fold_in(key, start))
-            numbered = zip(numbers, texts, strict=True)
-            new = [{"number": number} | _as_row(text) for number, text in numbered]
-            with writable(file), file.open("a", encoding="utf-8") as stream:
-                stream.write("".join(json.dumps(row) + "\n" for row in new))
-            rows += new
-    texts = [_from_row(row) for row in sorted(rows, key=itemgetter("number"))]
+
+    def produce(numbers: Sequence[int]) -> Rows:
+        asked = {number: conversations[number] for number in numbers}
+        return _answered(target, asked, longest, options, jax.random.key(seed))
+
+    texts = _grown(file, request, resume, len(conversations), produce, watch)
     kept = [text for text in texts if text is not None]
     why = "too long to answer, or refused by the chat template"
     if not kept:
@@ -133,6 +118,80 @@ def distill(
     return kept
 
 
+def own_questions(
+    target: LoadedTarget,
+    count: int,
+    file: Path,
+    options: DistillOptions = DistillOptions(),
+    seed: int = 0,
+    watch: Watch = iter,
+    resume: bool = False,
+) -> list[Conversation]:
+    """Has the target write the user's turn of `count` conversations, at temperature 1.
+
+    A chat model has learned user turns as well, so its own need no data. Those that are empty or
+    longer than `distill_tokens` are dropped. `file` grows as in `distill`.
+
+    Raises:
+        SpecjaxError: if the target has no tokenizer, its chat template does not say where the
+            user's text begins, the file is corrupt or of another request, or nothing is left.
+    """
+    tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
+    before, found, _ = chat_text(
+        tokenizer, [{"role": USER, "content": mark}], today=TRAINING_DAY
+    ).partition(mark)
+    ids = tuple(encode_chat(tokenizer, before)["input_ids"])
+    if not found or len(ids) < MIN_PROMPT:
+        raise SpecjaxError(
+            f"the chat template of {target.name} does not show where a question begins, so it "
+            "cannot write its own; give --data a file"
+        )
+    key = jax.random.key(seed)
+
+    def produce(numbers: Sequence[int]) -> Rows:
+        waiting = [Ask(number, ids, jax.random.fold_in(key, number)) for number in numbers]
+        size, tokens = options.distill_batch, options.distill_tokens
+        for ask, said in _continued(target, waiting, Sampling(1.0), tokens, size):
+            text = tokenizer.decode(said[:-1], skip_special_tokens=True).strip()
+            is_whole = text and said[-1] in target.eos
+            yield ask.name, Conversation((Turn(USER, text),)) if is_whole else None
+
+    request = {
+        "distill_tokens": options.distill_tokens,
+        "target": fingerprint(target.config, target.params),
+        "seed": seed,
+        "count": count,
+    }
+    asked = [each for each in _grown(file, request, resume, count, produce, watch) if each]
+    if not asked:
+        raise SpecjaxError(f"{target.name} wrote no question that ends; give --data a file")
+    return asked
+
+
+def _grown(
+    file: Path,
+    request: Mapping[str, Any],
+    resume: bool,
+    count: int,
+    produce: Callable[[Sequence[int]], Rows],
+    watch: Watch,
+) -> list[Conversation | None]:
+    """Returns the rows 0 to `count` - 1 of a file, after producing and appending those missing."""
+    with writable(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.parent, f".{file.name}.lock"):
+        with writable(file):
+            claim(file.with_suffix(file.suffix + ".json"), dict(request), resume)
+        rows = _rows_of(file)
+        left = [number for number in range(count) if number not in rows]
+        for _, (number, text) in zip(watch(left), produce(left), strict=True):
+            row = {"number": number} | _as_row(text)
+            with writable(file), file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+            rows[number] = row
+    return [_from_row(rows[number]) for number in range(count)]
+
+
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
     """Raises SpecjaxError if no prompt can be answered within `longest` tokens."""
     room = min(longest, target.config.longest_text)
@@ -143,33 +202,44 @@ def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> N
         )
 
 
-# ---- One batch -----------------------------------------------------------------------------------
+# ---- Answers -------------------------------------------------------------------------------------
 
 
 def _answered(
     target: LoadedTarget,
-    conversations: Sequence[Conversation],
+    conversations: Mapping[int, Conversation],
     longest: int,
     options: DistillOptions,
     key: Key[Array, ""],
-) -> list[Conversation | None]:
-    """Continues texts and answers questions in their order; None where nothing is answered."""
-    sampling, new_tokens = Sampling(options.distill_temperature), options.distill_tokens
-    found: list[Conversation | None] = [None] * len(conversations)
-    num_turns = max(len(each.questions) for each in conversations)
-    for turn in range(max(1, num_turns)):  # a plain text has none, and is continued once
-        prompts = {
-            number: prompt
-            for number, each in enumerate(conversations)
-            if (prompt := prompt_of(target, each, longest, new_tokens, found[number]))
-        }
-        if not prompts:
-            break
-        asked, turn_key = list(prompts.values()), jax.random.fold_in(key, turn)
-        answers = _answer(target, asked, options.distill_batch, new_tokens, sampling, turn_key)
-        for (number, prompt), ids in zip(prompts.items(), answers, strict=True):
-            found[number] = _with_answer(target, conversations[number], found[number], prompt, ids)
-    return found
+) -> Rows:
+    """Continues texts and answers questions in their order; yields each conversation once done."""
+    new_tokens = options.distill_tokens
+    found: dict[int, Conversation | None] = {}
+
+    def next_ask(number: int) -> Ask | None:
+        asked, so_far = conversations[number], found.get(number)
+        if so_far is not None and so_far.is_cut:
+            return None
+        turn = 0 if so_far is None else len(so_far.turns)
+        ids = prompt_of(target, asked, longest, new_tokens, so_far)
+        own_key = jax.random.fold_in(jax.random.fold_in(key, number), turn)
+        return Ask(number, tuple(ids), own_key) if ids else None
+
+    waiting: list[Ask] = []
+    for number in conversations:
+        if ask := next_ask(number):
+            waiting.append(ask)
+        else:
+            yield number, None
+    sampling = Sampling(options.distill_temperature)
+    for ask, ids in _continued(target, waiting, sampling, new_tokens, options.distill_batch):
+        number = ask.name
+        asked, so_far = conversations[number], found.get(number)
+        found[number] = _with_answer(target, asked, so_far, ask.ids, ids)
+        if follow_up := next_ask(number):
+            waiting.append(follow_up)
+        else:
+            yield number, found[number]
 
 
 def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
@@ -213,37 +283,31 @@ def prompt_of(
 def _with_answer(
     target: LoadedTarget, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
 ) -> Conversation | None:
-    if answer and answer[-1] in target.eos:
-        answer = answer[:-1]
+    is_cut = not answer or answer[-1] not in target.eos
+    answer = answer if is_cut else answer[:-1]
     ids = [*prompt, *answer] if asked.text else answer
     text = target.require_tokenizer().decode(ids, skip_special_tokens=True)
     if asked.text:
         return Conversation(text=text) if text else None
-    return Conversation((*_next_turns(asked, so_far), Turn(ASSISTANT, text)))
+    return Conversation((*_next_turns(asked, so_far), Turn(ASSISTANT, text)), is_cut=is_cut)
 
 
-def _answer(
+def _continued(
     target: LoadedTarget,
-    prompts: Sequence[Ids],
-    batch_size: int,
-    max_new_tokens: int,
+    waiting: list[Ask],
     sampling: Sampling,
-    key: Key[Array, ""],
-) -> list[list[int]]:
-    """Continues up to `batch_size` prompts at once, by prompt lookup; end tokens are included."""
-    filling = [prompts[-1]] * (batch_size - len(prompts))  # so that all batches have one shape
-    out = speculative_generate(
-        Params(target.params),
-        from_ids([*prompts, *filling]),
-        key,
+    max_new_tokens: int,
+    batch_size: int,
+) -> Iterator[tuple[Ask, list[int]]]:
+    return generate_many(
+        target.params,
+        waiting,
         target=target.model,
-        drafter=PromptLookup(),
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         eos=target.eos,
+        batch_size=batch_size,
     )
-    tokens, lengths = np.asarray(out.tokens), np.asarray(out.length)
-    return [tokens[row, : lengths[row]].tolist() for row in range(len(prompts))]
 
 
 # ---- Rows of the file ----------------------------------------------------------------------------
@@ -259,27 +323,25 @@ def _as_row(conversation: Conversation | None) -> dict[str, Any]:
         return {"messages": []}
     if conversation.text:
         return {"text": conversation.text}
-    return {"messages": messages_of(conversation.turns)}
+    row: dict[str, Any] = {"messages": messages_of(conversation.turns)}
+    return row | {"is_cut": True} if conversation.is_cut else row
 
 
 def _from_row(row: dict[str, Any]) -> Conversation | None:
     if "text" in row:
         return Conversation(text=row["text"])
     turns = tuple(Turn(each["role"], each["content"]) for each in row["messages"])
-    return Conversation(turns) if turns else None
+    return Conversation(turns, is_cut=row.get("is_cut", False)) if turns else None
 
 
-def _rows_of(file: Path, num_wanted: int, size: int) -> list[dict[str, Any]]:
-    """Reads the whole batches in `file`; cuts off an unfinished one."""
+def _rows_of(file: Path) -> dict[int, dict[str, Any]]:
+    """Reads the whole lines in `file`, by conversation; cuts off an unfinished one."""
     lines = whole_lines(file)
-    if len(lines) < num_wanted:
-        lines = lines[: len(lines) // size * size]
     keep_lines(file, lines)
     try:
         rows = [json.loads(line) for line in lines]
         for row in rows:  # each is a conversation with its number
             _from_row(row)
-            int(row["number"])
-        return rows
+        return {int(row["number"]): row for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise SpecjaxError(f"{file} is corrupt ({error}); delete it and distill again") from None

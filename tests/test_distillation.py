@@ -13,7 +13,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
-from specjax.distillation import BATCH, DistillOptions, check_room, distill, prompt_of
+from specjax.distillation import DistillOptions, check_room, distill, prompt_of
 from specjax.hub import load
 from specjax.training.conversations import (
     ASSISTANT,
@@ -61,19 +61,18 @@ def many(count: int) -> list[Conversation]:
     ]
 
 
-def plain(target, ids, temperature: float = 0.0, row: int = 0, seed: int = 0) -> list[int]:
-    """Plain decoding of a prompt, row `row` of the first batch, in its first turn; no end token."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), 0)
+def plain(target, ids, temperature: float = 0.0, number: int = 0, seed: int = 0) -> list[int]:
+    """Plain decoding of a prompt of conversation `number`, in its first turn; no end token."""
     tokens, length = reference_generate(
         target.params,
-        from_ids([ids] * BATCH),
-        key,
+        from_ids([ids]),
+        jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), 0),
         target=target.model,
         sampling=Sampling(temperature),
         max_new_tokens=SHORT.distill_tokens,
         eos=target.eos,
     )
-    said = np.asarray(tokens[row, : int(length[row])]).tolist()
+    said = np.asarray(tokens[0, : int(length[0])]).tolist()
     return said[:-1] if said[-1] in target.eos else said
 
 
@@ -85,6 +84,8 @@ def decoded(target, ids) -> str:
 
 
 def test_answers_are_those_of_plain_decoding_turn_after_turn(target, tmp_path):
+    """Every fourth token ends an answer here, so that none is cut."""
+    target = replace(target, config=replace(target.config, eos_token_id=tuple(range(0, 320, 4))))
     given = asked("best value", "and in total?", system="Be short.", answers=("no", "no"))
     [found] = distill(target, [given], tmp_path / "answers.jsonl", LONGEST, SHORT)
     assert [turn.role for turn in found.turns] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
@@ -101,13 +102,13 @@ def test_answers_are_those_of_plain_decoding_turn_after_turn(target, tmp_path):
 
 
 def test_above_temperature_0_answers_are_drawn(target, tmp_path):
-    """Those of plain decoding with the same key, row by row, and others with another seed."""
-    given = [asked(" ".join(WORDS[:count])) for count in (1, 2, 3)]  # the shortest comes first
+    """Those of plain decoding with a key for each conversation, and others with another seed."""
+    given = [asked(" ".join(WORDS[:count])) for count in (3, 1, 2)]
     options = replace(SHORT, distill_temperature=1.0)
     found = distill(target, given, tmp_path / "one.jsonl", LONGEST, options, seed=7)
-    for row, (before, after) in enumerate(zip(given, found, strict=True)):
+    for number, (before, after) in enumerate(zip(given, found, strict=True)):
         ids = chat_ids(target.tokenizer, before.turns[0].text)
-        said = plain(target, ids, temperature=1.0, row=row, seed=7)
+        said = plain(target, ids, temperature=1.0, number=number, seed=7)
         assert after.turns[1].text == decoded(target, said)
     assert distill(target, given, tmp_path / "other.jsonl", LONGEST, options, seed=8) != found
 
@@ -156,27 +157,26 @@ class Killed(Exception):
 
 
 def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
-    """Whatever the kill left: half a line, or lines of half a batch."""
+    """Whatever the kill left, and whatever the size of the batch; lines may be in another order."""
     whole, cut, given = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
     options = replace(SHORT, distill_temperature=0.8)
     found = distill(target, given, whole, LONGEST, options, seed=3)
-    batches = []
 
-    def stop_after_two(starts):
-        for start in starts:
-            if len(batches) == 2:
+    def stop_after_nine(numbers):
+        for count, number in enumerate(numbers):
+            if count == 9:
                 raise Killed
-            batches.append(start)
-            yield start
+            yield number
 
+    options = replace(options, distill_batch=3)
     with pytest.raises(Killed):
-        distill(target, given, cut, LONGEST, options, 3, stop_after_two)
+        distill(target, given, cut, LONGEST, options, 3, stop_after_nine)
     lines = cut.read_bytes().splitlines(True)
-    assert (len(lines), batches) == (2 * BATCH, [0, BATCH])
-    for left in (lines, [*lines, lines[0][:40]], [*lines[:11], b'{"number']):
+    assert len(lines) == 9
+    for left in (lines, [*lines, lines[0][:40]], [*lines[:5], b'{"number']):
         cut.write_bytes(b"".join(left))
         assert distill(target, given, cut, LONGEST, options, 3, resume=True) == found
-        assert cut.read_bytes() == whole.read_bytes()
+        assert sorted(cut.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
     nothing_left = lambda starts: [pytest.fail("asked again") for _ in starts]  # noqa: E731
     assert distill(target, given, cut, LONGEST, options, 3, nothing_left, resume=True) == found
 
@@ -203,6 +203,18 @@ def test_a_corrupt_file_is_one_line(target, tmp_path):
     file.write_bytes(b"no JSON\n" * 2)
     with pytest.raises(SpecjaxError, match=r"answers.jsonl is corrupt .*; delete it"):
         distill(target, given, file, LONGEST, SHORT, resume=True)
+
+
+def test_the_end_of_a_cut_answer_is_not_learned(target, tmp_path):
+    """SHORT cuts every answer of this target, so no conversation goes on after the first."""
+    file = tmp_path / "answers.jsonl"
+    [found] = distill(target, [asked("best value", "and in total?")], file, LONGEST, SHORT)
+    assert found.is_cut and len(found.turns) == 2
+    assert list(read_conversations([file])) == [found]
+    cut, whole = tokenize_all([found, replace(found, is_cut=False)], target.tokenizer, LONGEST)
+    np.testing.assert_array_equal(cut.tokens, whole.tokens)
+    [unlearned] = np.flatnonzero(cut.is_answer != whole.is_answer)
+    assert whole.tokens[unlearned] in target.eos
 
 
 # ---- What cannot be answered --------------------------------------------------------------------

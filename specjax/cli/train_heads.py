@@ -18,7 +18,7 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
-from specjax.distillation import DistillOptions, distill, prompt_of
+from specjax.distillation import DistillOptions, distill, own_questions, prompt_of
 from specjax.hub import LoadedTarget, load
 from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
@@ -33,7 +33,8 @@ from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
-POCKET_CONVERSATIONS = 8000
+NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
+SELF = "self"  # the source of questions that the target writes
 FLAT = arg(name="")  # its fields are flags without a prefix
 
 
@@ -49,10 +50,11 @@ class TrainHead:
     """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    plain text), the hub id of a dataset, or pocket, the default, for edit tasks and code. May be
-    given several times. Texts are cut off at --longest, and at the target's positions."""
+    plain text), the hub id of a dataset, self, for questions that the target writes itself, or
+    pocket, the default, for edit tasks and code. May be given several times. self implies
+    --distill. Texts are cut off at --longest, and at the target's positions."""
     limit: Annotated[int | None, arg(metavar="INT")] = None
-    """Conversations of each source at most; pocket makes 8000 by default."""
+    """Conversations of each source at most; of pocket and self by default 8000."""
     resume: bool = False
     """Continue the run in the folder, if there is one."""
     distill: bool = False
@@ -85,16 +87,30 @@ class TrainHead:
         check_out(out, self.resume)
         use_compilation_cache()
         sources = self.data or ("pocket",)
-        conversations = read_all(sources, self.limit, self.loop.seed, not self.distill)
+        is_distilled = self.distill or SELF in sources
+        files = [source for source in sources if source != SELF]
+        conversations = read_all(files, self.limit, self.loop.seed, not is_distilled)
         target = load(self.target, dtype=self.dtype)
         batches = within(self.batches, target)
         # Everything that can be refused is refused before anything slow.
         target.require_tokenizer()
         head, start = self.head_to_train(target)
+        if SELF in sources:
+            conversations += own_questions(
+                target,
+                self.limit or NUM_MADE,
+                out / "questions.jsonl",
+                self.distillation,
+                self.loop.seed,
+                partial(watched, doing="The target asks"),
+                self.resume,
+            )
+        if len(conversations) < 2:
+            raise SpecjaxError("there are fewer than two conversations; give more --data")
         held_out, conversations = split(conversations, self.eval_prompts)
         drafter = self.drafter_of(head, target)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
-        if self.distill:
+        if is_distilled:
             conversations = distill(
                 target,
                 conversations,
@@ -203,9 +219,7 @@ def read_all(
     found = list(read_conversations(files, needs_answers, limit))
     random.Random(seed).shuffle(found)  # files may be sorted, and the first are held out
     for _ in range(len(files), len(sources)):
-        found += pocket_conversations(limit or POCKET_CONVERSATIONS, seed)
-    if len(found) < 2:
-        raise SpecjaxError("there are fewer than two conversations; give more --data")
+        found += pocket_conversations(limit or NUM_MADE, seed)
     return found
 
 

@@ -98,8 +98,9 @@ def verify_pass(
 
 
 def _padded(rows: QueryRows, least: int) -> QueryRows:
-    """Repeats the last row until there are `least`: single rows round differently from several."""
-    missing = max(least - rows.tokens.shape[1], 0)
+    """Repeats the last row until the batch has `least`: few rows round differently from several."""
+    batch, count = rows.tokens.shape
+    missing = max(-(-least // batch) - count, 0)
     below = ((0, 0), (0, missing))
     return QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),

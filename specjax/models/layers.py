@@ -228,7 +228,9 @@ def lookup(table: Float[Array, "V D"], tokens: Int[Array, "..."]) -> Float[Array
     if table.dtype.itemsize > 2:
         return table[tokens]
 
-    def as_bits(table, tokens):  # XLA on CPU would convert a whole 16-bit table to float32
+    def as_bits(table, tokens):
+        # XLA on CPU would convert a whole 16-bit table to float32, and move that out of the loop.
+        table, tokens = lax.optimization_barrier((table, tokens))
         rows = lax.bitcast_convert_type(table, jnp.uint16)[tokens]
         return lax.bitcast_convert_type(rows, table.dtype)
 

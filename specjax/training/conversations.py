@@ -7,12 +7,14 @@ Every line may have one of these forms:
     {"instruction": ..., "input": ..., "output": ...}                                     Alpaca
     {"prompt": ..., "response": ...}    or "completion"
     {"text": ...}                       plain text
+
+`"is_cut": true` beside these says that the last answer is unfinished.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +50,7 @@ class Conversation:
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
+    is_cut: bool = False  # the last answer is unfinished, so its end is not learned
 
     def __post_init__(self):
         if bool(self.turns) == bool(self.text):
@@ -174,7 +177,7 @@ def _conversation(row: Any) -> Conversation:
     fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:
         if name in fields:
-            return _of_turns(_turns(fields[name]))
+            return replace(_of_turns(_turns(fields[name])), is_cut=fields.get("is_cut") is True)
     if "instruction" in fields:
         parts = [_text(fields[name], name) for name in ("instruction", "input") if name in fields]
         return _of_pair("\n".join(filter(None, parts)), fields, ("output", "response"))

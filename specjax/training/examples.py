@@ -57,8 +57,9 @@ def tokenize_all(
 def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Example:
     """Tokenizes a conversation in the tokenizer's chat template, or in Vicuna's.
 
-    Turns after the last answer are dropped; of a plain text all tokens count. The example is cut
-    off after `longest` tokens. A slow tokenizer, without offsets, is called more often.
+    Turns after the last answer are dropped; of a plain text all tokens count. The end token of an
+    answer that is cut is not marked. The example is cut off after `longest` tokens. A slow
+    tokenizer, without offsets, is called more often.
 
     Raises:
         SpecjaxError: if the template refuses the turns, or writes a turn differently when more
@@ -70,7 +71,7 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
     messages = _messages(conversation)
     text = chat_text(tokenizer, messages, today=TRAINING_DAY)
     spans = [
-        _answer_span(tokenizer, text, messages, number)
+        _answer_span(tokenizer, text, messages, number, conversation.is_cut)
         for number, message in enumerate(messages)
         if message["role"] == ASSISTANT
     ]
@@ -103,8 +104,13 @@ def _example(ids: Sequence[int], marked: Iterable[Span], longest: int) -> Exampl
 # ---- Characters ----------------------------------------------------------------------------------
 
 
-def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number: int) -> Span:
-    """Finds the characters of `text` that the model must say as message `number`."""
+def _answer_span(
+    tokenizer: Any, text: str, messages: Sequence[Message], number: int, is_cut: bool
+) -> Span:
+    """Finds the characters of `text` that the model must say as message `number`.
+
+    The end token is among them, except for the last message of a text that is cut.
+    """
     before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
     # With a placeholder for the answer, the text after it is the same and can be located.
     other = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
@@ -118,6 +124,8 @@ def _answer_span(tokenizer: Any, text: str, messages: Sequence[Message], number:
             "it, differently when more turns follow; drop the turns after the first answer, or "
             "give the tokenizer a template that only appends"
         )
+    if is_cut and number == len(messages) - 1:
+        return len(before), end
     end_token = _end_token(tokenizer).match(text, end)
     return len(before), end_token.end() if end_token else end
 

@@ -1,0 +1,87 @@
+"""Writes the texts that the heads learn: questions, and the answers of SmolLM2 itself.
+
+    python -m recipes.smollm2.texts --target TARGET --out FOLDER [--data FOLDER_OF_PROMPTS]
+
+Most questions are the target's own. A folder of prompts may hold `alpaca_en_demo.json`,
+`conversations.json`, `gsm8k_train.jsonl` and `mbpp.jsonl`; only their questions are read, and of
+MBPP only the training part. Interrupted, the same command goes on. The texts are in
+FOLDER/texts.jsonl, which `specjax train --data` reads.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from specjax.bench.measure import watched
+from specjax.cli.environment import use_compilation_cache
+from specjax.distillation import DistillOptions, distill, own_questions
+from specjax.hub import load
+from specjax.training.conversations import USER, Conversation, Turn, read_conversations
+
+LONGEST = 1024  # tokens of a text
+OPTIONS = DistillOptions(distill_temperature=0.7, distill_tokens=320, distill_batch=64)
+MBPP_TRAINING = range(601, 975)  # task ids
+NUM_MATHS = 1500  # of GSM8K's 7473 problems
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Options of the command."""
+
+    target: str
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    own: int = 4000
+    """Questions that the target writes."""
+
+    def run(self) -> None:
+        """Writes questions, then answers."""
+        use_compilation_cache()
+        target = load(self.target)
+        asked = questions_in(self.data) if self.data else []
+        asked += own_questions(
+            target,
+            self.own,
+            self.out / "questions.jsonl",
+            OPTIONS,
+            watch=partial(watched, doing="The target asks"),
+            resume=True,
+        )
+        random.Random(0).shuffle(asked)
+        distill(
+            target,
+            asked,
+            self.out / "texts.jsonl",
+            LONGEST,
+            OPTIONS,
+            watch=partial(watched, doing="The target answers"),
+            resume=True,
+        )
+
+
+def questions_in(folder: Path) -> list[Conversation]:
+    """Reads the questions of a folder of prompts."""
+    asked = list(
+        read_conversations([folder / "alpaca_en_demo.json", folder / "conversations.json"], False)
+    )
+    maths = _rows(folder / "gsm8k_train.jsonl")[:NUM_MATHS]
+    asked += [_question(row["question"]) for row in maths]
+    code = [row for row in _rows(folder / "mbpp.jsonl") if row["task_id"] in MBPP_TRAINING]
+    return asked + [_question(f"{row['text']}\n{row['test_list'][0]}") for row in code]
+
+
+def _question(text: str) -> Conversation:
+    return Conversation((Turn(USER, text),))
+
+
+def _rows(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    tyro.cli(Texts).run()
