@@ -101,12 +101,15 @@ def _padded(rows: QueryRows, least: int) -> QueryRows:
     """Repeats the last row until the batch has `least`: few rows round differently from several."""
     batch, count = rows.tokens.shape
     missing = max(-(-least // batch) - count, 0)
-    below = ((0, 0), (0, missing))
-    return QueryRows(
+    if not missing:
+        return rows
+    below, aside = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
+    padded = QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),
         positions=jnp.pad(rows.positions, below, "edge"),
-        visible=jnp.pad(rows.visible, (*below, (0, missing)), "edge"),
+        visible=jnp.pad(jnp.pad(rows.visible, aside), (*below, (0, 0)), "edge"),
     )
+    return lax.optimization_barrier(padded)  # or XLA would see equal rows, and compute just one
 
 
 def last_attention(
