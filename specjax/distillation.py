@@ -160,7 +160,6 @@ def own_questions(
         "distill_tokens": options.distill_tokens,
         "target": fingerprint(target.config, target.params),
         "seed": seed,
-        "count": count,
     }
     asked = [each for each in _grown(file, request, resume, count, produce, watch) if each]
     if not asked:

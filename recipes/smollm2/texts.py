@@ -36,7 +36,7 @@ class Texts:
     target: str
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    own: int = 4000
+    own: int = 700
     """Questions that the target writes."""
 
     def run(self) -> None:
