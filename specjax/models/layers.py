@@ -281,12 +281,7 @@ def attend(
     )
     scores = scores.reshape(batch, heads, count, num_slots) * width**-0.5
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
-    scores = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    scaled = scores * 2.0**15
-    high = jnp.floor(scaled)
-    low = jnp.floor((scaled - high) * 2.0**15)
-    total = jnp.sum(high.astype(jnp.int32), -1, keepdims=True).astype(jnp.float32) * 2.0**-15 + jnp.sum(low.astype(jnp.int32), -1, keepdims=True).astype(jnp.float32) * 2.0**-30
-    weights = scores / total
+    weights = jax.nn.softmax(scores, axis=-1)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
     mixed = jnp.einsum(
         "bkms,bksh->bkmh",
