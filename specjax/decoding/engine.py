@@ -159,7 +159,8 @@ class Engine:
         root_slot = state.length - 1
         state, count = append(state, tree, verification, self.max_new_tokens, self.eos)
         path, cache = verification.path, state.cache
-        cache = cache.advance(count) if tree.is_chain else cache.keep(path, count)
+        is_chain, rows = tree.is_chain, tree.num_nodes
+        cache = cache.advance(count) if is_chain else cache.keep(path, count, rows)
         outcome = Outcome(
             tree=tree,
             output=output,

@@ -13,7 +13,8 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
@@ -106,20 +107,30 @@ class Sampling:
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
         logits = logits / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
+            least = lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits >= least, logits, -jnp.inf)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         if self.top_p < 1:
-            ordered = -jnp.sort(-log_probs, axis=-1)
-            before = jnp.cumsum(jnp.exp(ordered), axis=-1) - jnp.exp(ordered)
-            least = jnp.min(
-                jnp.where(before < max(self.top_p, MIN_TOP_P), ordered, jnp.inf),
-                axis=-1,
-                keepdims=True,
-            )
-            log_probs = jnp.where(log_probs >= least, log_probs, -jnp.inf)
-            log_probs = jax.nn.log_softmax(log_probs, axis=-1)
+            is_kept = _most_likely(log_probs, max(self.top_p, MIN_TOP_P))
+            log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
         return log_probs
+
+
+def _most_likely(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, "... V"]:
+    """Returns which tokens are needed to reach `top_p`: those above them have less in total.
+
+    The limit is found bit by bit, without sorting the vocabulary.
+    """
+    # As whole numbers, floats that are not negative keep their order.
+    rank = lax.bitcast_convert_type(jnp.maximum(-log_probs, 0.0), jnp.int32)
+    probs = jnp.exp(log_probs)
+
+    def add_bit(number: Int[Array, ""], limit: Int[Array, "... 1"]) -> Int[Array, "... 1"]:
+        higher = limit | (1 << (30 - number))
+        above = jnp.sum(jnp.where(rank < higher, probs, 0.0), axis=-1, keepdims=True)
+        return jnp.where(above < top_p, higher, limit)
+
+    return rank <= lax.fori_loop(0, 31, add_bit, jnp.zeros_like(rank[..., :1]))
 
 
 @pytree

@@ -71,18 +71,20 @@ class KVCache:
         everywhere = jnp.broadcast_to(committed[:, None, :], (batch, count, self.num_slots))
         return write_slots(everywhere, visible, self.length, axis=2)
 
-    def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"]) -> "KVCache":
+    def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"], num_rows: int) -> "KVCache":
         """Commits `count` scratch rows of each text; row `path[b, i]` of the scratch becomes row i.
 
-        Entries of `path` from `count` on are ignored, but must lie within the scratch.
+        Entries of `path` from `count` on are ignored, but must also be less than `num_rows`, the
+        scratch rows to choose from.
         """
-        source = self.length[:, None] + path
 
         def compact(buffer: Float[Array, "B K S D"]) -> Float[Array, "B K S D"]:
-            rows = jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+            scratch = read_slots(buffer, self.length, num_rows, axis=2)
+            rows = jnp.take_along_axis(scratch, path[:, None, :, None], axis=2)
             return write_slots(buffer, rows, self.length, axis=2)
 
-        moved = jnp.take_along_axis(self.positions, source, axis=1)
+        scratch = read_slots(self.positions, self.length, num_rows, axis=1)
+        moved = jnp.take_along_axis(scratch, path, axis=1)
         return replace(
             self,
             keys=tuple(compact(keys) for keys in self.keys),
@@ -94,6 +96,14 @@ class KVCache:
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
         """Commits the first `count` scratch rows in place: those of a chain need no move."""
         return replace(self, length=self.length + count)
+
+
+def read_slots(buffer: Array, start: Int[Array, " B"], count: int, axis: int) -> Array:
+    """Returns `count` rows of `buffer` along `axis`, from slot `start[b]` of text b."""
+    if buffer.shape[0] == 1:
+        return lax.dynamic_slice_in_dim(buffer, start[0], count, axis)
+    of_text = partial(lax.dynamic_slice_in_dim, slice_size=count, axis=axis - 1)
+    return jax.vmap(of_text)(buffer, start)
 
 
 def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:

@@ -74,7 +74,7 @@ def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
     cache = numbered_cache(lengths, num_slots=9)
     path = jnp.array([[0, 2, 4], [0, 3, 0]])[: len(lengths)]
     count = jnp.array([3, 2])[: len(lengths)]
-    kept = cache.keep(path, count)
+    kept = cache.keep(path, count, num_rows=5)
     assert kept.length.tolist() == (jnp.array(lengths) + count).tolist()
     for text, length in enumerate(lengths):
         rows = path[text, : count[text]] + length
@@ -89,7 +89,7 @@ def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
 def test_keeping_a_chain_in_place_is_advancing():
     cache = numbered_cache([1, 3], num_slots=8)
     count = jnp.array([2, 3])
-    kept = cache.keep(jnp.broadcast_to(jnp.arange(3), (2, 3)), count)
+    kept = cache.keep(jnp.broadcast_to(jnp.arange(3), (2, 3)), count, num_rows=3)
     advanced = cache.advance(count)
     np.testing.assert_array_equal(kept.length, advanced.length)
     np.testing.assert_array_equal(kept.keys[0], advanced.keys[0])
@@ -98,7 +98,7 @@ def test_keeping_a_chain_in_place_is_advancing():
 
 def test_keeping_nothing_leaves_the_committed_text():
     cache = numbered_cache([2, 4], num_slots=8)
-    kept = cache.keep(jnp.zeros((2, 2), jnp.int32), jnp.array([0, 0]))
+    kept = cache.keep(jnp.zeros((2, 2), jnp.int32), jnp.array([0, 0]), num_rows=1)
     for text, length in enumerate([2, 4]):
         assert kept.length[text] == length
         np.testing.assert_array_equal(

@@ -295,7 +295,7 @@ def test_a_kept_path_continues_like_running_text(target):
     paths = [np.flatnonzero(tree.visible[tree.depth.argmax()]) for tree in trees]
     assert len(paths[0]) != len(paths[1])
     padded = jnp.stack([np.pad(path, (0, 10 - len(path))) for path in paths])
-    cache = cache.keep(padded, jnp.array([len(path) for path in paths]))
+    cache = cache.keep(padded, jnp.array([len(path) for path in paths]), num_rows=10)
     after = random_tokens((2, 4), seed=6)
     output, _ = run(params, causal_rows(jnp.asarray(after), cache.length), cache, model=model)
     for text, (tree, path) in enumerate(zip(trees, paths, strict=True)):

@@ -185,17 +185,27 @@ def with_coupled_noise(
     return logits + sampling.temperature * (noise - penalty)
 
 
-def mixture_log_probs(
-    logits: Float[Array, "B F V"], position: Int[Array, " B"], draw: Draw, noise_share: float
-) -> Float[Array, "B F V"]:
-    """Returns how likely the target is to draw each token at `position`: see `Eagle2`."""
-    without = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+def most_likely(
+    logits: Float[Array, "B F V"],
+    position: Int[Array, " B"],
+    draw: Draw,
+    noise_share: float,
+    k: int,
+) -> tuple[Float[Array, "B F K"], Int[Array, "B F K"]]:
+    """Returns the k tokens that the target is likeliest to draw at `position`: see `Eagle2`.
+
+    Their log-probabilities come first.
+    """
+    logits = logits.astype(jnp.float32)
     if noise_share == 0 or not draw.sampling.noise_is_known:
-        return without
-    with_noise = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
-    if noise_share == 1:
-        return with_noise
-    return jnp.logaddexp(with_noise + math.log(noise_share), without + math.log(1 - noise_share))
+        best, ranked = lax.top_k(logits, k)
+        return best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), ranked
+    log_probs = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
+    if noise_share < 1:
+        without = jax.nn.log_softmax(logits, axis=-1) + math.log(1 - noise_share)
+        log_probs = jnp.logaddexp(log_probs + math.log(noise_share), without)
+    best, ranked = lax.top_k(log_probs, k)
+    return best, ranked
 
 
 def best_of_pool(
@@ -392,8 +402,7 @@ class DepthTreeDrafter(Drafter):
         for depth, size in enumerate(sizes):
             position, count = context.length + depth, scores.shape[1]
             here = logits[:, depth : depth + 1]
-            log_probs = mixture_log_probs(here, position, draw, self.noise_share)
-            own, ranked = lax.top_k(log_probs, top_k)
+            own, ranked = most_likely(here, position, draw, self.noise_share, top_k)
             own = jnp.broadcast_to(own, (batch, count, top_k))
             below = (scores[:, :, None] + own).reshape(batch, -1)
             tokens = jnp.tile(ranked[:, 0], (1, count))

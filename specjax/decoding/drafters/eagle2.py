@@ -12,7 +12,7 @@ from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import best_of_pool, mixture_log_probs
+from specjax.decoding.drafters._trees import best_of_pool, most_likely
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -126,7 +126,6 @@ class Eagle2(HeadDrafter):
     ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
         """Returns scores and tokens of the best children of each node of the beam, in its order."""
         logits = target.logits(params.target, beam.features)
-        log_probs = mixture_log_probs(logits, position, draw, self.noise_share)
-        own, ranked = lax.top_k(log_probs, self.top_k)
+        own, ranked = most_likely(logits, position, draw, self.noise_share, self.top_k)
         scores = beam.scores[..., None] + own
         return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)
