@@ -13,7 +13,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
-from specjax.distillation import DistillOptions, check_room, distill, prompt_of
+from specjax.distillation import DistillOptions, check_room, distill, own_questions, prompt_of
 from specjax.hub import load
 from specjax.training.conversations import (
     ASSISTANT,
@@ -215,6 +215,24 @@ def test_the_end_of_a_cut_answer_is_not_learned(target, tmp_path):
     np.testing.assert_array_equal(cut.tokens, whole.tokens)
     [unlearned] = np.flatnonzero(cut.is_answer != whole.is_answer)
     assert whole.tokens[unlearned] in target.eos
+
+
+def test_the_target_writes_its_own_questions(target, tmp_path):
+    """Every fourth token ends a turn here. More of the same run, later, begin with the same."""
+    ending = replace(target, config=replace(target.config, eos_token_id=tuple(range(0, 320, 4))))
+    file = tmp_path / "questions.jsonl"
+    few = own_questions(ending, 4, file, SHORT, seed=2)
+    more = own_questions(ending, 12, file, SHORT, seed=2, resume=True)
+    assert more[: len(few)] == few and len(few) < len(more) <= 12
+    for each in more:
+        [turn] = each.turns
+        assert turn.role == USER and turn.text
+    assert own_questions(ending, 12, tmp_path / "other.jsonl", SHORT, seed=3) != more
+    with pytest.raises(SpecjaxError, match=r"with different settings \(seed\)"):
+        own_questions(ending, 4, file, SHORT, seed=3, resume=True)
+    endless = replace(target, config=replace(target.config, eos_token_id=()))
+    with pytest.raises(SpecjaxError, match="wrote no question that ends; give --data a file"):
+        own_questions(endless, 2, tmp_path / "endless.jsonl", SHORT)
 
 
 # ---- What cannot be answered --------------------------------------------------------------------

@@ -15,7 +15,7 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.request import as_tuple
+from specjax.decoding.request import as_tuple, check_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import LoopState
 from specjax.models.prefill import PREFILL_CHUNK
@@ -73,7 +73,9 @@ def generate_many(
                     break
                 waiting.remove(ask)
                 prompt = from_ids([ask.ids], width)
-                engine.check(Params(params), prompt)
+                if state is None:
+                    engine.check(Params(params), prompt)
+                check_length(len(ask.ids), max_new_tokens, target.config)
                 started = engine.prefill(Params(params), prompt, ask.key)
                 state = _all_done(started, batch_size) if state is None else state
                 state, rows[row] = _put(state, started, row), ask

@@ -184,6 +184,33 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
 
 
+@dataclass(frozen=True)
+class RootOnly(Reader):
+    """Drafts nothing, and reads the logits."""
+
+    max_depth = 0
+    num_nodes = 1
+    num_probes = 0
+    taps = Taps()
+
+
+def test_rows_that_fill_up_a_16_bit_pass_are_not_seen():
+    model, params = target(VOCAB)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    ids = prompt(1, VOCAB)
+    cache = model.new_cache(params, 1, 64)
+    _, cache = prefill(params, ids.tokens, ids.length - 1, cache, model, Taps())
+    cache = replace(cache, length=ids.length - 1)
+    root = jnp.take_along_axis(ids.tokens, ids.length[:, None] - 1, axis=1)
+    rows = causal_rows(root, cache.length)
+    wanted, _ = model.run(params, rows, cache)
+    tree = DraftTree(root, -jnp.ones_like(root), jnp.zeros_like(root), root >= 0)
+    draw = Draw(row_keys(jax.random.key(0), 1), ids.length, Sampling())
+    found, *_ = verify_pass(model, RootOnly(), params, cache, Proposal(tree, None), draw)
+    assert found.logits.shape == wanted.logits.shape
+    np.testing.assert_allclose(found.logits, wanted.logits, rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
 def test_a_narrow_pass_says_what_a_wide_one_does(most):
     counts = np.array([most, max(1, most // 2), 1])

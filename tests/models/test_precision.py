@@ -1,0 +1,75 @@
+"""The dtype that a model gets by default, and products and lookups in 16 bits."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import precision
+from specjax.models.layers import lookup, min_rows, project
+from specjax.models.precision import cache_dtype, default_dtype
+
+LARGE = 10**8
+
+
+@pytest.mark.parametrize(
+    "platform, capability, faster, num_params, wanted",
+    [
+        ("cpu", None, True, LARGE, "bfloat16"),
+        ("cpu", None, False, LARGE, "float32"),
+        ("cpu", None, True, 4_000_000, "float32"),
+        ("gpu", "7.5", False, LARGE, "float16"),
+        ("gpu", "8.0", False, LARGE, "bfloat16"),
+        ("gpu", None, False, LARGE, "bfloat16"),
+        ("tpu", None, False, LARGE, "bfloat16"),
+    ],
+)
+def test_the_default_dtype(monkeypatch, platform, capability, faster, num_params, wanted):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    device = SimpleNamespace(compute_capability=capability) if capability else SimpleNamespace()
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(precision, "_bfloat16_is_faster", lambda: faster)
+    assert default_dtype(num_params) == wanted
+    assert cache_dtype() == (jnp.float32 if platform == "cpu" else None)
+
+
+def test_timing_two_products_decides_on_a_cpu():
+    assert default_dtype(LARGE) in ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rows", [(1,), (2, 3), (9,)])
+def test_a_product_and_its_slopes_are_those_of_float32(dtype, rows):
+    x, weight, pull = (
+        jax.random.normal(jax.random.key(number), shape)
+        for number, shape in enumerate([(*rows, 48), (32, 48), (*rows, 32)])
+    )
+    narrow = x.astype(dtype), weight.astype(dtype)
+    wide = tuple(each.astype(jnp.float32) for each in narrow)
+    wanted, wanted_slopes = jax.vjp(lambda x, w: x @ w.T, *wide)
+    found, slopes = jax.vjp(lambda x, w: project(x, w, jnp.float32), *narrow)
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 0.02, "atol": 0.1}
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    for slope, other in zip(slopes(pull), wanted_slopes(pull), strict=True):
+        assert slope.dtype == dtype
+        np.testing.assert_allclose(slope.astype(jnp.float32), other, **tolerance)
+
+
+def test_single_rows_of_16_bits_are_multiplied_among_others():
+    weight = jnp.ones((8, 4), jnp.bfloat16)
+    program = jax.jit(lambda x: project(x, weight, jnp.float32)).lower(jnp.ones((1, 4))).as_text()
+    assert f"tensor<{min_rows(jnp.bfloat16)}x4xbf16>" in program
+    assert min_rows(jnp.float32) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_lookups_return_the_rows_of_the_table(dtype):
+    table = jax.random.normal(jax.random.key(0), (11, 6)).astype(dtype)
+    tokens = jnp.array([[3, 0], [10, 3]])
+    found = jax.jit(lookup)(table, tokens)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.asarray(table)[np.asarray(tokens)])
