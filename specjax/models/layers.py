@@ -219,8 +219,11 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def min_rows(dtype: DTypeLike) -> int:
-    """Returns the least number of rows that products with weights of this dtype should have."""
-    return 4 if jnp.finfo(dtype).bits == 16 else 1
+    """Returns the least number of rows that products with weights of this dtype should have.
+
+    With fewer than 8 rows, XLA on CPU also sums a norm in another order.
+    """
+    return 8 if jnp.finfo(dtype).bits == 16 else 1
 
 
 def lookup(table: Float[Array, "V D"], tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
