@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
+from specjax.core.ranking import best_tokens
 
 # Streams of `rejection` noise: for drafters' draws, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
@@ -107,7 +108,7 @@ class Sampling:
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
         logits = logits / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = lax.top_k(logits, self.top_k)[0][..., -1:]
+            least = best_tokens(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits >= least, logits, -jnp.inf)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         if self.top_p < 1:

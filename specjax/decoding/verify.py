@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.core.ranking import best_token
 from specjax.decoding.sampling import ACCEPT, BONUS, Draw, Sampling
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification, ancestors
 
@@ -36,7 +37,7 @@ def verify(
         verification = _typical(tree, logits, draw, root_slot, max_depth)
     else:
         after = root_slot[:, None] + tree.depth + 1
-        wanted = jnp.argmax(draw.perturbed(logits, after), axis=-1)
+        wanted = best_token(draw.perturbed(logits, after))
         verification = follow(tree, wanted, max_depth)
     # A slice per text: a gather with an index per token would cost as much as the argmax.
     best = jax.vmap(lambda rows, path, count: jnp.max(rows[path[count]]))(
@@ -105,7 +106,7 @@ def _typical(
     last = jnp.argmax(jnp.where(is_longest, total, -jnp.inf), axis=1)
     at_last = jnp.take_along_axis(logits, last[:, None, None], axis=1)
     after = root_slot[:, None] + jnp.take_along_axis(tree.depth, last[:, None], axis=1) + 1
-    bonus = jnp.argmax(draw.perturbed(at_last, after)[:, 0], axis=-1)
+    bonus = best_token(draw.perturbed(at_last, after)[:, 0])
     return _path_to(last, bonus, tree, seen, max_depth)
 
 
@@ -136,7 +137,7 @@ def _rejection(
         jnp.max(tree.num_valid()),
     )
     noise = draw.noise(root_slot[:, None], rest.shape[-1], BONUS)[:, 0]
-    bonus = jnp.argmax(jnp.log(rest) + noise, axis=-1)
+    bonus = best_token(jnp.log(rest) + noise)
     return _path_to(last, bonus, tree, ancestors(tree, max_depth), max_depth)
 
 

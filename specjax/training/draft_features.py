@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.ranking import best_token
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import (
     LabelKind,
@@ -194,7 +195,7 @@ def _read(
         first, last = runs[0][0], runs[-1][0]
         seen = Reading(
             features=distribution_features(first),
-            choice=jnp.argmax(first, axis=-1),
+            choice=best_token(first),
             overlap=jnp.sum(jnp.minimum(first, last), axis=-1),
         )
         return tuple(cache for _, cache in runs), seen

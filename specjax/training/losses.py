@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.ranking import best_tokens
 
 Metrics = Mapping[str, Array]  # scalars, or one number per depth of a draft
 LossAndMetrics = tuple[Float[Array, ""], Metrics]
@@ -195,7 +196,7 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def _most_likely(logits: Array, k: int) -> Int[Array, "... K"]:
-    return lax.top_k(lax.stop_gradient(logits), k)[1]
+    return best_tokens(lax.stop_gradient(logits), k)[1]
 
 
 def _at(values: Array, tokens: Int[Array, "... K"]) -> Array:

@@ -21,7 +21,8 @@ from jaxtyping import Array, Float, Int
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.models.target import Target
-from specjax.training.objectives.base import later, over_slots, target_features
+from specjax.training.blocks import map_slots
+from specjax.training.objectives.base import later, target_features
 
 Choices = tuple[tuple[int, ...], ...]
 
@@ -130,10 +131,9 @@ def _ranks(
     columns = []
     depths = head.teacher_forced(params, target, target_params, tokens, features)
     for depth, (read, logits_of) in enumerate(depths, 1):
-        values = over_slots(
+        values = map_slots(
             lambda arrays, logits_of=logits_of: {"rank": rank_of(logits_of(arrays[0]), arrays[1])},
             (read, later(tokens, 1 + depth)),
-            recompute=True,  # so that the logits of a whole text never exist
         )
         columns.append(values["rank"][0])
     return jnp.stack(columns, axis=1)

@@ -1,12 +1,9 @@
 """EAGLE's noise, the weight of packed texts, and the logits of each chunk."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.objectives import base, eagle
-from specjax.training.objectives.base import Step
 from specjax.training.objectives.eagle import EagleTraining
 from tests.training.cases import (
     ALONE,
@@ -15,8 +12,6 @@ from tests.training.cases import (
     FROZEN,
     KEY,
     NOISE,
-    TARGET,
-    VOCAB,
     assert_same,
     batch_of,
     clean_features,
@@ -79,23 +74,3 @@ def test_what_is_learned_is_clean():
     noisy, clean = slots_of(0.2), slots_of(0.0)
     assert np.abs(noisy.features - clean.features).max() > 1
     np.testing.assert_array_equal(noisy.embedded, clean.embedded)
-
-
-# ---- Chunks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("most, size", [(12, 12), (7, 6), (5, 4), (1, 1)])
-def test_chunks_are_even_and_as_long_as_they_may_be(most, size, monkeypatch):
-    """12 slots a row, which are padded to whole chunks."""
-    monkeypatch.setattr(base, "LOGIT_SLOTS", most)
-    shapes = set()
-
-    def values_of(logits, wanted_logits):
-        shapes.update((logits.shape, wanted_logits.shape))
-        return {"first": wanted_logits[..., 0]}
-
-    step = Step(TARGET, FROZEN, jax.tree.map(jnp.asarray, batch_of()), KEY, recompute=True)
-    found = eagle.logit_reader(step, values_of)(step.features, 1)["first"]
-    assert shapes == {(2, size, VOCAB)}
-    wanted = step.logits(base.later(step.features))[..., 0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What gradients keep grows by the step or depth; recomputed, it is little."""
+"""What gradients keep grows by the step or depth; recomputed, it is little. Logits are not kept."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import pytest
 
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.training.objectives import base
+from specjax.training import blocks
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
@@ -84,12 +84,13 @@ def test_what_gradients_need_grows_by_the_step(recompute):
     ids=["hass", "parallel-eagle", "parallel-medusa"],
 )
 def test_recomputing_keeps_keys_and_values_of_each_step(trainings, own):
-    """No `[T, T]` of attention and no `[T, V]` of logits, which are the most by far."""
+    """No `[T, T]` of attention, which is the most by far."""
     slots = 2 * Program.length
     again, kept = (growth(trainings, recompute) for recompute in (True, False))
     assert (again == again[0]).all()
-    assert again[0] <= 4 * slots * KEYS_AND_VALUES + own + 100  # and a few scalars
-    assert kept.min() > 4 * slots * (4 * Program.length + Program.vocabulary)
+    slope = 4 * slots * WIDTH  # of what each step or depth predicts
+    assert again[0] <= 4 * slots * KEYS_AND_VALUES + slope + own + 100  # and a few scalars
+    assert kept.min() > 4 * slots * 4 * Program.length
 
 
 def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
@@ -108,14 +109,13 @@ class Narrow(Wide):
     vocabulary = 64
 
 
-def test_recomputing_never_has_the_logits_of_all_slots(monkeypatch):
-    """By 16 chunks, all that a vocabulary adds is less than one array of all logits.
+@pytest.mark.parametrize("recompute", [False, True])
+def test_all_logits_would_need_more_memory_than_a_vocabulary_adds(recompute, monkeypatch):
+    """By 32 blocks, all that a vocabulary adds is less than one array of the logits of all slots.
 
-    Without, the logits wanted, the predicted ones, their softmax and their gradients are all there:
-    more than four arrays on top.
+    Kept, there would be more than four: those wanted, those predicted, their softmax and gradients.
     """
-    monkeypatch.setattr(base, "LOGIT_SLOTS", Wide.length // 16)
+    monkeypatch.setattr(blocks, "BLOCK_SLOTS", 2 * Wide.length // 32)
     [training] = hass(3)
-    again, kept = (Wide(training, recompute).compiled() for recompute in (True, False))
-    assert again - Narrow(training, recompute=True).compiled() < Wide.all_logits
-    assert kept - again > 4 * Wide.all_logits
+    wide, narrow = (kind(training, recompute).compiled() for kind in (Wide, Narrow))
+    assert wide - narrow < Wide.all_logits

@@ -10,7 +10,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.methods import METHODS
-from specjax.training.objectives import base
+from specjax.training import blocks
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.cases import (
     BY_METHOD,
@@ -97,33 +97,25 @@ def test_slots_counted_elsewhere_would_be_caught(case, shift):
 
 
 @pytest.mark.parametrize("name", [*BY_METHOD, "hass with token alignment"])
-def test_recomputing_changes_nothing(name, monkeypatch):
-    """12 slots a row are no multiple of a chunk of 5; chunks are even, so they are of 4."""
+def test_neither_blocks_nor_recomputing_change_anything(name, monkeypatch):
+    """12 slots a row are no multiple of 5, the most that two rows may have of 10: 3 blocks of 4."""
     case = CASES.get(name) or replace(CASES["hass"], training=replace(HASS, token_alignment=0.5))
-    monkeypatch.setattr(base, "LOGIT_SLOTS", 5)
-    run = measure_of.__wrapped__(case.training, case.head, recompute=True)
-    (loss, metrics), gradient = run(case.params, FROZEN, case.batch, KEY)
-    kept_loss, kept_gradient, kept = case.measure()
-    assert_same((loss, gradient), (kept_loss, kept_gradient))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), metrics, kept)
+    whole, gradient, metrics = case.measure()
+    monkeypatch.setattr(blocks, "BLOCK_SLOTS", 10)
+    for recompute in (False, True):
+        run = measure_of.__wrapped__(case.training, case.head, recompute)
+        (loss, found), slope = run(case.params, FROZEN, case.batch, KEY)
+        assert_same((loss, slope), (whole, gradient))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found, metrics)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra with prefix"])
-def test_recomputing_never_has_all_logits(name, monkeypatch):
-    """12 slots a row in chunks of 4; without recomputation their logits are there at once."""
-    monkeypatch.setattr(base, "LOGIT_SLOTS", 5)
-    case = CASES[name]
-    kept, again = (
-        str(
-            jax.make_jaxpr(
-                jax.value_and_grad(case.training.loss(case.head, TARGET, recompute), has_aux=True)
-            )(case.params, FROZEN, case.batch, KEY)
-        )
-        for recompute in (False, True)
-    )
-    assert f"f32[2,12,{VOCAB}]" in kept and f"f32[2,12,{VOCAB}]" not in again
-    assert f"f32[2,4,{VOCAB}]" in again
-    assert f",4,{VOCAB}]" not in again.replace(f"f32[2,4,{VOCAB}]", "")  # of all chunks
+@every_method
+def test_the_logits_of_all_slots_never_exist(case, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_SLOTS", 10)
+    loss = jax.value_and_grad(case.training.loss(case.head, TARGET), has_aux=True)
+    program = str(jax.make_jaxpr(loss)(case.params, FROZEN, case.batch, KEY))
+    assert f"f32[2,4,{VOCAB}]" in program
+    assert f"[2,12,{VOCAB}]" not in program and f"[3,2,4,{VOCAB}]" not in program
 
 
 @every_method

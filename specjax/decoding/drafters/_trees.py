@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.ranking import best_tokens
 from specjax.decoding.drafter import Context, Drafter
 from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.sampling import Draw
@@ -132,7 +133,7 @@ def level_tree(
             level_probs.append(jnp.exp(log_probs))
         else:
             scores = with_coupled_noise(logits, position, draw)
-        best, ranked = lax.top_k(scores, level.width)
+        best, ranked = best_tokens(scores, level.width)
         tokens.append(ranked[:, level.parent, level.rank])
         exists = best[:, level.parent, level.rank] > -jnp.inf
         valid.append(exists & is_real[:, level.parent])
@@ -198,14 +199,13 @@ def most_likely(
     """
     logits = logits.astype(jnp.float32)
     if noise_share == 0 or not draw.sampling.noise_is_known:
-        best, ranked = lax.top_k(logits, k)
+        best, ranked = best_tokens(logits, k)
         return best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), ranked
     log_probs = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
     if noise_share < 1:
         without = jax.nn.log_softmax(logits, axis=-1) + math.log(1 - noise_share)
         log_probs = jnp.logaddexp(log_probs + math.log(noise_share), without)
-    best, ranked = lax.top_k(log_probs, k)
-    return best, ranked
+    return best_tokens(log_probs, k)
 
 
 def best_of_pool(
@@ -375,7 +375,7 @@ class DepthTreeDrafter(Drafter):
                 for d in range(depths)
             ]
             scores = jnp.concatenate(at, axis=1)
-        best, ranked = lax.top_k(scores, 1 + max(map(max, ordered)))
+        best, ranked = best_tokens(scores, 1 + max(map(max, ordered)))
         # A node exists where all tokens of its path do: those that filters cut do not.
         exists = best > -jnp.inf
         paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]

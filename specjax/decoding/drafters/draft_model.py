@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
+from specjax.core.ranking import best_token
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.length_rules import (
     Confidence,
@@ -247,7 +248,7 @@ class DraftModel(Drafter):
         self, logits: Float[Array, "B 1 V"], position: Int[Array, " B"], draw: Draw
     ) -> Int[Array, " B"]:
         scores = draw.perturbed(logits, position[:, None]) if self.is_drawn else logits
-        return jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32)
+        return best_token(scores[:, 0])
 
 
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import check_at_least
 from specjax.core.pytree import pytree
+from specjax.core.ranking import best_token
 from specjax.decoding.drafter import (
     Context,
     Drafter,
@@ -187,7 +188,7 @@ class Lookahead(Drafter):
         later = (state.filled * window)[:, None] - 1 + columns[None, :]
         rows = jnp.where(state.filled[:, None] == 0, first[None, :], later)
         logits = jnp.take_along_axis(outcome.probe_logits(), rows[..., None], axis=1)
-        return jnp.argmax(logits, axis=-1)
+        return best_token(logits)
 
     def _slide(
         self, state: LookaheadState, newest: Int[Array, "B W"]

@@ -1,20 +1,24 @@
 """The base class of all trainings of heads, and the step that their losses read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key
 
+from specjax.core.pytree import pytree, static
+from specjax.core.ranking import best_token
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
+from specjax.training.blocks import SlotValues, sum_slots
 from specjax.training.data import slot_mask
 from specjax.training.losses import (
     LossAndMetrics,
@@ -27,13 +31,28 @@ from specjax.training.losses import (
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_not_negative
 
-# Slots of each row whose logits exist at a time when they are recomputed: with a vocabulary of 128k
-# and 8 rows such an array is 1 GB (8 GB for 2048 slots), and each read of the LM head still serves
-# 2048 slots. Chunks are even, and at most this long.
-LOGIT_SLOTS = 256
-
-SlotValues = dict[str, Array]  # `[B, T]` each, by name
 Batch = Mapping[str, Array]  # see `training.data`
+
+
+@pytree
+class Prediction:
+    """The outputs of a head at one depth, slot by slot, from which logits can be computed."""
+
+    ahead: int = static()  # slots from the one that predicts to the one whose feature is predicted
+    inputs: Any = ()  # floats, to which gradients flow, `[B, T, ...]` each
+    fixed: Any = ()  # other arrays, `[B, T, ...]` each
+
+
+class Wanted(NamedTuple):
+    """The target's side at some slots, without gradients."""
+
+    features: Float[Array, "B C D"]
+    logits: Float[Array, "B C V"]
+    labels: Int[Array, "B C"]  # the tokens of the text that follow the slots
+
+
+# Trained params, a prediction and the target's side -> losses of each slot, and `is_right`.
+ValuesOf = Callable[[Any, Prediction, Wanted], SlotValues]
 
 
 class FrozenModel(NamedTuple):
@@ -92,8 +111,7 @@ class HeadTraining(ABC):
         """Returns the loss for `training.loop`; its frozen params are the target's.
 
         The head computes in the target's dtype, whatever the dtype of its own params. With
-        `recompute` activations and logits are computed again for the gradients instead of kept, and
-        the logits of at most `LOGIT_SLOTS` slots of each row exist at a time.
+        `recompute` activations are computed again for the gradients instead of kept.
         """
 
         def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
@@ -114,7 +132,7 @@ class HeadTraining(ABC):
         """Returns the losses of each slot against the target's distribution."""
         values = {
             "logit_loss": soft_cross_entropy(logits, wanted_logits),
-            "is_right": jnp.argmax(logits, axis=-1) == jnp.argmax(wanted_logits, axis=-1),
+            "is_right": best_token(logits) == best_token(wanted_logits),
         }
         return values | self.top_values(logits, wanted_logits)
 
@@ -157,23 +175,62 @@ class Step:
         """Has `function` computed again for the gradients, if the step recomputes."""
         return jax.checkpoint(function) if self.recompute else function
 
-    def weighted(
-        self, values: SlotValues, depth: int, weights: Mapping[str, float]
+    def losses(
+        self,
+        values_of: ValuesOf,
+        predictions: Sequence["Prediction"],
+        weights: Mapping[str, float],
+        decays: Sequence[float] | None = None,
+        trained: Any = (),
     ) -> LossAndMetrics:
-        """Returns the weighted sum of the losses of one depth, and the losses as metrics.
+        """Returns the loss of all predictions together, and metrics.
 
-        The values are losses of every slot, and `is_right`, whose mean becomes the accuracy. Slots
-        count if the token `1 + depth` later is an answer; without any, means are 0.
+        `values_of` computes the losses of slots, and `is_right`, from `trained` params, one
+        prediction and the target's side. A slot counts if the token it predicts is an answer's;
+        means over none are 0. Metrics are means over predictions too, except for the accuracy,
+        which is listed.
+
+        Args:
+            values_of: pure; see above.
+            predictions: such as those of each depth.
+            weights: of the losses, by their names in the values.
+            decays: weights of the predictions; by default all are 1.
+            trained: params of the head that `values_of` reads.
         """
-        counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + depth)
-        num_counted = jnp.maximum(jnp.sum(counts), 1)
-        found = {
-            name: jnp.sum(jnp.where(counts, value, 0.0)) / num_counted
-            for name, value in values.items()
-        }
-        accuracy = found.pop("is_right")[None]
-        total = sum((weights[name] * loss for name, loss in found.items()), jnp.zeros(()))
-        return total, found | {"accuracy": accuracy}
+        decays = [1.0] * len(predictions) if decays is None else decays
+        aheads = [each.ahead for each in predictions]
+        arrived = [jax.tree.map(partial(earlier, ahead=each.ahead), each) for each in predictions]
+        shares = tuple(map(self._share, aheads))
+        labels = later(self.batch["tokens"])
+        fixed = (self.features, labels, shares, tuple(each.fixed for each in arrived))
+
+        def loss_of(trained, inputs, fixed):
+            features, labels, shares, others = fixed
+            wanted = Wanted(features, self.logits(features), labels)
+            total, columns = jnp.zeros(()), []
+            for ahead, share, decay, own, other in zip(
+                aheads, shares, decays, inputs, others, strict=True
+            ):
+                values = values_of(trained, Prediction(ahead, own, other), wanted)
+                means = {
+                    name: jnp.sum(jnp.where(share > 0, share * value, 0.0))
+                    for name, value in values.items()
+                }
+                for name, weight in weights.items():
+                    total += decay * weight * means.get(name, 0.0)
+                columns.append(means)
+            return total, columns
+
+        inputs = tuple(each.inputs for each in arrived)
+        total, columns = cast(Any, sum_slots(loss_of, trained, inputs, fixed))
+        metrics = {name: jnp.stack([each[name] for each in columns]) for name in columns[0]}
+        accuracy = {"accuracy": metrics.pop("is_right")}
+        return total, {name: jnp.mean(each) for name, each in metrics.items()} | accuracy
+
+    def _share(self, ahead: int) -> Float[Array, "B T"]:
+        """Returns the share of each slot in a mean, moved to the slot that is predicted."""
+        counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + ahead)
+        return earlier(counts / jnp.maximum(jnp.sum(counts), 1), ahead)
 
 
 def target_features(
@@ -200,41 +257,6 @@ def later(values: Array, ahead: int = 1) -> Array:
     return jnp.roll(values, -ahead, axis=1)
 
 
-def over_slots(
-    read: Callable[[Any], SlotValues], arrays: PyTree[Array], recompute: bool
-) -> SlotValues:
-    """Computes values of every slot, such as losses, from `arrays`, `[B, T, ...]` each.
-
-    With `recompute` no `[B, T, V]` ever exists: `read` is called with one chunk of slots after the
-    other, and again for the gradients. What it closes over may carry gradients too.
-    """
-    if not recompute:
-        return read(arrays)
-    batch, length = jax.tree.leaves(arrays)[0].shape[:2]
-    num_chunks = -(-length // LOGIT_SLOTS)
-    size = -(-length // num_chunks)
-
-    def split(values: Array) -> Array:
-        rest = values.shape[2:]
-        filling = [(0, 0), (0, num_chunks * size - length), *((0, 0) for _ in rest)]
-        chunks = jnp.pad(values, filling).reshape(batch, num_chunks, size, *rest)
-        return jnp.moveaxis(chunks, 1, 0)
-
-    def join(values: Array) -> Array:
-        return jnp.moveaxis(values, 0, 1).reshape(batch, -1)[:, :length]
-
-    return jax.tree.map(join, lax.map(jax.checkpoint(read), jax.tree.map(split, arrays)))
-
-
-def over_depths(parts: Sequence[LossAndMetrics], weights: Iterable[float]) -> LossAndMetrics:
-    """Returns the weighted sum of the losses of all depths, and their metrics.
-
-    Metrics are averaged, except for the accuracy, which is listed depth by depth.
-    """
-    total = jnp.zeros(())
-    for (loss, _), weight in zip(parts, weights, strict=True):
-        total = total + weight * loss
-    columns = {name: [metrics[name] for _, metrics in parts] for name in parts[0][1]}
-    accuracy = jnp.concatenate(columns.pop("accuracy"))
-    means = {name: jnp.mean(jnp.stack(column)) for name, column in columns.items()}
-    return total, means | {"accuracy": accuracy}
+def earlier(values: Array, ahead: int) -> Array:
+    """Moves values `ahead` slots back, from a slot that predicts to the one that is predicted."""
+    return jnp.roll(values, ahead, axis=1)

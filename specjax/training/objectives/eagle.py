@@ -6,7 +6,7 @@ and so loses the first drafted token of each answer. The target runs in the trai
 released code keeps its features on disk.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,12 +17,12 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, smooth_l1
-from specjax.training.objectives.base import HeadTraining, SlotValues, Step, later, over_slots
+from specjax.training.objectives.base import HeadTraining, Prediction, Step, Wanted
 from specjax.training.ranges import check_not_negative
 
 NOISE_LENGTH = 512  # tokens of a text whose noise is as wide as `noise` says
-LogitValues = Callable[[Float[Array, "B T V"], Float[Array, "B T V"]], SlotValues]
 
 
 @pytree
@@ -56,20 +56,22 @@ class FeatureTraining(HeadTraining):
         noise = _noise(step.key, step.features, segments, self.noise)
         return Slots(step.embed(1), step.features + noise, positions, segments)
 
-    def feature_loss(
-        self, step: Step, depth: int, predicted: Float[Array, "B T D"], values: SlotValues
+    def feature_losses(
+        self, step: Step, predictions: Sequence[Prediction], decays: Sequence[float] | None = None
     ) -> LossAndMetrics:
-        """Returns the loss of the features predicted for one depth, and its parts.
+        """Returns the loss of predicted features, the inputs of the predictions, and its parts."""
 
-        `values` are those of `logit_values`: the wanted feature is the one `depth` tokens later.
-        """
-        distance = smooth_l1(predicted, later(step.features, depth))
+        def values_of(_: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
+            distance = smooth_l1(predicted.inputs, wanted.features)
+            logits = step.logits(predicted.inputs)
+            return {"feature_loss": distance, **self.logit_values(logits, wanted.logits)}
+
         weights = {
             "feature_loss": self.feature_weight,
             "logit_loss": self.logit_weight,
             "top_loss": self.top_weight,
         }
-        return step.weighted({"feature_loss": distance, **values}, depth, weights)
+        return step.losses(values_of, predictions, weights, decays)
 
 
 @dataclass(frozen=True)
@@ -89,37 +91,11 @@ class EagleTraining(FeatureTraining):
         return EagleHead(EagleConfig.for_target(target, self.fc_bias))
 
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
-        slots, read = self.slots(step), logit_reader(step, self.logit_values)
-
-        def loss(params):
-            predicted, _ = head.step(
-                params, slots.embedded, slots.features, (), slots.positions, slots.segments
-            )
-            return self.feature_loss(step, 1, predicted, read(predicted, 1))
-
-        return step.checkpoint(loss)(params)
-
-
-def logit_reader(
-    step: Step, values_of: LogitValues
-) -> Callable[[Float[Array, "B T D"], int], SlotValues]:
-    """Returns a function from features predicted for a depth to the values that need logits.
-
-    The target's own logits are computed here, once for all depths; if the step recomputes, wanted
-    and predicted ones are computed chunk by chunk, so that no `[B, T, V]` ever exists.
-    """
-    own_logits = None if step.recompute else step.logits(step.features)
-
-    def values(predicted: Float[Array, "B T D"], depth: int) -> SlotValues:
-        if own_logits is not None:
-            return values_of(step.logits(predicted), later(own_logits, depth))
-
-        def read(features: tuple[Array, Array]) -> SlotValues:
-            return values_of(*map(step.logits, features))
-
-        return over_slots(read, (predicted, later(step.features, depth)), step.recompute)
-
-    return values
+        slots = self.slots(step)
+        predicted, _ = step.checkpoint(head.step)(
+            params, slots.embedded, slots.features, (), slots.positions, slots.segments
+        )
+        return self.feature_losses(step, [Prediction(1, predicted)])
 
 
 def _noise(

@@ -19,11 +19,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.ranking import best_token
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.layered import Stream
+from specjax.training.blocks import map_slots
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import SlotValues, Step, over_depths
-from specjax.training.objectives.eagle import EagleTraining, Slots, logit_reader
+from specjax.training.objectives.base import Prediction, Step
+from specjax.training.objectives.eagle import EagleTraining, Slots
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
 
@@ -53,35 +55,24 @@ class HassTraining(EagleTraining):
 
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         # Time grows with `align_steps`, and memory by the keys and values that each step adds.
-        slots, read = self.slots(step), logit_reader(step, self._logits_and_drafts)
-
-        def align(params, embedded, features, streams):
-            predicted, own = head.step(
-                params, embedded, features, streams, slots.positions, slots.segments
-            )
-            values = read(predicted, 1)
-            drafted = values.pop("drafted")
-            part = self.feature_loss(step, 1, predicted, values)
-            return part, jax.lax.stop_gradient(predicted), drafted, own
-
-        embedded, features, parts = slots.embedded, slots.features, []
+        slots = self.slots(step)
+        embedded, features, predictions = slots.embedded, slots.features, []
         streams: tuple[Stream, ...] = ()
         for number in range(self.align_steps):
-            part, predicted, drafted, own = step.checkpoint(align)(
-                params, embedded, features, streams
+            predicted, own = step.checkpoint(head.step)(
+                params, embedded, features, streams, slots.positions, slots.segments
             )
-            parts.append(part)
+            predictions.append(Prediction(1, predicted))
             streams = (*streams, own)
+            predicted = jax.lax.stop_gradient(predicted)
             features = next_features(features, predicted, slots.segments)
             if self.token_alignment > 0:
+                drafted = map_slots(lambda x: {"token": best_token(step.logits(x))}, predicted)
+                drafted = step.target.embed(step.frozen, drafted["token"])
                 key = jax.random.fold_in(step.key, number)
-                drafted = step.target.embed(step.frozen, drafted)
                 embedded = self.with_drafted(slots, drafted, key)
-        return over_depths(parts, [self.step_decay**number for number in range(self.align_steps)])
-
-    def _logits_and_drafts(self, logits: Array, wanted_logits: Array) -> SlotValues:
-        drafted = jnp.argmax(logits, axis=-1)
-        return self.logit_values(logits, wanted_logits) | {"drafted": drafted}
+        decays = [self.step_decay**number for number in range(self.align_steps)]
+        return self.feature_losses(step, predictions, decays)
 
     def with_drafted(
         self, slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""]

@@ -20,14 +20,14 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows
+from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import (
     HeadTraining,
-    SlotValues,
+    Prediction,
     Step,
+    Wanted,
     later,
-    over_depths,
-    over_slots,
 )
 from specjax.training.optimizer import OptimizerOptions
 
@@ -75,20 +75,19 @@ class HydraTraining(HeadTraining):
         tokens, weights = step.batch["tokens"], {"logit_loss": 1.0, "top_loss": self.top_weight}
         prepared = step.checkpoint(lambda params: prefixed(head, params, step))(params)
 
-        def read(arrays: tuple[Array, tuple[Array, ...], Array]) -> SlotValues:
-            features, before, wanted = arrays
-            embedded = [step.target.embed(step.frozen, tokens) for tokens in before]
-            depth, embedded = len(before), jnp.stack(embedded, axis=2)
-            logits = head.logits(params, step.target, step.frozen, depth, features, embedded)
-            return self.logit_values(logits, step.logits(wanted))
+        def values_of(params: Any, at: Prediction, wanted: Wanted) -> SlotValues:
+            embedded = jnp.stack(
+                [step.target.embed(step.frozen, each) for each in at.fixed], axis=2
+            )
+            logits = head.logits(params, step.target, step.frozen, at.ahead, at.inputs, embedded)
+            return self.logit_values(logits, wanted.logits)
 
-        def at_depth(depth: int):
+        def prediction(depth: int) -> Prediction:
             before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
-            arrays = (prepared, before, later(step.features, depth))
-            return step.weighted(over_slots(read, arrays, step.recompute), depth, weights)
+            return Prediction(depth, prepared, before)
 
-        depths = range(1, head.config.num_heads + 1)
-        return over_depths([at_depth(depth) for depth in depths], [1.0] * len(depths))
+        predictions = [prediction(depth) for depth in range(1, head.config.num_heads + 1)]
+        return step.losses(values_of, predictions, weights, trained=params)
 
 
 def prefixed(head: HydraHeads, params: Any, step: Step) -> Float[Array, "B T D"]:

@@ -8,25 +8,24 @@ t + 1 + d, which it predicts there, belongs to an answer; the first released tra
 token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from specjax.core.ranking import best_token
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
+from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import (
     HeadTraining,
-    SlotValues,
+    Prediction,
     Step,
-    later,
-    over_depths,
-    over_slots,
+    Wanted,
 )
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_not_negative
@@ -43,26 +42,26 @@ class TokenTraining(HeadTraining):
         super().__post_init__()
         check_not_negative(self, "head_decay")
 
-    def depth_loss(
-        self, step: Step, depth: int, inputs: Array, logits_of: Callable[[Array], Array]
+    def token_losses(
+        self,
+        step: Step,
+        predictions: Sequence[Prediction],
+        logits_of: Callable[[Any, Prediction], Array],
+        decays: Sequence[float],
+        trained: Any = (),
     ) -> LossAndMetrics:
-        """Returns loss and metrics of one depth; `logits_of` reads any slots of `inputs`."""
-        arrays = {"inputs": inputs, "labels": later(step.batch["tokens"], 1 + depth)}
-        if self.top_weight > 0:
-            arrays["wanted"] = later(step.features, depth)
+        """Returns the loss of predictions from which `logits_of` computes logits, and its parts."""
 
-        def read(arrays: dict[str, Array]) -> SlotValues:
-            logits, labels = logits_of(arrays["inputs"]), arrays["labels"]
+        def values_of(trained: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
+            logits, labels = logits_of(trained, predicted), wanted.labels
             values = {
                 "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
-                "is_right": jnp.argmax(logits, axis=-1) == labels,
+                "is_right": best_token(logits) == labels,
             }
-            if "wanted" in arrays:
-                values |= self.top_values(logits, step.logits(arrays["wanted"]))
-            return values
+            return values | self.top_values(logits, wanted.logits)
 
         weights = {"token_loss": 1.0, "top_loss": self.top_weight}
-        return step.weighted(over_slots(read, arrays, step.recompute), depth, weights)
+        return step.losses(values_of, predictions, weights, decays, trained)
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,10 @@ class MedusaTraining(TokenTraining):
         return MedusaHeads(shape)
 
     def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
-        def at_depth(depth: int):
-            def logits_of(features: Array) -> Array:
-                return head.logits_at(params, step.target, step.frozen, features, depth)
-
-            return self.depth_loss(step, depth, step.features, logits_of)
+        def logits_of(params: Any, at: Prediction) -> Array:
+            return head.logits_at(params, step.target, step.frozen, at.fixed, at.ahead)
 
         depths = range(1, head.config.num_heads + 1)
-        weights = [self.head_decay**depth for depth in depths]
-        return over_depths([at_depth(depth) for depth in depths], weights)
+        predictions = [Prediction(depth, fixed=step.features) for depth in depths]
+        decays = [self.head_decay**depth for depth in depths]
+        return self.token_losses(step, predictions, logits_of, decays, params)

@@ -7,7 +7,6 @@ t + 1 + d; it counts there if that token belongs to an answer. Gradients flow fr
 keys and values of the real slots that they see, because all stand in one sequence.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -16,11 +15,10 @@ from jaxtyping import Array, Float, Key
 
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.layered import Stream
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import HeadTraining, Step, over_depths
-from specjax.training.objectives.eagle import FeatureTraining, logit_reader
+from specjax.training.objectives.base import HeadTraining, Prediction, Step
+from specjax.training.objectives.eagle import FeatureTraining
 from specjax.training.objectives.medusa import TokenTraining
 from specjax.training.optimizer import OptimizerOptions
 
@@ -53,32 +51,22 @@ class ParallelTraining(HeadTraining):
         shape = self.num_masks, reads_features, self.fc_bias, self.num_layers
         return ParallelHead(ParallelConfig.for_target(target, *shape))
 
-    def over_group(
-        self,
-        head: ParallelHead,
-        params: Any,
-        step: Step,
-        features: Float[Array, "B T F"],
-        loss_of: Callable[[int, Float[Array, "B T D"]], LossAndMetrics],
-        decay: float = 1.0,
-    ) -> LossAndMetrics:
-        """Sums the losses of all depths of the groups, which run one after another.
+    def group(
+        self, head: ParallelHead, params: Any, step: Step, features: Float[Array, "B T F"]
+    ) -> list[Prediction]:
+        """Returns what the head predicts at each depth of the groups, which run one after another.
 
-        The real slot weighs 1, mask i `decay**i`. `loss_of` takes a depth and what the head
-        predicts there; `features` are what the head reads of the target's.
+        `features` are what the head reads of the target's.
         """
         embedded, places = step.embed(1), (step.batch["positions"], step.batch["segments"])
-
-        def one_depth(params: Any, streams: tuple[Stream, ...]):
-            predicted, own = head.step(params, embedded, features, streams, *places)
-            return loss_of(len(streams) + 1, predicted), own
-
-        parts, streams = [], ()
-        for _ in range(head.config.num_depths):
-            part, own = step.checkpoint(one_depth)(params, streams)
-            parts.append(part)
+        predictions, streams = [], ()
+        for depth in range(1, head.config.num_depths + 1):
+            predicted, own = step.checkpoint(head.step)(
+                params, embedded, features, streams, *places
+            )
+            predictions.append(Prediction(depth, predicted))
             streams = (*streams, own)
-        return over_depths(parts, [decay**masks for masks in range(len(parts))])
+        return predictions
 
 
 @dataclass(frozen=True)
@@ -100,11 +88,12 @@ class ParallelMedusaTraining(ParallelTraining, TokenTraining):
         return self.parallel_head(target, self.features)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        def loss_of(depth: int, predicted: Array) -> LossAndMetrics:
-            return self.depth_loss(step, depth, predicted, step.logits)
-
         features = step.features if head.config.reads_features else step.features[..., :0]
-        return self.over_group(head, params, step, features, loss_of, self.head_decay)
+        predictions = self.group(head, params, step, features)
+        decays = [self.head_decay**masks for masks in range(len(predictions))]
+        return self.token_losses(
+            step, predictions, lambda _, predicted: step.logits(predicted.inputs), decays
+        )
 
 
 @dataclass(frozen=True)
@@ -121,9 +110,5 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
         return self.parallel_head(target, True)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        read = logit_reader(step, self.logit_values)
-
-        def loss_of(depth: int, predicted: Array) -> LossAndMetrics:
-            return self.feature_loss(step, depth, predicted, read(predicted, depth))
-
-        return self.over_group(head, params, step, self.slots(step).features, loss_of)
+        predictions = self.group(head, params, step, self.slots(step).features)
+        return self.feature_losses(step, predictions)
