@@ -9,6 +9,8 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -44,3 +46,12 @@ def pytree(cls: _Class) -> _Class:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+def cast_floats(tree: Any, dtype: DTypeLike) -> Any:
+    """Casts the floats among the leaves of a tree; whole numbers stay as they are."""
+
+    def cast(leaf):
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)

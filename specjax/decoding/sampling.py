@@ -8,7 +8,7 @@ as `coupled` does, but accepts any drafted token that is typical: it is LOSSY.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
@@ -136,11 +136,32 @@ def _most_likely(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, 
 
 @pytree
 class Draw:
-    """The random draws of one round, shared by the drafter and the verifier."""
+    """The random draws of one round, shared by the drafter and the verifier.
+
+    A drafter with a draft vocabulary sees them `among` its tokens: logits, noise and ranks are then
+    of those R tokens alone.
+    """
 
     row_keys: Key[Array, " B"]
     round_start: Int[Array, " B"]  # committed length at the start of the round
     sampling: Sampling = static()
+    drafted: Int[Array, " R"] | None = None  # None: all
+    vocab_size: int = static(default=0)  # of the target; 0 without a draft vocabulary
+
+    def among(self, tokens: Int[Array, " R"], vocab_size: int) -> "Draw":
+        """Returns the draws among some tokens of a vocabulary."""
+        return replace(self, drafted=tokens, vocab_size=vocab_size)
+
+    def tokens(self, ranked: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Returns the tokens at these places of the logits."""
+        return ranked if self.drafted is None else self.drafted[ranked]
+
+    def spread(self, probs: Float[Array, "... R"]) -> Float[Array, "... V"]:
+        """Returns the probabilities of the whole vocabulary; 0 where nothing is drafted."""
+        if self.drafted is None:
+            return probs
+        nothing = jnp.zeros((*probs.shape[:-1], self.vocab_size), probs.dtype)
+        return nothing.at[..., self.drafted].set(probs)
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Returns the log-probabilities that tokens are drawn from; see `Sampling.filtered`."""
@@ -150,8 +171,9 @@ class Draw:
         self, positions: Int[Array, "B N"], vocab_size: int, stream: int = DRAFT
     ) -> Float[Array, "B N V"]:
         """Returns Gumbel noise for the tokens that will stand at `positions` of the text."""
-        keys = self._position_keys(positions, stream)
-        return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,))))(keys)
+        keys, size = self._position_keys(positions, stream), self.vocab_size or vocab_size
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,))))(keys)
+        return noise if self.drafted is None else noise[..., self.drafted]
 
     def uniform(
         self, positions: Int[Array, "B N"], count: int, stream: int = ACCEPT

@@ -102,8 +102,16 @@ class Target(Protocol):
         """Returns the embeddings of `tokens`, the input of the first layer."""
         ...
 
-    def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Returns the float32 logits of hidden states that have passed the final norm."""
+    def logits(
+        self,
+        params: Any,
+        hidden: Float[Array, "... D"],
+        lm_head: Float[Array, "R D"] | None = None,
+    ) -> Float[Array, "... R"]:
+        """Returns the float32 logits of hidden states that have passed the final norm.
+
+        `lm_head` is some rows of the LM head, for the logits of their tokens; by default all.
+        """
         ...
 
     def lm_head(self, params: Any) -> Float[Array, "V D"]:

@@ -108,8 +108,13 @@ class Transformer(nn.Module):
         return lookup(params["embed_tokens"]["weight"], tokens)
 
     @nn.nowrap
-    def logits(self, params: Any, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        return project(hidden, self.lm_head(params), jnp.float32)
+    def logits(
+        self,
+        params: Any,
+        hidden: Float[Array, "... D"],
+        lm_head: Float[Array, "R D"] | None = None,
+    ) -> Float[Array, "... R"]:
+        return project(hidden, self.lm_head(params) if lm_head is None else lm_head, jnp.float32)
 
     @nn.nowrap
     def lm_head(self, params: Any) -> Float[Array, "V D"]:

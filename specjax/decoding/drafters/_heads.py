@@ -13,7 +13,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params
 from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
+from specjax.models.heads.layered import DRAFT_TOKENS
+from specjax.models.layers import lookup
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
@@ -28,6 +31,8 @@ class HeadState:
     cache: KVCache  # of the head: slots made of the target's own features only
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
     num_pending: Int[Array, " B"]  # how many of them; the head has not seen them yet
+    # The rows of the target's LM head for a draft vocabulary; None without one.
+    lm_head: Float[Array, "R D"] | None = None
 
 
 @runtime_checkable
@@ -56,7 +61,8 @@ class HeadDrafter(Drafter):
     the root at position r, the features up to r - 1 are known. `propose` first feeds those that the
     last round revealed, one to P in the same pass, and drafts from the last row of that pass (where
     an EAGLE head predicts the feature of the root). Slots of drafted tokens are dropped after the
-    round. Embedding and LM head are the target's.
+    round. Embedding and LM head are the target's; of the LM head only the rows of the head's draft
+    vocabulary are read, if it has one.
 
     `params.drafter` is the weights of `head`.
     """
@@ -79,7 +85,8 @@ class HeadDrafter(Drafter):
     ) -> HeadState:
         features = self._features(prefill, prompt.tokens)
         batch, width, _ = features.shape
-        dtype = jax.tree.leaves(params.drafter)[0].dtype
+        leaves = jax.tree.leaves(params.drafter)
+        dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
         next_tokens = prompt.tokens[:, 1:]
@@ -87,11 +94,24 @@ class HeadDrafter(Drafter):
         length = prompt.length - 2  # one feature stays pending, so that no round is special
         cache = prefill_head(self.head, target, params, next_tokens, features, length, cache)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
+        drafted = params.drafter.get(DRAFT_TOKENS)
         return HeadState(
             cache=cache,
             pending=jnp.pad(last, ((0, 0), (0, self.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
+            lm_head=lookup(target.lm_head(params.target), drafted) if drafted is not None else None,
         )
+
+    def logits(
+        self, target: Target, params: Params, state: HeadState, hidden: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Q R"]:
+        """Returns the logits of the tokens that the head may draft."""
+        return target.logits(params.target, hidden, state.lm_head)
+
+    def among(self, target: Target, params: Params, draw: Draw) -> Draw:
+        """Returns the draws among the tokens that the head may draft."""
+        drafted = params.drafter.get(DRAFT_TOKENS)
+        return draw if drafted is None else draw.among(drafted, target.config.vocab_size)
 
     def update(
         self, target: Target, params: Params, state: HeadState, outcome: Outcome

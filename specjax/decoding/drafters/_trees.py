@@ -86,13 +86,13 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def check_widths(choices: Choices, vocab_size: int) -> None:
-    """Raises SpecjaxError if a node has more children than the target has tokens."""
+def check_widths(choices: Choices, num_drafted: int) -> None:
+    """Raises SpecjaxError if a node has more children than the head has tokens."""
     widest = max(level.width for level in levels_of(choices))
-    if widest > vocab_size:
+    if widest > num_drafted:
         raise SpecjaxError(
-            f"the tree choices ask for {widest} children of one node, but the target has only "
-            f"{vocab_size} tokens; ask for fewer"
+            f"the tree choices ask for {widest} children of one node, but the head drafts only "
+            f"{num_drafted} tokens; ask for fewer"
         )
 
 
@@ -130,11 +130,11 @@ def level_tree(
         if draw.sampling.needs_draft_probs:
             log_probs = draw.filtered(logits)
             scores = log_probs + draw.noise(position[:, None], log_probs.shape[-1])
-            level_probs.append(jnp.exp(log_probs))
+            level_probs.append(draw.spread(jnp.exp(log_probs)))
         else:
             scores = with_coupled_noise(logits, position, draw)
         best, ranked = best_tokens(scores, level.width)
-        tokens.append(ranked[:, level.parent, level.rank])
+        tokens.append(draw.tokens(ranked)[:, level.parent, level.rank])
         exists = best[:, level.parent, level.rank] > -jnp.inf
         valid.append(exists & is_real[:, level.parent])
         if len(level.fed) == 0:
@@ -200,12 +200,14 @@ def most_likely(
     logits = logits.astype(jnp.float32)
     if noise_share == 0 or not draw.sampling.noise_is_known:
         best, ranked = best_tokens(logits, k)
-        return best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), ranked
+        best = best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return best, draw.tokens(ranked)
     log_probs = jax.nn.log_softmax(with_coupled_noise(logits, position, draw), axis=-1)
     if noise_share < 1:
         without = jax.nn.log_softmax(logits, axis=-1) + math.log(1 - noise_share)
         log_probs = jnp.logaddexp(log_probs + math.log(noise_share), without)
-    return best_tokens(log_probs, k)
+    best, ranked = best_tokens(log_probs, k)
+    return best, draw.tokens(ranked)
 
 
 def best_of_pool(
@@ -337,13 +339,13 @@ class DepthTreeDrafter(Drafter):
 
     def check(self, target: Target, params: Any) -> None:
         check_head(self.head, target, params)
-        width, vocab_size = self.top_k, target.config.vocab_size
+        width, num_drafted = self.top_k, self.head.config.num_drafted
         if self.tree == "static":
             width = 1 + max(map(max, self.choices))
-        if width > vocab_size:
+        if width > num_drafted:
             raise SpecjaxError(
-                f"the tree asks for {width} children of one node, but the target has only "
-                f"{vocab_size} tokens; lower top_k, or give smaller choices"
+                f"the tree asks for {width} children of one node, but the head drafts only "
+                f"{num_drafted} tokens; lower top_k, or give smaller choices"
             )
 
     def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
@@ -380,11 +382,11 @@ class DepthTreeDrafter(Drafter):
         exists = best > -jnp.inf
         paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
         valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
-        tree = from_choices(context.root, ranked, choices)
+        tree = from_choices(context.root, draw.tokens(ranked), choices)
         draft_probs = None
         if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
             below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
-            draft_probs = jnp.take_along_axis(jnp.exp(log_probs), below, axis=1)
+            draft_probs = jnp.take_along_axis(draw.spread(jnp.exp(log_probs)), below, axis=1)
         tree = replace(
             tree,
             valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
@@ -402,10 +404,10 @@ class DepthTreeDrafter(Drafter):
         for depth, size in enumerate(sizes):
             position, count = context.length + depth, scores.shape[1]
             here = logits[:, depth : depth + 1]
-            own, ranked = most_likely(here, position, draw, self.noise_share, top_k)
+            own, best = most_likely(here, position, draw, self.noise_share, top_k)
             own = jnp.broadcast_to(own, (batch, count, top_k))
             below = (scores[:, :, None] + own).reshape(batch, -1)
-            tokens = jnp.tile(ranked[:, 0], (1, count))
+            tokens = jnp.tile(best[:, 0], (1, count))
             pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
             scores, chosen = lax.top_k(below, min(size, self.num_tokens - 1))
             place = chosen + sum(sizes[:depth])

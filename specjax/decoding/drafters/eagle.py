@@ -62,11 +62,12 @@ class Eagle(HeadDrafter):
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)
-        check_widths(self.choices, target.config.vocab_size)
+        check_widths(self.choices, self.head.config.num_drafted)
 
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
+        draw = self.among(target, params, draw)
         features, state = self.catch_up(target, params, state, context)
 
         def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
@@ -81,7 +82,7 @@ class Eagle(HeadDrafter):
             context,
             draw,
             (features, state.cache),
-            logits_below=lambda nodes, _: target.logits(params.target, nodes[0]),
+            logits_below=lambda nodes, _: self.logits(target, params, state, nodes[0]),
             feed=feed,
         )
         return Proposal(tree), replace(state, cache=cache)

@@ -64,10 +64,10 @@ class Eagle2(HeadDrafter):
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)
-        if self.top_k > target.config.vocab_size:
+        if self.top_k > self.head.config.num_drafted:
             raise SpecjaxError(
-                f"top_k {self.top_k} exceeds the target's vocabulary of "
-                f"{target.config.vocab_size} tokens; lower it"
+                f"top_k {self.top_k} exceeds the head's vocabulary of "
+                f"{self.head.config.num_drafted} tokens; lower it"
             )
 
     @property
@@ -92,6 +92,7 @@ class Eagle2(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
+        draw = self.among(target, params, draw)
         feature, state = self.catch_up(target, params, state, context)
         cache = state.cache
         batch, top_k = context.length.shape[0], self.top_k
@@ -101,18 +102,21 @@ class Eagle2(HeadDrafter):
         pool = []  # tokens, scores and parents of each depth
         for depth in range(self.max_depth):
             position = context.length + depth
-            scores, tokens = self._below(target, params, beam, position, draw)
+            logits = self.logits(target, params, state, beam.features)
+            own, best = most_likely(logits, position, draw, self.noise_share, top_k)
+            scores = (beam.scores[..., None] + own).reshape(batch, -1)
+            tokens = best.reshape(batch, -1)
             pool.append((tokens, scores, jnp.repeat(beam.place, top_k, axis=1)))
             if depth == self.max_depth - 1:
                 break
-            best, chosen = lax.top_k(scores, top_k)
+            kept, chosen = lax.top_k(scores, top_k)
             parent = (chosen // top_k)[..., None]
             above = jnp.take_along_axis(beam.features, parent, axis=1)
             seen = jnp.take_along_axis(visible, parent, axis=1)
             visible = jnp.concatenate([seen, itself], axis=2)
             fed = jnp.take_along_axis(tokens, chosen, axis=1)
             features, cache = self.feed(target, params, cache, fed, above, visible, position - 1)
-            beam = Beam(features, best, chosen + int(np.sum(self.pool_depth <= depth)))
+            beam = Beam(features, kept, chosen + int(np.sum(self.pool_depth <= depth)))
         tokens, scores, parents = (
             jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
         )
@@ -120,12 +124,3 @@ class Eagle2(HeadDrafter):
             context.root, tokens, scores, parents, self.pool_depth, self.num_nodes, top_k == 1
         )
         return Proposal(tree), replace(state, cache=cache)
-
-    def _below(
-        self, target: Target, params: Params, beam: Beam, position: Int[Array, " B"], draw: Draw
-    ) -> tuple[Float[Array, "B K"], Int[Array, "B K"]]:
-        """Returns scores and tokens of the best children of each node of the beam, in its order."""
-        logits = target.logits(params.target, beam.features)
-        own, ranked = most_likely(logits, position, draw, self.noise_share, self.top_k)
-        scores = beam.scores[..., None] + own
-        return scores.reshape(len(scores), -1), ranked.reshape(len(ranked), -1)

@@ -40,7 +40,8 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
         features, state = self.catch_up(target, params, state, context, num_masks=self.num_fed)
-        logits = target.logits(params.target, features)
+        logits = self.logits(target, params, state, features)
+        draw = self.among(target, params, draw)
         return Proposal(self.tree_of(logits, context, draw)), state
 
 

@@ -51,6 +51,7 @@ class EagleHead(LayeredHead):
     config: EagleConfig
 
     def setup(self):
+        self.add_draft_tokens()
         config = self.config.layers
         self.fc = Linear(config.hidden_size, self.config.fc_bias)
         self.layers = [

@@ -1,21 +1,23 @@
 """The common part of heads that have layers of their own over the text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, ArrayLike, Float, Int, Key
 
+from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.training_attention import KeysAndValues
 from specjax.models.layers import DecoderLayer, rotation_of
 from specjax.models.target import QueryRows, Target, causal_rows
 
+DRAFT_TOKENS = "draft_tokens"  # the name of a param
 Stream = tuple[KeysAndValues, ...]  # by layer
 
 
@@ -24,6 +26,7 @@ class LayeredConfig:
     """The shape of a head; `layers` has the target's vocabulary and hidden size."""
 
     layers: TransformerConfig
+    draft_vocab_size: int = field(default=0, kw_only=True)  # tokens that it drafts; 0: all
 
     @property
     def hidden_size(self) -> int:
@@ -33,11 +36,25 @@ class LayeredConfig:
     def vocab_size(self) -> int:
         return self.layers.vocab_size
 
+    @property
+    def num_drafted(self) -> int:
+        """The number of tokens that the head chooses from."""
+        return self.draft_vocab_size or self.vocab_size
+
 
 class LayeredHead(nn.Module):
-    """A head that reads tokens and features, in slots: slot t holds token t + 1."""
+    """A head that reads tokens and features, in slots: slot t holds token t + 1.
+
+    With a draft vocabulary, the param `draft_tokens` holds the tokens that it drafts, and the rest
+    of the LM head is not read: see `with_draft_tokens`.
+    """
 
     config: Any
+
+    def add_draft_tokens(self) -> None:
+        """Adds the param to a head with a draft vocabulary; for `setup`."""
+        if count := self.config.draft_vocab_size:
+            self.param(DRAFT_TOKENS, lambda key: jnp.arange(count, dtype=jnp.int32))
 
     @nn.nowrap
     def run(
@@ -77,7 +94,17 @@ class LayeredHead(nn.Module):
         rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
         cache = KVCache.create(self.config.layers, 1, 1)
         params = jax.jit(self.init)(key, rows, embedded, features, cache)["params"]
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return cast_floats(params, dtype)
+
+
+def with_draft_tokens(
+    head: Any, params: Mapping[str, Any], tokens: Int[ArrayLike, " R"]
+) -> tuple[Any, dict[str, Any]]:
+    """Returns a head that drafts these tokens only, which must differ; an empty list means all."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    others = {name: leaf for name, leaf in params.items() if name != DRAFT_TOKENS}
+    own = {DRAFT_TOKENS: tokens} if len(tokens) else {}
+    return type(head)(replace(head.config, draft_vocab_size=len(tokens))), others | own
 
 
 def layers_like(target: TransformerConfig, num_layers: int) -> TransformerConfig:

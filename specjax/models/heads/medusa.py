@@ -49,6 +49,11 @@ class MedusaConfig:
         """The number of depths that the heads predict."""
         return self.num_heads
 
+    @property
+    def num_drafted(self) -> int:
+        """The number of tokens that the heads choose from."""
+        return self.vocab_size
+
     @classmethod
     def for_target(
         cls,

@@ -90,6 +90,7 @@ class ParallelHead(LayeredHead):
     config: ParallelConfig
 
     def setup(self):
+        self.add_draft_tokens()
         layers, reads_features = self.config.layers, self.config.reads_features
         self.mask_embeddings = Embedding(replace(layers, vocab_size=self.config.num_masks))
         if reads_features:

@@ -23,6 +23,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
 from specjax.models.config import CHECK, TransformerConfig
 from specjax.models.families import config_from, config_values, llama
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.huggingface import ROTARY_BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.shapes import expected_shapes, shape_mismatches
@@ -58,10 +59,11 @@ def count(pattern: str) -> Callable[[Shapes], int]:
     )
 
 
-def rows(pattern: str) -> Callable[[Shapes], int | None]:
-    """Returns the number of rows of the first tensor with such a name; None without one."""
+def rows(pattern: str, absent: int | None = None) -> Callable[[Shapes], int | None]:
+    """Returns the number of rows of the first tensor with such a name; `absent` without one."""
     return lambda shapes: next(
-        (shape[0] for name, shape in shapes.items() if shape and re.fullmatch(pattern, name)), None
+        (shape[0] for name, shape in shapes.items() if shape and re.fullmatch(pattern, name)),
+        absent,
     )
 
 
@@ -283,7 +285,9 @@ def load_head(
         except SpecjaxError as error:
             raise SpecjaxError(f"{path}: {error}") from None
         wanted = _tensors_of(folder, format, head, values, stored)
-        return head, read_params(wanted, dtype, f"Loading {folder.name}", progress)
+        params = read_params(wanted, dtype, f"Loading {folder.name}", progress)
+        _check_draft_tokens(folder, params.get(DRAFT_TOKENS), target.vocab_size)
+        return head, params
 
 
 def _own_tensors(
@@ -297,6 +301,17 @@ def _own_tensors(
     unused += [names for key, names in format.ignored_if.items() if values.get(key) is True]
     is_unused = re.compile("|".join(f"(?:{each})" for each in unused)).fullmatch
     return {name: tensor for name, tensor in named.items() if not is_unused(name)}
+
+
+def _check_draft_tokens(folder: Path, tokens: Array | None, vocab_size: int) -> None:
+    if tokens is None:
+        return
+    found = np.unique(tokens)
+    if len(found) < len(tokens) or found[0] < 0 or found[-1] >= vocab_size:
+        raise SpecjaxError(
+            f"{folder}: {DRAFT_TOKENS} are not different tokens below {vocab_size}; download the "
+            "head again"
+        )
 
 
 def _check_size(place: str, key: str, size: Any, expected: int) -> None:
@@ -356,7 +371,7 @@ def _tensors_of(
         zeros = {name: partial(np.zeros, expected[name], np.float32) for name in optional}
         absent = {each: StoredTensor(each, expected[each], "F32", zeros[each]) for each in optional}
         stored = {**stored, **absent}
-    check_weights(folder, stored, expected)
+    check_weights(folder, stored, expected, (DRAFT_TOKENS,))
     wanted: dict[str, StoredTensor] = {}
     for name, path in paths.items():
         first = wanted.setdefault(path, stored[name])

@@ -23,9 +23,10 @@ from safetensors.numpy import save_file
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder
+from specjax.core.pytree import cast_floats
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values, llama
-from specjax.models.io.weights import FLOATS, StoredTensor, import_torch, stored_tensors
+from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
 from specjax.models.precision import default_dtype
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shapes_of
 from specjax.models.transformer import Transformer
@@ -152,7 +153,7 @@ def write_weights(
     )
     with new_folder(folder) as unfinished:
         tensors = {
-            name: np.ascontiguousarray(jnp.asarray(leaf).astype(dtype))
+            name: np.ascontiguousarray(cast_floats(jnp.asarray(leaf), dtype))
             for name, leaf in leaves.items()
         }
         weights_file, config_file = unfinished / file, unfinished / "config.json"
@@ -172,18 +173,26 @@ def _to_torch(torch: Any, array: np.ndarray) -> Any:
 
 
 def check_weights(
-    folder: Path, found: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
+    folder: Path,
+    found: Mapping[str, StoredTensor],
+    expected: Mapping[str, tuple[int, ...]],
+    integers: Sequence[str] = (),
 ) -> None:
     """Raises SpecjaxError, naming `folder`, unless the tensors are floats of the expected shapes.
 
-    Reports all errors at once, from the headers alone.
+    Those named `integers` are whole numbers instead. Reports all errors at once, from the headers
+    alone.
     """
     if wrong := mismatches({name: each.shape for name, each in found.items()}, expected):
         raise SpecjaxError(
             f"{folder}: the weights do not fit config.json; {wrong}; "
             "check that both belong together, or download the checkpoint again"
         )
-    odd = [f"{name} ({found[name].dtype})" for name in expected if found[name].dtype not in FLOATS]
+    odd = [
+        f"{name} ({found[name].dtype})"
+        for name in expected
+        if found[name].dtype not in (INTEGERS if name in integers else FLOATS)
+    ]
     if odd:
         raise SpecjaxError(
             f"{folder}: quantised weights are not supported: {first_few(odd)}; "
@@ -194,12 +203,12 @@ def check_weights(
 def read_params(
     tensors: Mapping[str, StoredTensor], dtype: DTypeLike, title: str, progress: bool
 ) -> dict[str, Any]:
-    """Reads tensors, keyed by the paths of params, into nested params of this dtype."""
+    """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype."""
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
     with _progress_bar(title, total, progress) as advance:
         for path, tensor in tensors.items():
-            flat[path] = jnp.array(tensor.read()).astype(dtype)
+            flat[path] = cast_floats(jnp.array(tensor.read()), dtype)
             advance(tensor.num_bytes)
     return unflatten_dict(flat, sep=".")
 

@@ -29,19 +29,21 @@ FLOATS = {  # by their names in safetensors
     "BF16": jnp.dtype("bfloat16"),
 }
 
+INTEGERS = {"I32": jnp.dtype("int32"), "I64": jnp.dtype("int64")}
+
 
 class StoredTensor(NamedTuple):
     """One tensor of a weight file; `read` loads it."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # a key of `FLOATS`, or the file's name for another dtype
+    dtype: str  # a key of `FLOATS` or `INTEGERS`, or the file's name for another dtype
     read: Callable[[], np.ndarray]
 
     @property
     def num_bytes(self) -> int:
-        """The size in memory; defined only for the dtypes of `FLOATS`."""
-        return math.prod(self.shape) * FLOATS[self.dtype].itemsize
+        """The size in memory; defined only for those dtypes."""
+        return math.prod(self.shape) * (FLOATS | INTEGERS)[self.dtype].itemsize
 
 
 def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
@@ -113,7 +115,7 @@ def _from_safetensors(path: Path) -> list[StoredTensor]:
 
 def _from_torch(path: Path) -> list[StoredTensor]:
     torch = import_torch(path)
-    codes = {getattr(torch, kind.name): code for code, kind in FLOATS.items()}
+    codes = {getattr(torch, kind.name): code for code, kind in (FLOATS | INTEGERS).items()}
 
     def tensor_of(name: str, tensor: Any) -> StoredTensor:
         def read() -> np.ndarray:

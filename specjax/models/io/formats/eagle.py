@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, has
+from specjax.models.heads.layered import DRAFT_TOKENS
+from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, has, rows
 
 FC_BIAS = "fc.bias"
 
@@ -55,7 +56,7 @@ EAGLE = HeadFormat(
     signs=Signs("an EAGLE, EAGLE-2 or HASS head", tensors=r"fc\..+"),
     module=EagleHead,
     config=EagleConfig,
-    fields={"fc_bias": has(r"fc\.bias")},
+    fields={"fc_bias": has(r"fc\.bias"), "draft_vocab_size": rows(DRAFT_TOKENS, 0)},
     keys={"bias": "fc_bias"},
     names=((Names("layers_{}.", "layers.{}."), Names("", "")),),
     layouts={
