@@ -19,7 +19,7 @@ from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
 
 FULL_PRECISION = lax.Precision.HIGHEST
-Rotation = tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]  # cosine and sine
+Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
 
@@ -345,7 +345,7 @@ def rotation_of(
 def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N Q H"]:
     """Applies rotary embedding in the half-split layout: pair i is (x[i], x[i + R/2]).
 
-    R is the width of the rotation; what a head has beyond it stays as it is.
+    What a head has beyond the width R of the rotation stays as it is.
     """
     cosine, sine = (part.astype(x.dtype) for part in rotation)
     if (width := cosine.shape[-1]) < x.shape[-1]:

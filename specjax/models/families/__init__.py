@@ -88,10 +88,11 @@ def config_values(config: TransformerConfig) -> dict[str, Any]:
         values["layer_types"] = types
     eos = list(config.eos_token_id)
     values["eos_token_id"] = (eos if len(eos) > 1 else eos[0]) if eos else None
+    if not config.variant.has_learned_positions:
+        values |= config.rope.to_huggingface()
     values |= {
         "architectures": [family.architecture],
         "hidden_act": config.variant.hidden_act,
-        **config.rope.to_huggingface(),
         **family.written(config),
     }
     return {family.keys.get(name, name): value for name, value in values.items()}

@@ -78,7 +78,8 @@ def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _written_2(config: TransformerConfig) -> dict[str, Any]:
-    return {name: getattr(config.variant, name) for name in SCORES}
+    values = {name: getattr(config.variant, name) for name in SCORES}
+    return values | {SCORES[0]: round(values[SCORES[0]])}  # a whole number to transformers
 
 
 def _written_3(config: TransformerConfig) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def read(values: Mapping[str, Any]) -> TransformerConfig:
 
 def _written(config: TransformerConfig) -> dict[str, Any]:
     original = config.rope.original_max_position_embeddings
-    return {"original_max_position_embeddings": original} if original else {}
+    given = {"original_max_position_embeddings": original} if original else {}
+    return given | {"pad_token_id": None}  # the default may be outside the vocabulary
 
 
 FAMILY = Family(

@@ -27,6 +27,7 @@ def _written(config: TransformerConfig) -> dict[str, Any]:
     return {
         "no_rope_layers": has_rope,
         "use_sliding_window": config.sliding_window is not None,
+        "pad_token_id": None,  # the default may be outside the vocabulary
     }
 
 
