@@ -43,7 +43,7 @@ def model(request, tmp_path_factory) -> Model:
     if "n_positions" not in settings:
         settings = settings | {"max_position_embeddings": 128}
     theirs = checkpoints.build(request.param, **settings)
-    folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs)
+    folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs, shard_size="20KB")
     config = read_config(folder)
     return Model(theirs, config, load_transformer(folder, config, jnp.float32))
 
