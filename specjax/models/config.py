@@ -94,7 +94,7 @@ class Rope:
 
         `can_be_partial`: the family's models may rotate a part of each head.
         """
-        scaling = _object(values, "rope_scaling") | _object(values, "rope_parameters")
+        scaling = json_object(values, "rope_scaling") | json_object(values, "rope_parameters")
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in ROPE_TYPES:
             raise SpecjaxError(
@@ -155,7 +155,7 @@ class Variant:
     has_post_norms: bool = False  # also after attention and feed-forward, before the residual
     has_output_bias: bool = True  # `attention_bias` is also that of o_proj
     has_learned_positions: bool = False  # added to the embeddings, in place of RoPE
-    embedding_scale: float = 1.0
+    has_scaled_embeddings: bool = False  # by the root of hidden_size
     query_pre_attn_scalar: float | None = None  # attention scores are divided by its root
     attn_logit_softcapping: float | None = None  # see `layers.soft_cap`
     final_logit_softcapping: float | None = None
@@ -245,7 +245,8 @@ def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)
 
 
-def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the object of this name, {} if it is absent; raises SpecjaxError if it is none."""
     value = values.get(name) or {}
     if not isinstance(value, Mapping):
         raise SpecjaxError(f"{name} {value!r} is not an object; {CHECK}")

@@ -105,8 +105,10 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def _embedded(self, table: Float[Array, "V D"], tokens: Int[Array, "..."]):
-        embedded, scale = lookup(table, tokens), self.config.variant.embedding_scale
-        return embedded if scale == 1.0 else embedded * jnp.asarray(scale, table.dtype)
+        embedded = lookup(table, tokens)
+        if not self.config.variant.has_scaled_embeddings:
+            return embedded
+        return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
 
     @nn.nowrap
     def _projected(self, x: Float[Array, "... D"], table: Float[Array, "V D"]):

@@ -213,7 +213,7 @@ REFUSED_CONFIGS = [
     ("eagle", {"hydra_num_heads": 4}, "describes a Hydra head"),
     ("eagle", {"num_masks": 4}, "describes a ParallelSpec head"),
     ("eagle", {"model_type": "falcon"}, ": model_type 'falcon' is not supported"),
-    ("eagle", {"model_type": "gemma2"}, ": layers of gemma2 in a head are not supported"),
+    ("eagle", {"model_type": "gemma2"}, ": layers of gemma2 with hidden_act"),
     ("eagle", {"vocab_size": ...}, ": there is no 'vocab_size'"),
     ("eagle", {"bias": "yes"}, ": bias is 'yes', but False according to the weights; correct it"),
     ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),

@@ -71,7 +71,7 @@ def read_common(
         KeyError: if a field is missing.
     """
     activation, heads = values.get("hidden_act", "silu"), values["num_attention_heads"]
-    if activation not in ACTIVATIONS:
+    if activation not in tuple(ACTIVATIONS):
         raise SpecjaxError(
             f"hidden_act {activation!r} is not supported; specjax supports {', '.join(ACTIVATIONS)}"
         )

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.models.config import FULL, SLIDING, Rope, TransformerConfig
+from specjax.models.config import (
+    FULL,
+    SLIDING,
+    Rope,
+    TransformerConfig,
+    json_object,
+    whole_number,
+)
 from specjax.models.families.family import (
     LLAMA_NAMES,
     Family,
@@ -47,7 +54,7 @@ def _variant(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "norm": "rms_plus_one",
         "has_post_norms": True,
-        "embedding_scale": values["hidden_size"] ** 0.5,
+        "has_scaled_embeddings": True,
         **{name: values[name] for name in SCORES},
     }
 
@@ -62,11 +69,11 @@ def read_gemma2(values: Mapping[str, Any]) -> TransformerConfig:
 def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; RoPE is under two new keys, or in several old ones."""
     no_bidirectional(values)
-    period = values.get("sliding_window_pattern") or 6
+    period = whole_number("sliding_window_pattern", values.get("sliding_window_pattern") or 6)
     layers = windows(values, lambda layer: (layer + 1) % period != 0, values["sliding_window"])
-    given = values.get("rope_parameters") or {}
+    given = json_object(values, "rope_parameters")
     ropes = {
-        FULL: {"rope_theta": values["rope_theta"], **(values.get("rope_scaling") or {})},
+        FULL: {"rope_theta": values["rope_theta"], **json_object(values, "rope_scaling")},
         SLIDING: {"rope_theta": values["rope_local_base_freq"]},
     }
     rope, sliding_rope = (

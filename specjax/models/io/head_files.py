@@ -342,6 +342,7 @@ def _layers(values: Mapping[str, Any], layer_keys: Mapping[str, str]) -> Transfo
     kind = llama.MODEL_TYPE if kind in ("qwen2", "qwen3") else kind
     layers = config_from({**values, **renamed, "model_type": kind})
     if layers.variant != Variant():
+        kind = f"{kind} with hidden_act {layers.variant.hidden_act!r}"
         raise SpecjaxError(f"layers of {kind} in a head are not supported; give a head of Llama's")
     return replace(layers, sliding_window=None)
 
