@@ -36,7 +36,12 @@ FAMILIES = {  # a tiny model of each, with all that is its own
     | {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt_bigcode": GPT_BIGCODE | {"activation_function": "gelu"},
     "starcoder2": WINDOW,
-    "phi3": {"sliding_window": 12, "pad_token_id": 0},
+    "phi3": {
+        "sliding_window": 12,
+        "rope_scaling": {"type": "longrope"} | LONG,
+        "original_max_position_embeddings": 90,
+        "pad_token_id": 0,
+    },
     "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
 }
 

@@ -17,11 +17,7 @@ from tests.models import checkpoints
 
 TEXT_LENGTH = 24
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-PHI3 = {
-    "kind": "phi3",
-    "pad_token_id": 0,
-    "rope_scaling": {"type": "longrope", **checkpoints.LONG},
-}
+PHI3 = {"kind": "phi3"} | checkpoints.FAMILIES["phi3"]
 CASES = {
     "llama": {},
     "grouped queries, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
