@@ -111,11 +111,3 @@ def windows(
     layers = range(whole_number("num_hidden_layers", values["num_hidden_layers"]))
     types = values.get("layer_types") or [SLIDING if is_sliding(at) else FULL for at in layers]
     return {"sliding_window": window, "layer_types": tuple(types)}
-
-
-def no_bidirectional(values: Mapping[str, Any]) -> None:
-    """Raises SpecjaxError for a model whose tokens see those after them."""
-    if values.get("use_bidirectional_attention"):
-        raise SpecjaxError(
-            "use_bidirectional_attention is not supported; use a model that generates text"
-        )

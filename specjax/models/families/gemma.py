@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.core.errors import SpecjaxError
 from specjax.models.config import (
     FULL,
     SLIDING,
@@ -14,7 +15,6 @@ from specjax.models.config import (
 from specjax.models.families.family import (
     LLAMA_NAMES,
     Family,
-    no_bidirectional,
     read_common,
     windows,
 )
@@ -51,6 +51,10 @@ DEFAULTS_3 = {
 
 
 def _variant(values: Mapping[str, Any]) -> dict[str, Any]:
+    if values.get("use_bidirectional_attention"):
+        raise SpecjaxError(
+            "use_bidirectional_attention is not supported; use a model that generates text"
+        )
     return {
         "norm": "rms_plus_one",
         "has_post_norms": True,
@@ -61,14 +65,12 @@ def _variant(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_gemma2(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; see `read_common`."""
-    no_bidirectional(values)
     layers = windows(values, lambda layer: layer % 2 == 0, values["sliding_window"])
     return read_common(values, _variant(values), **layers)
 
 
 def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; RoPE is under two new keys, or in several old ones."""
-    no_bidirectional(values)
     period = whole_number("sliding_window_pattern", values.get("sliding_window_pattern") or 6)
     layers = windows(values, lambda layer: (layer + 1) % period != 0, values["sliding_window"])
     given = json_object(values, "rope_parameters")
