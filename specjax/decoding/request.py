@@ -72,3 +72,11 @@ def check_length(prompt_length: int, max_new_tokens: int, config: TransformerCon
             f"{config.longest_text} positions (max_position_embeddings); ask for at most "
             f"{max(config.longest_text - prompt_length, 0)} new tokens or shorten the prompt"
         )
+    switch = config.rope.original_max_position_embeddings
+    is_long = prompt_length + max_new_tokens > switch
+    if config.rope.rope_type == "longrope" and prompt_length <= switch and is_long:
+        raise SpecjaxError(
+            f"{prompt_length} prompt tokens + {max_new_tokens} new ones pass {switch} positions, "
+            "where LongRoPE changes its table (original_max_position_embeddings); ask for at most "
+            f"{switch - prompt_length} new tokens, or give a prompt longer than {switch}"
+        )

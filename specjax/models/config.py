@@ -16,29 +16,50 @@ from jaxtyping import Array, Float, Int
 from specjax.core.errors import SpecjaxError
 
 CHECK = "check the config"
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+ROPE_TYPES = {  # with the keys that each needs
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
 SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: its base, and how it is scaled to longer texts."""
+    """Rotary position embedding: its base, and how it is scaled to longer texts.
+
+    The scaling `longrope` has one table of frequencies for texts up to the original length and one
+    for longer ones. The prompt alone chooses, so that a text keeps its table: cached keys are not
+    rotated again.
+    """
 
     rope_type: str = "default"
     rope_theta: float = 10000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0  # llama3: the length before scaling
+    original_max_position_embeddings: int = 0  # llama3, longrope: the length before scaling
+    short_factor: tuple[float, ...] = ()  # longrope: divisors of the frequencies of short texts
+    long_factor: tuple[float, ...] = ()
+    attention_factor: float = 1.0  # longrope: of cosine and sine
+    partial_rotary_factor: float = 1.0  # the share of a head that is rotated
 
     def inverse_frequencies(
         self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, "B Q"]
     ) -> Float[Array, "#B #Q F"]:
-        """Returns the radians per position of each rotary pair, float32; F = head_dim / 2.
+        """Returns the radians per position of each rotary pair, float32; F pairs are rotated.
 
-        `text_length` is the length of the text when a row is computed. Only `dynamic` reads it: its
-        base grows with the part beyond `max_position_embeddings`.
+        `text_length` is the length of the text when a row is computed; with `longrope`, that of the
+        prompt. The base of `dynamic` grows with the part beyond `max_position_embeddings`.
         """
+        head_dim = int(head_dim * self.partial_rotary_factor)
         exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         if self.rope_type == "dynamic":
             length = jnp.maximum(text_length, max_position_embeddings).astype(jnp.float32)
@@ -51,6 +72,13 @@ class Rope:
             frequencies = frequencies / self.factor
         elif self.rope_type == "llama3":
             frequencies = self._llama3(frequencies)
+        elif self.rope_type == "longrope":
+            short, long = (
+                jnp.asarray(frequencies / np.asarray(each), jnp.float32)
+                for each in (self.short_factor, self.long_factor)
+            )
+            is_long = text_length > self.original_max_position_embeddings
+            return jnp.where(is_long[..., None], long, short)
         return jnp.asarray(frequencies[None, None], jnp.float32)
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
@@ -61,49 +89,83 @@ class Rope:
         return keep * frequencies + (1 - keep) * frequencies / self.factor
 
     @classmethod
-    def from_huggingface(cls, values: Mapping[str, Any]) -> "Rope":
-        """Reads the new key `rope_parameters`, or the old `rope_theta` and `rope_scaling`."""
-        scaling = _object(values, "rope_scaling") | _object(values, "rope_parameters")
+    def from_huggingface(cls, values: Mapping[str, Any], can_be_partial: bool = False) -> "Rope":
+        """Reads the new key `rope_parameters`, or the old `rope_theta` and `rope_scaling`.
+
+        `can_be_partial`: the family's models may rotate a part of each head.
+        """
+        scaling = json_object(values, "rope_scaling") | json_object(values, "rope_parameters")
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in ROPE_TYPES:
             raise SpecjaxError(
                 f"RoPE type {kind!r} is not supported; specjax supports {', '.join(ROPE_TYPES)}"
             )
-        if values.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
+        share = values.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0
+        if share != 1.0 and not can_be_partial:
             raise SpecjaxError(
                 "partial_rotary_factor is not supported; use a checkpoint with full rotary heads"
             )
         theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
-        names = [each.name for each in dataclasses.fields(cls)[2:]]
-        needed = {"default": [], "llama3": names}.get(kind, ["factor"])
+        if kind == "longrope":
+            scaling |= _longrope(values, scaling)
+        names = [each.name for each in dataclasses.fields(cls)[2:-1]]
         extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
-        if missing := [name for name in needed if name not in extras]:
+        if missing := [name for name in ROPE_TYPES[kind] if name not in extras]:
             raise SpecjaxError(
                 f"RoPE type {kind!r} needs {missing[0]!r} in rope_scaling; add it to config.json"
             )
-        return cls(rope_type=kind, **declared_fields(cls, {"rope_theta": theta} | extras))
+        given = {"rope_theta": theta, "partial_rotary_factor": share} | extras
+        return cls(rope_type=kind, **declared_fields(cls, given))
 
     def to_huggingface(self) -> dict[str, Any]:
         """Returns both the new and the old keys, for new and old readers."""
-        if self.rope_type == "default":
-            parameters: dict[str, Any] = {"rope_type": "default"}
-        else:
-            parameters = {"rope_type": self.rope_type, "factor": self.factor}
-        if self.rope_type == "llama3":
-            for each in dataclasses.fields(self)[3:]:
-                parameters[each.name] = getattr(self, each.name)
+        parameters: dict[str, Any] = {"rope_type": self.rope_type}
+        for name in ROPE_TYPES[self.rope_type]:
+            value = getattr(self, name)
+            parameters[name] = list(value) if isinstance(value, tuple) else value
+        if self.rope_type == "longrope":
+            parameters["attention_factor"] = self.attention_factor
         scaling = None if self.rope_type == "default" else dict(parameters)
         parameters["rope_theta"] = self.rope_theta
-        return {
-            "rope_theta": self.rope_theta,
-            "rope_scaling": scaling,
-            "rope_parameters": parameters,
-        }
+        values = {"rope_theta": self.rope_theta, "rope_scaling": scaling}
+        if self.partial_rotary_factor != 1.0:
+            share = {"partial_rotary_factor": self.partial_rotary_factor}
+            values, parameters = values | share, parameters | share
+        return values | {"rope_parameters": parameters}
+
+
+def _longrope(values: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the original length and the factor of cosine and sine, given or derived."""
+    longest = whole_number("max_position_embeddings", values["max_position_embeddings"])
+    name = "original_max_position_embeddings"
+    original = whole_number(name, values.get(name) or scaling.get(name) or longest)
+    stretch = scaling.get("factor") or longest / original
+    derived = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return {name: original, "attention_factor": scaling.get("attention_factor") or derived}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The ways in which a family differs from Llama; the defaults are Llama's."""
+
+    hidden_act: str = "silu"  # a key of `layers.ACTIVATIONS`
+    has_gate: bool = True  # False: `down(act(up(x)))`
+    norm: str = "rms"  # a key of `layers.NORMS`
+    has_qk_norm: bool = False  # of each head's query and key, before they are rotated
+    has_post_norms: bool = False  # also after attention and feed-forward, before the residual
+    has_output_bias: bool = True  # `attention_bias` is also that of o_proj
+    has_learned_positions: bool = False  # added to the embeddings, in place of RoPE
+    has_scaled_embeddings: bool = False  # by the root of hidden_size
+    query_pre_attn_scalar: float | None = None  # attention scores are divided by its root
+    attn_logit_softcapping: float | None = None  # see `layers.soft_cap`
+    final_logit_softcapping: float | None = None
+    sliding_rope: Rope | None = None  # of the layers with a sliding window; None: as the others
+    layers_without_rope: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The shapes and the arithmetic of one Llama-family model."""
+    """The shapes and the arithmetic of one model."""
 
     vocab_size: int
     hidden_size: int
@@ -113,7 +175,7 @@ class TransformerConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = 1e-6  # of norms of any kind
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -123,6 +185,7 @@ class TransformerConfig:
     model_type: str = "llama"
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
+    variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self):
         if self.head_dim % 2:
@@ -137,6 +200,13 @@ class TransformerConfig:
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} "
                 f"layers; {CHECK}"
             )
+        pairs = int(self.head_dim * self.rope.partial_rotary_factor) // 2
+        for factors in (self.rope.short_factor, self.rope.long_factor):
+            if len(factors) not in (0, pairs):
+                raise SpecjaxError(
+                    f"a factor of LongRoPE has {len(factors)} entries for {pairs} rotated pairs; "
+                    f"{CHECK}"
+                )
         if unknown := set(self.layer_types) - {SLIDING, FULL}:
             raise SpecjaxError(
                 f"layer_types has {sorted(unknown)[0]!r}; specjax supports {SLIDING!r} and {FULL!r}"
@@ -155,6 +225,14 @@ class TransformerConfig:
             return None
         return self.sliding_window
 
+    def rope_of(self, layer: int) -> Rope | None:
+        """Returns the rotary embedding of a layer; None: it does not rotate."""
+        if self.variant.has_learned_positions or layer in self.variant.layers_without_rope:
+            return None
+        if self.variant.sliding_rope is not None and self.window_of(layer) is not None:
+            return self.variant.sliding_rope
+        return self.rope
+
 
 def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the EOS tokens in the content of a `config.json` or `generation_config.json`.
@@ -167,7 +245,8 @@ def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)
 
 
-def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the object of this name, {} if it is absent; raises SpecjaxError if it is none."""
     value = values.get(name) or {}
     if not isinstance(value, Mapping):
         raise SpecjaxError(f"{name} {value!r} is not an object; {CHECK}")
@@ -183,8 +262,11 @@ def declared_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _field(name: str, value: Any, kind: Any) -> Any:
     if kind is int or (kind == int | None and value is not None):
         return whole_number(name, value, minimum=0 if name == "bos_token_id" else 1)
-    if kind is float:
+    if kind is float or (kind == float | None and value is not None):
         return _positive(name, value)
+    if kind == tuple[float, ...]:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_positive(name, each) for each in items)
     if kind is bool and not isinstance(value, bool):
         raise SpecjaxError(f"{name} {value!r} is not true or false; {CHECK}")
     return value

@@ -6,6 +6,8 @@ norms, softmax and logits are float32. Float32 products run at full precision on
 rounding depends on the number of rows, so the text would depend on it too.
 """
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.cache import write_slots
-from specjax.models.config import TransformerConfig
+from specjax.models.config import Rope, TransformerConfig
 
 FULL_PRECISION = lax.Precision.HIGHEST
-Rotation = tuple[Float[Array, "B 1 Q H"], Float[Array, "B 1 Q H"]]  # cosine and sine
+Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
 
@@ -43,11 +45,60 @@ class RMSNorm(nn.Module):
     epsilon: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
         return jnp.broadcast_to(weight, x.shape) * wide.astype(weight.dtype)
+
+
+class PlusOneRMSNorm(nn.Module):
+    """A root-mean-square norm whose weight is added to 1, in float32 to the end."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        weight = self.param("weight", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        scale = 1 + weight.astype(jnp.float32)
+        return (jnp.broadcast_to(scale, x.shape) * wide).astype(weight.dtype)
+
+
+class LayerNorm(nn.Module):
+    """A layer norm with bias, computed in float32."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        scale, shift = (jnp.broadcast_to(each, x.shape) for each in (weight, bias))
+        return (scale.astype(jnp.float32) * wide + shift).astype(weight.dtype)
+
+
+NORMS = {"rms": RMSNorm, "rms_plus_one": PlusOneRMSNorm, "layer": LayerNorm}
+
+
+def norm_of(config: TransformerConfig, name: str | None = None) -> nn.Module:
+    """Returns a norm of the kind that the model has."""
+    return NORMS[config.variant.norm](config.rms_norm_eps, name=name)
+
+
+def _gelu(x: Float[Array, "..."], approximate: bool) -> Float[Array, "..."]:
+    return jax.nn.gelu(x.astype(jnp.float32), approximate).astype(x.dtype)
+
+
+ACTIVATIONS = {
+    "silu": nn.silu,
+    "gelu": partial(_gelu, approximate=False),
+    "gelu_pytorch_tanh": partial(_gelu, approximate=True),
+}
 
 
 class Embedding(nn.Module):
@@ -87,10 +138,12 @@ class Attention(nn.Module):
         self.q_proj = Linear(config.num_attention_heads * config.head_dim, bias)
         self.k_proj = Linear(groups, bias)
         self.v_proj = Linear(groups, bias)
-        self.o_proj = Linear(config.hidden_size, bias)
+        self.o_proj = Linear(config.hidden_size, bias and config.variant.has_output_bias)
+        if config.variant.has_qk_norm:
+            self.q_norm, self.k_norm = norm_of(config), norm_of(config)
 
     def query_key_value(
-        self, x: Float[Array, "B Q D"], rotation: Rotation
+        self, x: Float[Array, "B Q D"], rotation: Rotation | None
     ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B K Q H"], Float[Array, "B K Q H"]]:
         """Returns query, key and value, heads first; rotates query and key to their positions."""
 
@@ -98,6 +151,10 @@ class Attention(nn.Module):
             return y.reshape(*y.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
 
         query, key, value = (heads_first(of(x)) for of in (self.q_proj, self.k_proj, self.v_proj))
+        if self.config.variant.has_qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if rotation is None:
+            return query, key, value
         return rotate(query, rotation), rotate(key, rotation), value
 
     def merge(self, mixed: Float[Array, "B A Q H"]) -> Float[Array, "B Q D"]:
@@ -108,7 +165,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B Q D"],
-        rotation: Rotation,
+        rotation: Rotation | None,
         keys: Float[Array, "B K S H"],
         values: Float[Array, "B K S H"],
         start: Int[Array, " B"],
@@ -123,21 +180,29 @@ class Attention(nn.Module):
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
         values = write_slots(values, value, start, axis=2)
-        mixed, weights = attend(query, keys, values, visible)
+        variant = self.config.variant
+        scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
+        scale = None if scalar is None else scalar**-0.5
+        mixed, weights = attend(query, keys, values, visible, scale, softcap)
         return self.merge(mixed), weights, keys, values
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate."""
 
     config: TransformerConfig
 
     @nn.compact
     def __call__(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         width, bias = self.config.intermediate_size, self.config.mlp_bias
-        gate = Linear(width, bias, name="gate_proj")(x)
-        up = Linear(width, bias, name="up_proj")(x)
-        return Linear(x.shape[-1], bias, name="down_proj")(nn.silu(gate) * up)
+        activation = ACTIVATIONS[self.config.variant.hidden_act]
+        if self.config.variant.has_gate:
+            gate = Linear(width, bias, name="gate_proj")(x)
+            up = Linear(width, bias, name="up_proj")(x)
+            inner = activation(gate) * up
+        else:
+            inner = activation(Linear(width, bias, name="up_proj")(x))
+        return Linear(x.shape[-1], bias, name="down_proj")(inner)
 
 
 class DecoderLayer(nn.Module):
@@ -148,10 +213,13 @@ class DecoderLayer(nn.Module):
 
     def setup(self):
         if self.has_input_norm:
-            self.input_layernorm = RMSNorm(self.config.rms_norm_eps)
+            self.input_layernorm = norm_of(self.config)
         self.self_attn = Attention(self.config)
-        self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps)
+        self.post_attention_layernorm = norm_of(self.config)
         self.mlp = FeedForward(self.config)
+        if self.config.variant.has_post_norms:
+            self.attention_output_norm = norm_of(self.config)
+            self.mlp_output_norm = norm_of(self.config)
 
     def normed(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Returns the rows after the input norm, if the layer has one."""
@@ -161,6 +229,9 @@ class DecoderLayer(nn.Module):
         self, x: Float[Array, "B Q D"], mixed: Float[Array, "B Q D"]
     ) -> Float[Array, "B Q D"]:
         """Applies the rest of the layer, with both residuals."""
+        if self.config.variant.has_post_norms:
+            x = x + self.attention_output_norm(mixed)
+            return x + self.mlp_output_norm(self.mlp(self.post_attention_layernorm(x)))
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -240,26 +311,45 @@ def lookup(table: Float[Array, "V D"], tokens: Int[Array, "..."]) -> Float[Array
     return lax.platform_dependent(table, tokens, cpu=as_bits, default=lambda table, at: table[at])
 
 
+def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Bounds `x` smoothly to (-cap, cap); None leaves it as it is."""
+    return x if cap is None else jnp.tanh(x / cap) * cap
+
+
 def rotation_of(
-    positions: Int[Array, "B Q"], config: TransformerConfig, prompt_length: Int[Array, " B"]
+    positions: Int[Array, "B Q"],
+    config: TransformerConfig,
+    prompt_length: Int[Array, " B"],
+    rope: Rope | None = None,
 ) -> Rotation:
     """Returns the cosine and sine of each row's rotary angles, float32, shared by all heads.
 
     The prompt is read at once and every later token by itself, as in `transformers`, so a rotation
-    does not depend on what else a pass reads.
+    does not depend on what else a pass reads. `rope` is the config's by default.
     """
-    text_length = jnp.maximum(prompt_length[:, None], positions + 1)
-    frequencies = config.rope.inverse_frequencies(
+    rope = rope or config.rope
+    text_length = prompt_length[:, None]
+    if rope.rope_type != "longrope":
+        text_length = jnp.maximum(text_length, positions + 1)
+    frequencies = rope.inverse_frequencies(
         config.head_dim, config.max_position_embeddings, text_length
     )
     angles = positions[:, None, :, None].astype(jnp.float32) * frequencies[:, None]
     angles = jnp.concatenate([angles, angles], axis=-1)
-    return jnp.cos(angles), jnp.sin(angles)
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    if rope.attention_factor != 1.0:
+        cosine, sine = cosine * rope.attention_factor, sine * rope.attention_factor
+    return cosine, sine
 
 
 def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N Q H"]:
-    """Applies rotary embedding in the half-split layout: pair i is (x[i], x[i + H/2])."""
+    """Applies rotary embedding in the half-split layout: pair i is (x[i], x[i + R/2]).
+
+    What a head has beyond the width R of the rotation stays as it is.
+    """
     cosine, sine = (part.astype(x.dtype) for part in rotation)
+    if (width := cosine.shape[-1]) < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :width], rotation), x[..., width:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cosine + jnp.concatenate([-second, first], axis=-1) * sine
 
@@ -269,8 +359,13 @@ def attend(
     keys: Float[Array, "B K S H"],
     values: Float[Array, "B K S H"],
     visible: Bool[Array, "B Q S"],
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
-    """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`."""
+    """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
+
+    Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`.
+    """
     batch, heads, count, width = query.shape
     groups, num_slots = keys.shape[1], keys.shape[2]
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
@@ -282,7 +377,8 @@ def attend(
         precision=FULL_PRECISION,
         preferred_element_type=jnp.float32,
     )
-    scores = scores.reshape(batch, heads, count, num_slots) * width**-0.5
+    scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
+    scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)

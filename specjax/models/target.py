@@ -99,7 +99,7 @@ class Target(Protocol):
         ...
 
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """Returns the embeddings of `tokens`, the input of the first layer."""
+        """Returns the embeddings of `tokens`, scaled as the first layer reads them."""
         ...
 
     def logits(
@@ -115,7 +115,7 @@ class Target(Protocol):
         ...
 
     def lm_head(self, params: Any) -> Float[Array, "V D"]:
-        """Returns the weight of the LM head, for losses that process it in blocks."""
+        """Returns the weight of the LM head alone: `logits` may do more than multiply by it."""
         ...
 
     def dtype(self, params: Any) -> DTypeLike:

@@ -15,7 +15,15 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import DecoderLayer, Embedding, RMSNorm, lookup, project, rotation_of
+from specjax.models.layers import (
+    DecoderLayer,
+    Embedding,
+    lookup,
+    norm_of,
+    project,
+    rotation_of,
+    soft_cap,
+)
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
@@ -41,14 +49,21 @@ class Transformer(nn.Module):
         start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
         positions = write_slots(cache.positions, rows.positions, start, axis=1)
         masks = self._masks(rows, positions, cache)
-        rotation = rotation_of(rows.positions, config, cache.prompt_length)
+        ropes = [config.rope_of(layer) for layer in range(config.num_hidden_layers)]
+        rotations = {
+            rope: rope and rotation_of(rows.positions, config, cache.prompt_length, rope)
+            for rope in dict.fromkeys(ropes)
+        }
         table = Embedding(config, name="embed_tokens")()
-        x = lookup(table, rows.tokens)
+        x = self._embedded(table, rows.tokens)
+        if config.variant.has_learned_positions:
+            places = replace(config, vocab_size=config.max_position_embeddings)
+            x = x + lookup(Embedding(places, name="embed_positions")(), rows.positions)
         hidden, attention, keys, values = [x], {}, [], []
         for layer in range(config.num_hidden_layers):
             x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
                 x,
-                rotation,
+                rotations[ropes[layer]],
                 cache.keys[layer],
                 cache.values[layer],
                 start,
@@ -58,7 +73,7 @@ class Transformer(nn.Module):
             attention[layer] = weights
             keys.append(layer_keys)
             values.append(layer_values)
-        hidden[-1] = x = RMSNorm(config.rms_norm_eps, name="norm")(x)
+        hidden[-1] = x = norm_of(config, name="norm")(x)
         logits = None
         if taps.logits or self.is_initializing():
             logits = self._logits(x, table)
@@ -86,7 +101,19 @@ class Transformer(nn.Module):
     def _logits(self, x: Float[Array, "B Q D"], table: Float[Array, "V D"]):
         if not self.config.tie_word_embeddings:
             table = Embedding(self.config, name="lm_head")()
-        return project(x, table, jnp.float32)
+        return self._projected(x, table)
+
+    @nn.nowrap
+    def _embedded(self, table: Float[Array, "V D"], tokens: Int[Array, "..."]):
+        embedded = lookup(table, tokens)
+        if not self.config.variant.has_scaled_embeddings:
+            return embedded
+        return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
+
+    @nn.nowrap
+    def _projected(self, x: Float[Array, "... D"], table: Float[Array, "V D"]):
+        logits = project(x, table, jnp.float32)
+        return soft_cap(logits, self.config.variant.final_logit_softcapping)
 
     @nn.nowrap
     def check(self, params: Any) -> None:
@@ -105,7 +132,7 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-        return lookup(params["embed_tokens"]["weight"], tokens)
+        return self._embedded(params["embed_tokens"]["weight"], tokens)
 
     @nn.nowrap
     def logits(
@@ -114,7 +141,7 @@ class Transformer(nn.Module):
         hidden: Float[Array, "... D"],
         lm_head: Float[Array, "R D"] | None = None,
     ) -> Float[Array, "... R"]:
-        return project(hidden, self.lm_head(params) if lm_head is None else lm_head, jnp.float32)
+        return self._projected(hidden, self.lm_head(params) if lm_head is None else lm_head)
 
     @nn.nowrap
     def lm_head(self, params: Any) -> Float[Array, "V D"]:

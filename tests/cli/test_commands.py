@@ -85,6 +85,21 @@ def test_methods_shows_every_method_and_setting(capsys, monkeypatch):
     assert "MISSING" not in out
 
 
+def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_line, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["methods", "--target", str(tiny)]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "tiny: llama, 2 layers, texts of up to 320 tokens",
+        "train it: specjax train hass",
+    ):
+        assert part in out
+    assert "for 32 layers" not in out
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 128}')
+    assert main(["methods", "--target", str(tmp_path)]) == 2
+    assert "config.json: num_experts 128: experts are not supported" in error_line()
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"specjax \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -25,23 +25,43 @@ TINY = {
 WIDTH = 0.2
 
 
+WINDOW = {"num_key_value_heads": 2, "sliding_window": 6}
+LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+GPT_BIGCODE = {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
+FAMILIES = {  # a tiny model of each, with all that is its own
+    "qwen2": {"num_key_value_heads": 2, "head_dim": 8},
+    "qwen3": {"head_dim": 12, "num_key_value_heads": 2},
+    "gemma2": WINDOW | {"head_dim": 8, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0},
+    "gemma3_text": WINDOW
+    | {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_bigcode": GPT_BIGCODE | {"activation_function": "gelu"},
+    "starcoder2": WINDOW,
+    "phi3": {
+        "sliding_window": 12,
+        "rope_scaling": {"type": "longrope"} | LONG,
+        "original_max_position_embeddings": 90,
+        "pad_token_id": 0,
+    },
+    "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+}
+
+
 def build(kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
-    """A random transformers model (`kind` "llama" or "mistral") with eager attention, float32."""
+    """A random transformers model (`kind` is its model_type) with eager attention, float32."""
     import torch
     import transformers
 
-    classes = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    }
-    config_class, model_class = classes[kind]
-    config = config_class(**(TINY | settings), attn_implementation="eager")
-    model = model_class(config).eval()
+    given = {} if "n_embd" in settings else TINY
+    common = {name: TINY[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
+    config = transformers.AutoConfig.for_model(kind, **(given | common | settings))
+    model_class = transformers.AutoModelForCausalLM
+    model = model_class.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator) * WIDTH
-            weight.copy_(1 + noise if "norm" in name else noise)
+            is_norm = "norm" in name or ".ln_" in name
+            weight.copy_(1 + noise if is_norm and name.endswith("weight") else noise)
     return model
 
 

@@ -15,7 +15,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
 PATTERN = ["full_attention", "sliding_attention"]
+GPT_BIGCODE = {"model_type": "gpt_bigcode", "n_embd": 32, "n_layer": 2, "n_head": 4}
 
 
 def values_of(**changes) -> dict:
@@ -52,6 +54,20 @@ def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
         {"model_type": "mistral", "sliding_window": 6},
         {"model_type": "mistral", "sliding_window": 6, "layer_types": PATTERN},
         {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+        {"model_type": "qwen3", "head_dim": 12},
+        {"model_type": "gemma2", "query_pre_attn_scalar": 20, "attn_logit_softcapping": None},
+        {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
+        GPT_BIGCODE | {"n_inner": 48, "scale_attn_weights": False},
+        {"model_type": "starcoder2", "use_bias": False, "hidden_act": "gelu"},
+        {
+            "model_type": "phi3",
+            "rope_scaling": LONG,
+            "original_max_position_embeddings": 16,
+            "partial_rotary_factor": 1.0,
+        },
+        {"model_type": "phi3", "partial_rotary_factor": 0.5},
+        {"model_type": "smollm3", "no_rope_layers": [0, 1]},
     ],
 )
 def test_a_written_config_reads_back_as_it_was(tmp_path, changes):
@@ -90,7 +106,34 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax supports llama, mistral"),
         ({"model_type": ...}, "model_type None", "specjax supports llama, mistral"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'", "Llama models use 'silu'"),
+        ({"hidden_act": "relu2"}, "hidden_act 'relu2'", "supports silu, gelu, gelu_pytorch_tanh"),
+        ({"num_local_experts": 8}, "num_local_experts 8: experts", "use a dense model"),
+        (
+            {"model_type": "gemma3", "text_config": {}},
+            "model_type 'gemma3' is not supported (its text model",
+            "gemma3_text",
+        ),
+        (
+            {"model_type": "gemma2", "use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+            "use a model that generates text",
+        ),
+        (
+            {"model_type": "gpt_bigcode", "num_hidden_layers": ...},
+            "no 'n_layer'",
+            "which a gpt_bigcode model needs",
+        ),
+        ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query", "multi_query true"),
+        (
+            {"model_type": "phi3", "rope_scaling": LONG | {"long_factor": [1.0]}},
+            "LongRoPE has 1 entries for 4 rotated pairs",
+            "check the config",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": LONG | {"long_factor": None}},
+            "needs 'long_factor'",
+            "add it to config.json",
+        ),
         ({"hidden_size": ...}, "no 'hidden_size'", "which a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check the config"),
         ({"hidden_size": "192"}, "hidden_size '192' is not a whole number", "check the config"),
@@ -137,7 +180,7 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
             "add it to config.json",
         ),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'", "default, linear, dynamic"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'", "default, linear, dynamic"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "'proportional'", "default, linear"),
         ({"rope_scaling": {"type": "linear"}}, "needs 'factor'", "add it to config.json"),
         (
             {"rope_scaling": {"type": "llama3", "factor": 8.0}},

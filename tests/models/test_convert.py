@@ -215,7 +215,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, params, monkeypatch):
 
 def test_params_of_another_model_are_not_saved(tmp_path, params):
     wrong = params | {"norm": {"weight": jnp.ones(7)}}
-    message = r"wrong shape: model\.norm\.weight is \(7,\), expected \(32,\).*give the config"
+    message = r"wrong shape: norm\.weight is \(7,\), expected \(32,\).*give the config"
     with pytest.raises(SpecjaxError, match=message):
         save_transformer(tmp_path / "out", CONFIG, wrong, jnp.float32)
     assert not list(tmp_path.iterdir())

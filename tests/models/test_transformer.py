@@ -17,6 +17,7 @@ from tests.models import checkpoints
 
 TEXT_LENGTH = 24
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PHI3 = {"kind": "phi3"} | checkpoints.FAMILIES["phi3"]
 CASES = {
     "llama": {},
     "grouped queries, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -44,6 +45,20 @@ CASES = {
         "num_key_value_heads": 1,
         "rms_norm_eps": 1e-5,
     },
+    **{kind: {"kind": kind} | settings for kind, settings in checkpoints.FAMILIES.items()},
+    "qwen2, window above": checkpoints.WINDOW
+    | {"kind": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3, biases, tied": {"kind": "qwen3", "attention_bias": True, "tie_word_embeddings": True},
+    "gemma2, biases, no softcap on scores": checkpoints.WINDOW
+    | {"kind": "gemma2", "attention_bias": True, "attn_logit_softcapping": None},
+    "gemma3_text, scaled": checkpoints.WINDOW
+    | {"kind": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gpt_bigcode, unscaled": checkpoints.GPT_BIGCODE
+    | {"kind": "gpt_bigcode", "scale_attn_weights": False, "tie_word_embeddings": False},
+    "starcoder2, no biases": {"kind": "starcoder2", "use_bias": False},
+    "phi3, short": PHI3 | {"original_max_position_embeddings": 32},
+    "phi3, long": PHI3 | {"original_max_position_embeddings": 16},
+    "phi3, partial": {"kind": "phi3", "partial_rotary_factor": 0.75, "pad_token_id": 0},
 }
 
 

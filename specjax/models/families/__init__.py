@@ -1,7 +1,6 @@
-"""Model families, one file each: each reads its `config.json` and names its weights.
+"""Model families: each reads its `config.json` and names its weights.
 
-A family's module has `MODEL_TYPE`, `ARCHITECTURE`, `DEFAULTS` (for absent keys), `NAMES` (of
-weights) and `read`. To add a family, write such a module and list it in `FAMILIES`.
+To add one, write a `Family` in a file of its own and list it in `FAMILIES`.
 """
 
 import dataclasses
@@ -12,9 +11,25 @@ from typing import Any
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, readable
 from specjax.models.config import TransformerConfig
-from specjax.models.families import llama, mistral
+from specjax.models.families import (
+    gemma,
+    gpt_bigcode,
+    llama,
+    mistral,
+    phi3,
+    qwen,
+    smollm3,
+    starcoder2,
+)
 
-FAMILIES = {family.MODEL_TYPE: family for family in (llama, mistral)}
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        *(llama.FAMILY, mistral.FAMILY, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA2, gemma.GEMMA3),
+        *(gpt_bigcode.FAMILY, starcoder2.FAMILY, phi3.FAMILY, smollm3.FAMILY),
+    )
+}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def config_from(values: Mapping[str, Any]) -> TransformerConfig:
@@ -25,16 +40,24 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
             missing or malformed.
     """
     kind = values.get("model_type")
+    for name in EXPERTS:
+        if values.get(name):
+            raise SpecjaxError(
+                f"{name} {values[name]}: experts are not supported; use a dense model"
+            )
     if kind not in FAMILIES:
+        hint = " (its text model alone may be)" if "text_config" in values else ""
         raise SpecjaxError(
-            f"model_type {kind!r} is not supported; specjax supports {', '.join(FAMILIES)} "
-            "(Llama 1 to 3, Vicuna, TinyLlama, Mistral)"
+            f"model_type {kind!r} is not supported{hint}; specjax supports {', '.join(FAMILIES)}"
         )
+    family = FAMILIES[kind]
+    renamed = {ours: values[theirs] for ours, theirs in family.keys.items() if theirs in values}
     try:
-        return FAMILIES[kind].read(FAMILIES[kind].DEFAULTS | dict(values))
+        return family.read({**family.defaults, **values, **renamed})
     except KeyError as missing:
+        name = family.keys.get(missing.args[0], missing.args[0])
         raise SpecjaxError(
-            f"there is no {missing}, which a {kind} model needs; check the config"
+            f"there is no {name!r}, which a {kind} model needs; check the config"
         ) from None
 
 
@@ -56,8 +79,8 @@ def read_config(folder: Path) -> TransformerConfig:
 
 def config_values(config: TransformerConfig) -> dict[str, Any]:
     """Returns the content of a `config.json` that `transformers` reads as the same model."""
-    values = dataclasses.asdict(config)
-    del values["rope"]
+    family, values = FAMILIES[config.model_type], dataclasses.asdict(config)
+    del values["rope"], values["variant"]
     if config.sliding_window is None and config.model_type == llama.MODEL_TYPE:
         del values["sliding_window"]
     types = list(values.pop("layer_types"))
@@ -65,8 +88,11 @@ def config_values(config: TransformerConfig) -> dict[str, Any]:
         values["layer_types"] = types
     eos = list(config.eos_token_id)
     values["eos_token_id"] = (eos if len(eos) > 1 else eos[0]) if eos else None
-    return values | {
-        "architectures": [FAMILIES[config.model_type].ARCHITECTURE],
-        "hidden_act": "silu",
-        **config.rope.to_huggingface(),
+    if not config.variant.has_learned_positions:
+        values |= config.rope.to_huggingface()
+    values |= {
+        "architectures": [family.architecture],
+        "hidden_act": config.variant.hidden_act,
+        **family.written(config),
     }
+    return {family.keys.get(name, name): value for name, value in values.items()}

@@ -37,7 +37,7 @@ class EagleConfig(LayeredConfig):
 
     @classmethod
     def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
-        """Returns the published shape: one layer like the target's, without a sliding window."""
+        """Returns the published shape: one layer of the target's sizes, without a window."""
         return cls(layers_like(target, 1), fc_bias)
 
 

@@ -58,7 +58,7 @@ class HydraConfig(LayeredConfig):
         num_layers: int = 4,
         has_lm_heads: bool = True,
     ) -> "HydraConfig":
-        """Returns the published shape; the prefix layer is like the target's, with no window."""
+        """Returns the published shape; the prefix layer has the target's sizes, no window."""
         return cls(layers_like(target, int(has_prefix)), num_heads, num_layers, has_lm_heads)
 
     @property

@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
-from specjax.models.config import TransformerConfig
+from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues
 from specjax.models.layers import DecoderLayer, rotation_of
 from specjax.models.target import QueryRows, Target, causal_rows
@@ -108,8 +108,15 @@ def with_draft_tokens(
 
 
 def layers_like(target: TransformerConfig, num_layers: int) -> TransformerConfig:
-    """Returns the shape of layers like the target's, without a sliding window."""
-    return replace(target, num_hidden_layers=num_layers, sliding_window=None, layer_types=())
+    """Returns the shape of a Llama's layers of the target's sizes, without a sliding window."""
+    own = replace(target, num_hidden_layers=num_layers, sliding_window=None, layer_types=())
+    if target.model_type in ("llama", "mistral") and target.variant == Variant():
+        return own
+    rope = target.rope
+    if rope.partial_rotary_factor != 1.0:
+        rope = Rope(rope_theta=rope.rope_theta)
+    plain = {"model_type": "llama", "variant": Variant(), "rope": rope}
+    return replace(own, attention_bias=False, mlp_bias=False, **plain)
 
 
 def through_layers(

@@ -67,7 +67,7 @@ class ParallelConfig(LayeredConfig):
         fc_bias: bool = False,
         num_layers: int = 1,
     ) -> "ParallelConfig":
-        """Returns the shape of a head with layers like the target's, without a sliding window.
+        """Returns the shape of a head with layers of the target's sizes, without a window.
 
         The paper has one layer. The masks are the same at every slot, so in the first layer they
         attend by position, and only from the second layer on by content.

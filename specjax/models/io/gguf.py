@@ -288,7 +288,7 @@ def _weights(config: TransformerConfig, tensors: Tensors, dtype: Any) -> dict[st
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         num_heads = heads.get(name.split(".")[-2], 0)
         read = partial(tensor.read, jnp.dtype(dtype), num_heads)
-        path = param_path(names[name], FAMILIES[config.model_type].NAMES)
+        path = param_path(names[name], FAMILIES[config.model_type].names)
         found[path] = StoredTensor(name, tensor.shape, code, read)
     return found
 

@@ -21,10 +21,10 @@ from jaxtyping import Array, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
-from specjax.models.config import CHECK, TransformerConfig
+from specjax.models.config import CHECK, TransformerConfig, Variant
 from specjax.models.families import config_from, config_values, llama
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.huggingface import ROTARY_BUFFER, check_weights, read_params, write_weights
+from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.shapes import expected_shapes, shape_mismatches
 from specjax.models.transformer import Transformer
@@ -297,7 +297,7 @@ def _own_tensors(
     ends = {name: each.end() for name in stored if (each := re.match(format.prefix, name))}
     kept = ends if format.is_within_model and ends else stored
     named = {name[ends.get(name, 0) :]: stored[name] for name in kept}
-    unused = [format.ignored, ROTARY_BUFFER.pattern]
+    unused = [format.ignored, BUFFER.pattern]
     unused += [names for key, names in format.ignored_if.items() if values.get(key) is True]
     is_unused = re.compile("|".join(f"(?:{each})" for each in unused)).fullmatch
     return {name: tensor for name, tensor in named.items() if not is_unused(name)}
@@ -348,9 +348,17 @@ def _spelled(format: HeadFormat, key: str, value: Any) -> Any:
 
 
 def _layers(values: Mapping[str, Any], layer_keys: Mapping[str, str]) -> TransformerConfig:
-    """Returns the layers that a config describes; they see all of the text."""
+    """Returns the layers that a config describes; they see all of the text.
+
+    Heads of Qwen have a Llama's layers, whatever their config calls them.
+    """
     renamed = {key: values[name] for key, name in layer_keys.items() if name in values}
-    layers = config_from({"model_type": llama.MODEL_TYPE, **values, **renamed})
+    kind = values.get("model_type", llama.MODEL_TYPE)
+    kind = llama.MODEL_TYPE if kind in ("qwen2", "qwen3") else kind
+    layers = config_from({**values, **renamed, "model_type": kind})
+    if layers.variant != Variant():
+        kind = f"{kind} with hidden_act {layers.variant.hidden_act!r}"
+        raise SpecjaxError(f"layers of {kind} in a head are not supported; give a head of Llama's")
     return replace(layers, sliding_window=None)
 
 

@@ -25,17 +25,19 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder
 from specjax.core.pytree import cast_floats
 from specjax.models.config import TransformerConfig
-from specjax.models.families import FAMILIES, config_values, llama
+from specjax.models.families import FAMILIES, config_values
+from specjax.models.families.family import LLAMA_NAMES
 from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
 from specjax.models.precision import default_dtype
-from specjax.models.shapes import expected_shapes, first_few, mismatches, shapes_of
+from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.transformer import Transformer
 
-ROTARY_BUFFER = re.compile(r"(.+\.)?rotary_emb\.inv_freq")  # in old files; follows from the config
-Names = Sequence[tuple[str, str]]  # such as `llama.NAMES`
+# In old files: what follows from the config, and masks.
+BUFFER = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
+Names = Sequence[tuple[str, str]]  # such as `LLAMA_NAMES`
 
 
-def huggingface_name(path: str, names: Names = llama.NAMES) -> str:
+def huggingface_name(path: str, names: Names = LLAMA_NAMES) -> str:
     """Returns the Hugging Face name of the param at `path`, such as `layers_0.mlp.up_proj.weight`.
 
     Raises:
@@ -44,7 +46,7 @@ def huggingface_name(path: str, names: Names = llama.NAMES) -> str:
     return _translate(path, names)
 
 
-def param_path(name: str, names: Names = llama.NAMES) -> str:
+def param_path(name: str, names: Names = LLAMA_NAMES) -> str:
     """Returns the path of the param with this Hugging Face name.
 
     Raises:
@@ -54,18 +56,46 @@ def param_path(name: str, names: Names = llama.NAMES) -> str:
 
 
 def _translate(name: str, table: Names) -> str:
-    for source, target in table:
+    return _lookup(name, table)[1]
+
+
+def _lookup(name: str, table: Names) -> tuple[int, str]:
+    """Returns the row of the table that fits, and the translation."""
+    for row, (source, target) in enumerate(table):
         pattern = re.escape(source).replace(r"\{\}", r"(\d+)")
         if match := re.match(pattern, name):
-            return target.format(*match.groups()) + name[match.end() :]
+            return row, target.format(*match.groups()) + name[match.end() :]
     raise SpecjaxError(f"{name} is not a weight of a target; give the weights of a target model")
 
 
 def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight of a model with this config, by Hugging Face name."""
-    names, model = FAMILIES[config.model_type].NAMES, cast(Any, Transformer(config))
-    shapes = expected_shapes(model)
-    return {huggingface_name(path, names): shape for path, shape in shapes.items()}
+    shapes = expected_shapes(cast(Any, Transformer(config)))
+    found = {}
+    for name, paths in _stored_paths(config).items():
+        rows = sum(shapes[path][0] for path in paths)
+        found[name] = (rows, *shapes[paths[0]][1:])
+    return found
+
+
+def _stored_paths(config: TransformerConfig) -> dict[str, list[str]]:
+    """Returns the paths of the params that each stored tensor holds, in the order of its rows."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for path in expected_shapes(cast(Any, Transformer(config))):
+        row, name = _lookup(path, FAMILIES[config.model_type].names)
+        found.setdefault(name, []).append((row, path))
+    return {name: [path for _, path in sorted(parts)] for name, parts in found.items()}
+
+
+def _parts(tensor: StoredTensor, heights: Sequence[int]) -> Iterator[StoredTensor]:
+    """Splits the rows of a stored tensor."""
+    ends = np.cumsum(heights).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+
+        def read(start: int = start, end: int = end) -> np.ndarray:
+            return tensor.read()[start:end]
+
+        yield tensor._replace(shape=(end - start, *tensor.shape[1:]), read=read)
 
 
 def load_transformer(
@@ -88,12 +118,14 @@ def load_transformer(
     found = {
         name: tensor
         for name, tensor in stored.items()
-        if not ROTARY_BUFFER.fullmatch(name)
+        if not BUFFER.fullmatch(name)
         and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
     }
     check_weights(folder, found, expected)
-    names = FAMILIES[config.model_type].NAMES
-    wanted = {param_path(name, names): tensor for name, tensor in found.items()}
+    shapes, wanted = expected_shapes(cast(Any, Transformer(config))), {}
+    for name, paths in _stored_paths(config).items():
+        heights = [shapes[path][0] for path in paths]
+        wanted |= dict(zip(paths, _parts(found[name], heights), strict=True))
     return read_params(wanted, dtype or dtype_for(config), f"Loading {folder.name}", progress)
 
 
@@ -111,10 +143,13 @@ def save_transformer(
         SpecjaxError: if `folder` is not empty or cannot be written, or if `params` do not fit
             `config`.
     """
-    names, flat = FAMILIES[config.model_type].NAMES, flatten_dict(params, sep=".")
-    leaves = {huggingface_name(path, names): leaf for path, leaf in flat.items()}
-    if wrong := mismatches(shapes_of(leaves), expected_weights(config)):
+    if wrong := shape_mismatches(params, Transformer(config)):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the config of these params")
+    flat, stored = cast(Any, flatten_dict(params, sep=".")), _stored_paths(config)
+    leaves = {
+        name: jnp.concatenate([flat[path] for path in paths]) if paths[1:] else flat[paths[0]]
+        for name, paths in stored.items()
+    }
     write_weights(folder, config_values(config), leaves, dtype)
 
 
