@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from specjax.core.errors import SpecjaxError
 
@@ -29,6 +29,11 @@ class Convert:
     vllm or sglang where they support such heads. An unknown layout lists those available."""
     format: Literal["safetensors", "bin"] = "safetensors"
     """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
+    draft_vocab: Annotated[int | None, arg(metavar="INT")] = None
+    """Let the head draft only this many tokens, the most frequent in the answers of --data; 0: all.
+    Drafting then reads less of the LM head. Other programs still draft all tokens."""
+    data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
+    """Texts to count tokens in, as for `specjax train`. May be given several times."""
     embedding: bool = False
     """For vllm: also write the target's embedding, which pipelines need and others must not see."""
 
@@ -36,10 +41,11 @@ class Convert:
         """Writes the folder, completely or not at all."""
         from specjax.core.files import vacant
 
-        for name in ("layout", "format", "embedding"):
+        for name in ("layout", "format", "embedding", "draft_vocab", "data"):
             if self.head_of is None and getattr(self, name) != getattr(Convert, name):
                 raise SpecjaxError(
-                    f"--{name} applies to heads only; name the target of the head: --head-of TARGET"
+                    f"--{name.replace('_', '-')} applies to heads only; name the target of the "
+                    "head: --head-of TARGET"
                 )
         directory = vacant(self.directory)  # before the load, which may take a while
         if self.head_of is None:
@@ -80,6 +86,8 @@ class Convert:
         target = load(head_of, dtype=self.dtype)
         of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, format=format)
+        if self.draft_vocab is not None:
+            head, params = self._narrowed(head, params, target)
         save_head(
             directory,
             format,
@@ -97,3 +105,30 @@ class Convert:
         print(f"wrote head {self.source} to {directory} in {self.dtype}, layout {layout}")
         if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
             print("without the target's embedding, which the server shares; --embedding adds it")
+
+    def _narrowed(self, head: Any, params: Any, target: Any) -> tuple[Any, Any]:
+        """Returns the head with the draft vocabulary that is asked for."""
+        from specjax.models.heads.layered import LayeredHead, with_draft_tokens
+        from specjax.training.conversations import read_conversations
+        from specjax.training.examples import frequent_tokens, tokenize_all
+
+        count = self.draft_vocab or 0
+        if not isinstance(head, LayeredHead):
+            raise SpecjaxError(
+                f"{self.source} cannot have a draft vocabulary, only EAGLE, HASS and ParallelSpec "
+                "heads can; leave --draft-vocab out"
+            )
+        if count == 0:
+            return with_draft_tokens(head, params, [])
+        if not 0 < count < target.config.vocab_size:
+            raise SpecjaxError(
+                f"--draft-vocab {count} is not between 0 and the target's vocabulary of "
+                f"{target.config.vocab_size} tokens"
+            )
+        if not self.data:
+            raise SpecjaxError("--draft-vocab needs texts to count tokens in; give --data SOURCE")
+        texts = read_conversations(self.data, needs_answers=True)
+        examples = tokenize_all(texts, target.require_tokenizer(), target.config.longest_text)
+        tokens, share = frequent_tokens(examples, target.config.vocab_size, count)
+        print(f"{count} tokens make up {share:.1%} of the answers")
+        return with_draft_tokens(head, params, tokens)

@@ -172,3 +172,17 @@ def _with_prefixes(
         return int(differing[0]) if differing.size else count
 
     return ids, [(tokens_before(start), tokens_before(end)) for start, end in spans]
+
+
+def frequent_tokens(
+    examples: Iterable[Example], vocab_size: int, count: int
+) -> tuple[Int32[np.ndarray, " R"], float]:
+    """Returns the most frequent tokens of the answers, and their share of these; ties: lower ids.
+
+    Low ids were merged early when the tokenizer was trained, so they are frequent elsewhere too.
+    """
+    numbers = np.zeros(vocab_size, np.int64)
+    for example in examples:
+        numbers += np.bincount(example.tokens[example.is_answer], minlength=vocab_size)
+    tokens = np.sort(np.argsort(-numbers, kind="stable")[:count]).astype(np.int32)
+    return tokens, float(numbers[tokens].sum() / max(numbers.sum(), 1))

@@ -19,6 +19,7 @@ from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.target import Taps, causal_rows
@@ -44,6 +45,11 @@ def parallel_head(
 ) -> tuple[ParallelHead, Any]:
     config = target(vocab_size, layers)[0].config
     return _wide(ParallelHead(ParallelConfig.for_target(config, MASKS, reads_features)))
+
+
+def narrowed(head: tuple[Any, Any], tokens: Any = range(3, 40, 2)) -> tuple[Any, Any]:
+    """The head with a draft vocabulary."""
+    return with_draft_tokens(*head, np.asarray(tokens))
 
 
 def _wide(module: Any) -> tuple[Any, Any]:

@@ -85,6 +85,15 @@ OTHERS = {  # forms of the methods that run other code, and what no method does
     "pld, shorter": (PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2), None),
     "pld-plus, strict": (PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5), None),
     "auto, eagle2": (Auto(heads.EAGLE2.drafter, 0.5), heads.EAGLE2.params),
+    "eagle, draft vocabulary": heads.Headed.of(
+        Eagle, heads.narrowed(heads.eagle_head()), choices=CHOICES
+    )[:2],
+    "eagle2, draft vocabulary": heads.Headed.of(
+        Eagle2, heads.narrowed(heads.eagle_head()), top_k=3, depth=3, num_tokens=12
+    )[:2],
+    "parallel, draft vocabulary": heads.Headed.of(
+        ParallelSpec, heads.narrowed(heads.parallel_head()), choices=CHOICES
+    )[:2],
     "never": (Oracle(wrong_every=1), whole_texts),
     "sometimes": (Oracle(wrong_every=3, vary_length=True), whole_texts),
     "always": (Oracle(max_depth=6), whole_texts),

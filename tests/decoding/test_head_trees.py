@@ -23,6 +23,9 @@ from specjax.models.transformer import Transformer
 from tests.decoding.contract import REJECTION, VOCAB, p_value
 from tests.decoding.heads import (
     DYNAMIC,
+    EAGLE,
+    EAGLE2,
+    PARALLEL,
     STATIC,
     Headed,
     Literal,
@@ -30,6 +33,7 @@ from tests.decoding.heads import (
     hydra_head,
     literal,
     medusa_head,
+    narrowed,
     parallel_head,
     played_by,
 )
@@ -283,8 +287,8 @@ class TwoTokens(Transformer):
     """Can say two tokens only."""
 
     @nn.nowrap
-    def logits(self, params, hidden):
-        logits = super().logits(params, hidden)
+    def logits(self, params, hidden, lm_head=None):
+        logits = super().logits(params, hidden, lm_head)
         return jnp.where(jnp.arange(40) < 2, logits, jnp.full_like(logits, -jnp.inf))
 
 
@@ -310,12 +314,41 @@ SMALL_DRAFTERS = {
     "parallel, chosen": Headed.of(
         ParallelSpec, parallel_head(**SMALL), tree="dynamic", top_k=2, num_tokens=6
     ),
+    "eagle, draft vocabulary": Headed.of(
+        Eagle, narrowed(eagle_head(**SMALL), (4, 1, 2)), choices=((0,), (1,), (0, 0))
+    ),
+    "parallel, draft vocabulary": Headed.of(
+        ParallelSpec, narrowed(parallel_head(**SMALL), (4, 1, 2)), choices=((0,), (1,), (0, 0))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SMALL_DRAFTERS)
 def test_under_rejection_the_distribution_is_plain_decodings(name):
     assert p_value(*SMALL_DRAFTERS[name][:2]) > 1e-3
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("headed", [EAGLE, EAGLE2, PARALLEL], ids=["eagle", "eagle2", "parallel"])
+def test_a_draft_vocabulary_of_all_tokens_changes_no_tree(headed, sampling):
+    """In another order, which only ties would show."""
+    head, drafter = (headed.drafter.head, headed.params), headed.drafter
+    head, params = narrowed(head, np.random.default_rng(0).permutation(40))
+    other, states = Headed(replace(drafter, head=head), params), [first_state(headed)]
+    own = [first_state(other)]
+    of_all = trees_of(headed, SAMPLINGS[sampling], states)
+    for whole, narrow in zip(of_all, trees_of(other, SAMPLINGS[sampling], own), strict=True):
+        np.testing.assert_array_equal(whole.tokens[whole.valid], narrow.tokens[narrow.valid])
+        np.testing.assert_array_equal(whole.valid, narrow.valid)
+
+
+def test_only_tokens_of_the_draft_vocabulary_are_drafted():
+    drafted = list(range(3, 40, 2))
+    for headed in (EAGLE, EAGLE2, PARALLEL):
+        head, params = narrowed((headed.drafter.head, headed.params), drafted)
+        other = Headed(replace(headed.drafter, head=head), params)
+        for tree in trees_of(other, SAMPLINGS["sampled"], [first_state(other)]):
+            assert np.isin(tree.tokens[tree.valid & (tree.depth > 0)], drafted).all()
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle2"])

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -40,6 +42,12 @@ HEADS: dict[str, Any] = {  # by kind and variant
     "hydra, prefix": HydraHeads(HydraConfig.for_target(TARGET, True, 4, 3)),
     "hydra, prefix, no LM heads": HydraHeads(HydraConfig.for_target(TARGET, True, 4, 3, False)),
     "parallel": ParallelHead(ParallelConfig.for_target(TARGET, 3, fc_bias=True)),
+    "eagle, draft vocabulary": EagleHead(
+        replace(EagleConfig.for_target(TARGET), draft_vocab_size=8)
+    ),
+    "parallel, draft vocabulary": ParallelHead(
+        replace(ParallelConfig.for_target(TARGET, 3), draft_vocab_size=8)
+    ),
     "parallel, tokens": ParallelHead(ParallelConfig.for_target(TARGET, 3, reads_features=False)),
 }
 Tensors = dict[str, Any]
@@ -55,7 +63,10 @@ def drawn(head: Any) -> dict[str, Any]:
     leaves, tree = jax.tree.flatten(head.initialise(jax.random.key(0)))
     keys = jax.random.split(jax.random.key(1), len(leaves))
     pairs = zip(leaves, keys, strict=True)
-    wide = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in pairs]
+    wide = [
+        leaf + 0.2 * jax.random.normal(key, leaf.shape) if leaf.dtype == jnp.float32 else leaf + 3
+        for leaf, key in pairs
+    ]
     return jax.tree.unflatten(tree, wide)
 
 

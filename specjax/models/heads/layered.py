@@ -7,8 +7,9 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
@@ -98,12 +99,11 @@ class LayeredHead(nn.Module):
 
 
 def with_draft_tokens(
-    head: Any, params: Mapping[str, Any], tokens: Int[ArrayLike, " R"]
+    head: Any, params: Mapping[str, Any], tokens: Sequence[int] | Int[np.ndarray, " R"]
 ) -> tuple[Any, dict[str, Any]]:
     """Returns a head that drafts these tokens only, which must differ; an empty list means all."""
-    tokens = jnp.asarray(tokens, jnp.int32)
     others = {name: leaf for name, leaf in params.items() if name != DRAFT_TOKENS}
-    own = {DRAFT_TOKENS: tokens} if len(tokens) else {}
+    own = {DRAFT_TOKENS: jnp.asarray(tokens, jnp.int32)} if len(tokens) else {}
     return type(head)(replace(head.config, draft_vocab_size=len(tokens))), others | own
 
 

@@ -2,6 +2,7 @@
 
 The config is that of a Llama and describes the layers of the head. Embedding and LM head are the
 target's; copies of them in a file are ignored. Biases of the attention have none at the output.
+`draft_tokens` is our own: the draft vocabulary, which other readers do without.
 """
 
 import jax.numpy as jnp
@@ -9,7 +10,16 @@ import jax.numpy as jnp
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, has, rows
+from specjax.models.io.head_files import (
+    TORCH_WEIGHTS,
+    HeadFile,
+    HeadFormat,
+    Layout,
+    Names,
+    Signs,
+    has,
+    rows,
+)
 
 FC_BIAS = "fc.bias"
 
@@ -19,10 +29,13 @@ def _for_authors(file: HeadFile) -> None:
     rope = file.config.layers.rope
     if rope.rope_type in ("linear", "dynamic"):
         file.values["rope_scaling"] = {"type": rope.rope_type, "factor": rope.factor}
+    if file.name == TORCH_WEIGHTS:  # which only their own code reads
+        file.tensors.pop(DRAFT_TOKENS, None)
 
 
 def _for_servers(file: HeadFile) -> None:
-    """A draft that is shorter than the target would bound the text."""
+    """A draft that is shorter than the target would bound the text; all tokens are drafted."""
+    file.tensors.pop(DRAFT_TOKENS, None)
     own = file.config.layers
     if own.rope.rope_type != "dynamic":  # which depends on the length
         longest = max(own.max_position_embeddings, file.target.max_position_embeddings)
