@@ -20,7 +20,7 @@ from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from specjax.training.run_folder import CONFIG, taken
 
-TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
+TARGET_FIELDS = ("layers", "hidden_size", "vocab_size", "draft_vocab_size")  # not trained
 MEMORY_ADVICE = (
     "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
     "--remat, or take --dtype bfloat16"

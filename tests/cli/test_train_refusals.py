@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from recipes.pocket.heads import RECIPES
 from specjax.cli import main
-from specjax.cli.train_heads import TrainHead, read_all
+from specjax.cli.train_heads import read_all
 from specjax.core.files import locked
-from specjax.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
@@ -244,26 +242,3 @@ def test_what_is_missing_is_named(capsys, arguments, message):
     assert captured.out == ""
     assert message in captured.err
     assert captured.err.count("\n") < 15
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_commands_of_pockets_heads_parse(name, monkeypatch):
-    seen = []
-    monkeypatch.setattr(TrainHead, "run", lambda self: seen.append(self))
-    python, dash, module, *command = RECIPES[name].command(name, Path("/runs"))
-    assert (python, dash, module) == (sys.executable, "-m", "specjax")
-    assert main(command) == 0
-    [parsed] = seen
-    assert parsed.method == RECIPES[name].method
-    assert type(parsed.training) is METHODS[parsed.method].training
-    assert parsed.out == Path("/runs") / name
-    assert parsed.resume
-    assert parsed.loop.num_steps is not None
-    start = RECIPES[name].start
-    assert parsed.start == (f"/runs/{start}/head" if start else None)
-    assert start is None or start in RECIPES
-    own_texts = "/runs/hass-3-distilled/distilled.jsonl"
-    assert parsed.data == ((own_texts,) if RECIPES[name].texts else ("pocket",))
-    assert parsed.distill == (name == "hass-3-distilled")
-    if name.startswith("hass") and name[-1].isdigit():
-        assert parsed.training.align_steps == int(name[-1])

@@ -1,0 +1,118 @@
+"""Trains the heads of a recipe, one after another: each run is a `specjax train` command.
+
+The same command goes on where it was interrupted.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import specjax
+from specjax import SpecjaxError
+from specjax.core.errors import exit_code
+from specjax.core.files import expand_user
+from specjax.loading import load_head
+from specjax.methods import HEAD_FORMATS
+from specjax.models.heads.layered import LayeredHead, with_draft_tokens
+from specjax.models.io.head_files import HEAD, detect_format, read_about, save_head
+from specjax.training.conversations import read_conversations
+from specjax.training.examples import frequent_tokens, tokenize_all
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `specjax train` command."""
+
+    method: str
+    settings: tuple[str, ...]
+    start: str | None = None  # the run whose head it starts from
+    texts: str | None = None  # the run whose distilled texts it learns from; None: the recipe's
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The runs of one target, in the order in which they are made."""
+
+    target: str | None  # None: the command line names it
+    runs: Mapping[str, Run]
+    common: tuple[str, ...]  # settings of all runs
+    shipped: Mapping[str, str]  # name of a head that is kept: its run
+    dtype: str  # of the kept heads
+    data: str | None = None  # None: the command line names it
+    draft_vocab: int = 0  # of the kept heads that can have one; 0: all tokens
+
+    @property
+    def options(self) -> type:
+        """The options of the command line."""
+        named = [(name, str) for name in ("target", "data") if getattr(self, name) is None]
+        fields = [
+            ("out", Path),
+            ("only", tuple[str, ...], tuple(self.runs)),
+            ("ship", Path | None, None),
+        ]
+        return make_dataclass("Options", [*named, *fields], kw_only=True)
+
+
+def main(recipe: Recipe) -> int:
+    """Runs the command line of a recipe; returns the exit code.
+
+    `--out` is the folder for the run folders, which have the names of the runs, `--only` the runs
+    to make, in this order, and `--ship` a folder into which the heads that are kept are written.
+    """
+    return exit_code(partial(build, recipe, tyro.cli(recipe.options, description=main.__doc__)))
+
+
+def build(recipe: Recipe, options: Any) -> None:
+    """Runs the commands.
+
+    Raises:
+        SpecjaxError: for an unknown name, or if a command fails.
+    """
+    out = expand_user(options.out)
+    for name in options.only:
+        if name not in recipe.runs:
+            raise SpecjaxError(f"run {name!r} is unknown; choose from {', '.join(recipe.runs)}")
+    target, data = recipe.target or options.target, recipe.data or options.data
+    for name in options.only:
+        command = command_of(recipe, name, out, target, data)
+        print(name, *command[3:], flush=True)
+        if subprocess.run(command, check=False).returncode:
+            raise SpecjaxError(f"run {name} failed; see its message above, then repeat the command")
+    if options.ship is not None:
+        for name, run in recipe.shipped.items():
+            if run in options.only:
+                folder = expand_user(options.ship) / name
+                ship(recipe, out / run / HEAD, folder, target, data)
+
+
+def command_of(recipe: Recipe, name: str, out: Path, target: str, data: str) -> list[str]:
+    """Returns the command line of a run in the folder `out`."""
+    run = recipe.runs[name]
+    start = () if run.start is None else ("--start", str(out / run.start / HEAD))
+    texts = data if run.texts is None else str(out / run.texts / "distilled.jsonl")
+    named = ("--out", str(out / name), "--target", target, "--data", texts)
+    command = (sys.executable, "-m", "specjax", "train", run.method)
+    return [*command, *named, *recipe.common, *run.settings, *start]
+
+
+def ship(recipe: Recipe, head_folder: Path, folder: Path, name: str, data: str) -> None:
+    """Writes a head as it is kept: in 16 bits, without the target's embedding.
+
+    Raises:
+        SpecjaxError: if there is no such head, or `folder` already holds something.
+    """
+    target, format = specjax.load(name), detect_format(head_folder, HEAD_FORMATS)
+    head, params = load_head(head_folder, target, "float32", format)
+    if recipe.draft_vocab and isinstance(head, LayeredHead):
+        longest = target.config.longest_text
+        examples = tokenize_all(read_conversations([data]), target.require_tokenizer(), longest)
+        tokens, _ = frequent_tokens(examples, target.config.vocab_size, recipe.draft_vocab)
+        head, params = with_draft_tokens(head, params, tokens)
+    about = read_about(head_folder)
+    save_head(folder, format, head, params, recipe.dtype, target=target.config, about=about)

@@ -1,0 +1,46 @@
+"""Trains the heads of SmolLM2-135M-Instruct, one after another.
+
+    python -m recipes.smollm2.heads --target TARGET --data TEXTS --out FOLDER [--ship FOLDER]
+
+TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
+EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
+ParallelSpec for EAGLE, with new masks. Medusa and Hydra read the target's LM head: one of their own
+for each depth would be larger than the target.
+"""
+
+import sys
+
+from recipes.heads import Recipe, Run, main
+
+COMMON = (
+    *("--packing", "--longest", "512", "--batch-size", "4", "--accumulate", "1"),
+    *("--warmup", "0.04", "--decay", "cosine", "--clip", "norm", "--clip-at", "1.0"),
+    *("--eval-every", "100", "--save-every", "50", "--log-every", "10", "--eval-prompts", "16"),
+    *("--eval-tokens", "96", "--resume"),
+)
+
+
+def lasting(num_steps: int, learning_rate: float, seed: int = 0) -> tuple[str, ...]:
+    """Returns the settings of a run of this length; a step reads 2048 tokens."""
+    return (
+        *("--num-steps", str(num_steps), "--learning-rate", str(learning_rate)),
+        *("--seed", str(seed)),
+    )
+
+
+RUNS = {
+    "eagle": Run("eagle", lasting(400, 1e-3)),
+    "hass": Run("hass", lasting(200, 5e-4, seed=1), "eagle"),
+    "parallel-eagle": Run("parallel-eagle", lasting(200, 5e-4, seed=1), "eagle"),
+    "medusa": Run("medusa", (*lasting(300, 2e-3), "--no-lm-heads")),
+    "parallel-medusa": Run("parallel-medusa", lasting(300, 1e-3)),
+    "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
+    "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
+}
+KEPT = ("eagle", "hass", "medusa", "hydra", "parallel-medusa", "parallel-eagle")
+SMOLLM2 = Recipe(
+    None, RUNS, COMMON, {name: name for name in KEPT}, dtype="bfloat16", draft_vocab=16384
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SMOLLM2))

@@ -1,0 +1,66 @@
+"""The commands that train the heads of pocket and of SmolLM2."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes import heads
+from recipes.pocket.heads import POCKET
+from recipes.smollm2.heads import SMOLLM2
+from specjax.cli import main
+from specjax.cli.train_heads import TrainHead
+from specjax.core.errors import SpecjaxError
+from specjax.hub import pocket_folder
+from specjax.methods import METHODS
+
+WEIGHTS = pocket_folder().parent
+RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2) for name in recipe.runs]
+
+
+@pytest.mark.parametrize("recipe, name", RUNS, ids=[name for _, name in RUNS])
+def test_the_commands_parse(recipe, name, monkeypatch):
+    seen, run = [], recipe.runs[name]
+    monkeypatch.setattr(TrainHead, "run", lambda self: seen.append(self))
+    command = heads.command_of(recipe, name, Path("/runs"), "pocket", "texts.jsonl")
+    python, dash, module, *arguments = command
+    assert (python, dash, module) == (sys.executable, "-m", "specjax")
+    assert main(arguments) == 0
+    [parsed] = seen
+    assert parsed.method == run.method
+    assert type(parsed.training) is METHODS[parsed.method].training
+    assert parsed.out == Path("/runs") / name
+    assert parsed.resume and parsed.loop.num_steps is not None
+    assert parsed.start == (f"/runs/{run.start}/head" if run.start else None)
+    assert parsed.data == (f"/runs/{run.texts}/distilled.jsonl" if run.texts else "texts.jsonl",)
+    assert parsed.distill == (name == "hass-3-distilled")
+    if name.startswith("hass-") and name[-1].isdigit():
+        assert parsed.training.align_steps == int(name[-1])
+
+
+@pytest.mark.parametrize("recipe", [POCKET, SMOLLM2], ids=["pocket", "smollm2"])
+def test_a_run_starts_from_runs_before_it(recipe):
+    names = list(recipe.runs)
+    for number, run in enumerate(recipe.runs.values()):
+        assert {run.start, run.texts} - {None} <= set(names[:number])
+    assert set(recipe.shipped.values()) <= set(names)
+
+
+@pytest.mark.parametrize("name", POCKET.shipped)
+def test_a_shipped_head_is_written_as_it_is_in_the_package(name, tmp_path):
+    heads.ship(POCKET, WEIGHTS / name, tmp_path / name, "pocket", "pocket")
+    [written], [shipped] = (sorted(f.glob(f"{name}/*.safetensors")) for f in (tmp_path, WEIGHTS))
+    assert written.name == shipped.name
+    assert written.read_bytes() == shipped.read_bytes()
+
+
+def test_an_unknown_run_is_refused_before_any_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(heads.subprocess, "run", None)
+    with pytest.raises(SpecjaxError, match="run 'eagel' is unknown; choose from eagle, "):
+        heads.build(POCKET, POCKET.options(out=tmp_path, only=("eagle", "eagel")))
+
+
+def test_a_failed_run_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(heads.sys, "executable", "false")
+    with pytest.raises(SpecjaxError, match="run eagle failed"):
+        heads.build(POCKET, POCKET.options(out=tmp_path, only=("eagle", "medusa")))

@@ -1,0 +1,16 @@
+"""The command that builds pocket's datastore."""
+
+from recipes.pocket import datastore
+from specjax.datastore import load_datastore
+from specjax.hub import pocket_folder
+from specjax.pocket import corpus
+
+WEIGHTS = pocket_folder().parent
+
+
+def test_the_datastore_holds_pieces_of_the_training_modules(tmp_path):
+    datastore.build(datastore.Options(tmp_path / "made", num_tokens=500))
+    made = load_datastore(tmp_path / "made")
+    assert 500 <= made.num_tokens < 1500
+    assert made.num_documents < len(corpus.pieces(held_out=False))
+    assert made.fingerprint == load_datastore(WEIGHTS / "datastore").fingerprint
