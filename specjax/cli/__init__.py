@@ -24,6 +24,7 @@ from specjax.cli.report import ReportCommand
 from specjax.cli.train import Train, train_subcommands
 from specjax.cli.tune import Tune
 from specjax.core.errors import exit_code
+from specjax.core.interrupts import Stopped
 
 DESCRIPTION = """Lossless speculative decoding for Llama-family models.
 
@@ -51,7 +52,12 @@ def _run(arguments: list[str]) -> None:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     quiet()
-    command.run()
+    try:
+        command.run()
+    except Stopped as stopped:
+        if not (advice := getattr(command, "if_stopped", "")):
+            raise
+        raise Stopped(stopped.number, f"{str(stopped) or 'stopped'}; {advice}") from None
 
 
 def _commands(arguments: list[str]) -> Any:

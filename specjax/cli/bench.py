@@ -20,6 +20,11 @@ class BenchCommand(BenchOptions):
     ] = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
+    @property
+    def if_stopped(self) -> str:
+        """How an interrupted benchmark goes on."""
+        return "the same command goes on" if self.out else ""
+
     def run(self) -> None:
         """Measures and prints the table."""
         from specjax.bench.run import run_bench

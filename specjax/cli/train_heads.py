@@ -44,6 +44,7 @@ class TrainHead:
     """Trains the head of a method; `train_command` sets the method and its defaults."""
 
     method: ClassVar[str] = ""
+    if_stopped: ClassVar[str] = "the same command with --resume goes on"
     training: Annotated[HeadTraining, FLAT]
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""

@@ -4,8 +4,11 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from signal import SIGINT
 
-USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
+from specjax.core.interrupts import Stopped, on_signal, stop
+
+USER_ERROR, BROKEN_PIPE = 2, 1  # exit codes
 
 
 class SpecjaxError(ValueError):
@@ -32,17 +35,24 @@ def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a program and returns its exit code; prints one line for a `SpecjaxError`."""
+    """Runs a program and returns its exit code; prints one line for a `SpecjaxError`.
+
+    At SIGINT or SIGTERM it ends as at Ctrl-C, and says how to go on where that is possible.
+    """
     try:
         try:
-            run()
+            with on_signal(stop):
+                run()
         finally:
             sys.stdout.flush()
     except SpecjaxError as error:
         print("specjax:", " ".join(str(error).splitlines()), file=sys.stderr)
         return USER_ERROR
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        stopped = error if isinstance(error, Stopped) else Stopped(SIGINT)
+        if advice := str(stopped):
+            warn(advice)
+        return stopped.exit_code
     except BrokenPipeError:
         # The reader of our output is gone; give Python's flush at exit somewhere to write to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,6 +22,7 @@ from jaxtyping import PyTree
 from tyro.conf import arg
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.interrupts import Stopped, on_signal
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
@@ -100,6 +101,9 @@ def train(
 ) -> Trained:
     """Trains `params` to the end, from the newest checkpoint in `run_folder` if there is one.
 
+    At SIGINT or SIGTERM it finishes the step, and a measurement that is due, saves, and raises
+    `Stopped`; a second signal ends the process at once.
+
     Args:
         loss_fn: params, frozen params, batch, key -> loss, metrics; pure.
         params: to start from; they are not donated.
@@ -128,12 +132,16 @@ def train(
         open_run(run_folder, config or {}, resume, options.keep_last) as run,
     ):
         first, state = run.restored(state, batches)
-        with Progress(title, first, options.total_steps) as progress:
+        signals: list[int] = []
+        with Progress(title, first, options.total_steps) as progress, on_signal(signals.append):
             for step in range(first, options.total_steps):
                 state, metrics = take_step(step, state, batches, progress)
                 score = _report(run, progress, options, evaluation, step + 1, state, metrics)
-                if score is not None or options.is_due(options.save_every, step + 1):
+                if signals or score is not None or options.is_due(options.save_every, step + 1):
                     run.save(step + 1, state, batches, score)
+                if signals and step + 1 < options.total_steps:
+                    run.wait()
+                    raise Stopped(signals[0], f"stopped after step {step + 1}, which is saved")
         best = run.best(state) or (options.total_steps, None, state)
         return Trained(state["params"], best[2]["params"], best[0], best[1])
 

@@ -80,7 +80,7 @@ class RunFolder:
         """Returns step, score and state of the best intact checkpoint; None if there is none."""
         if self.folder is None:
             return None
-        self._wait()
+        self.wait()
         for step, score in checkpoints.scores(self.manager).items():
             try:
                 return step, score, checkpoints.read(self.manager, step, state)[0]
@@ -129,9 +129,10 @@ class RunFolder:
             with _saving(self.folder):
                 checkpoints.write(self.manager, step, state, batches.get_state(), score)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Waits until all checkpoints are written."""
-        assert self.folder is not None
+        if self.folder is None:
+            return
         with _saving(self.folder):
             self.manager.wait_until_finished()
 
@@ -162,7 +163,7 @@ def open_run(
         ):
             run = RunFolder(folder, manager, board)
             yield run
-            run._wait()
+            run.wait()
 
 
 @contextmanager

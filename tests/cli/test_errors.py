@@ -1,10 +1,15 @@
 """What the command line refuses, and how it says so."""
 
+import os
+import signal
+import time
+
 import pytest
 
 from specjax.cli import main
 from specjax.cli.generate import Generate
 from specjax.cli.settings import read_settings
+from specjax.cli.train_heads import TrainHead
 from tests.cli.target import VOCABULARY
 
 LONG_NAME = "n" * 300
@@ -146,3 +151,17 @@ def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, 
     command = ["generate", "--target", str(tiny), "--method", method, "--prompt-ids", "1,2"]
     assert main([*command, "--set", setting]) == 2
     assert message in error_line()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
+    number, code, tmp_path, monkeypatch, capsys
+):
+    def run(self):
+        os.kill(os.getpid(), number)
+        time.sleep(60)  # which the signal cuts short
+
+    monkeypatch.setattr(TrainHead, "run", run)
+    assert main(["train", "eagle", "--out", str(tmp_path)]) == code
+    assert capsys.readouterr().err == "specjax: stopped; the same command with --resume goes on\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -18,13 +18,14 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import locked
+from specjax.core.interrupts import Stopped
 from specjax.training.data import from_function
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 
 OPTIONS = LoopOptions(num_steps=12, save_every=4, log_every=3, eval_every=100, seed=9)
 
 
-class Stopped(Exception):
+class Killed(Exception):
     pass
 
 
@@ -41,11 +42,13 @@ def loss_fn(params, frozen, batch, key):
     return jnp.mean(errors**2), {"per_depth": jnp.abs(errors[:2])}
 
 
-def run(folder, stop_at: int | None = None, scale: float = 1.0, **settings) -> Trained:
+def run(
+    folder, stop_at: int | None = None, scale: float = 1.0, batch_of=batch_at, **settings
+) -> Trained:
     def batch(step: int):
         if step == stop_at:
-            raise Stopped
-        return batch_at(step)
+            raise Killed
+        return batch_of(step)
 
     start = {"weight": jnp.zeros(3)}
     trained = train(
@@ -68,7 +71,7 @@ def same_bits(one: Trained, other: Trained) -> bool:
 def test_an_interrupted_run_ends_with_the_bits_of_a_whole_one(tmp_path):
     whole = run(tmp_path / "whole")
     for stop_at in (2, 7, 11):  # before the first checkpoint, and with metrics beyond the newest
-        with pytest.raises(Stopped):
+        with pytest.raises(Killed):
             run(tmp_path / "cut", stop_at)
     assert same_bits(run(tmp_path / "cut"), whole)
     assert same_bits(run(None), whole)
@@ -272,3 +275,23 @@ def test_rows_are_spread_over_the_devices(tmp_path):
     assert ran.returncode == 0, ran.stderr
     found = [float(number) for number in ran.stdout.split()]
     np.testing.assert_allclose(found, run(None).params["weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(tmp_path, number):
+    """Without losing a step, though checkpoints are written every few only; and resumes alike."""
+
+    def batch(step: int):
+        if step == 4:
+            os.kill(os.getpid(), number)
+        return batch_at(step)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Stopped, match="stopped after step 5, which is saved") as at:
+        run(tmp_path / "run", batch_of=batch)
+    assert at.value.exit_code == 128 + number
+    taken: list[int] = []
+    resumed = run(tmp_path / "run", batch_of=lambda step: taken.append(step) or batch_at(step))
+    assert same_bits(resumed, whole)
+    assert taken[0] == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
