@@ -16,6 +16,11 @@ class Train(Generic[Subcommand]):
 
     subcommand: Annotated[Subcommand, tyro.conf.arg(name="")]
 
+    @property
+    def if_stopped(self) -> str:
+        """How an interrupted training goes on."""
+        return getattr(self.subcommand, "if_stopped", "")
+
     def run(self) -> None:
         """Trains."""
         chosen: Any = self.subcommand

@@ -73,6 +73,11 @@ class TrainDisco:
     ] = None
     """dtype for weights and compute; by default the one that is fastest on this machine."""
 
+    @property
+    def if_stopped(self) -> str:
+        """How an interrupted training goes on."""
+        return "the same command goes on" if self.run_folder else ""
+
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
         out = vacant(self.out)
