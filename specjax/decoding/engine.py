@@ -15,6 +15,7 @@ from jax import lax
 from jax.stages import Lowered
 from jaxtyping import Array, Int, Key
 
+from specjax.core.compilation import jit_loops
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_request
@@ -82,7 +83,7 @@ class Engine:
         state = replace(state, cache=cache)
         return self.commit(params, state, proposal.tree, output, verification)
 
-    @partial(jax.jit, static_argnums=0, donate_argnames="state")
+    @partial(jit_loops, static_argnums=0, donate_argnames="state")
     def run(self, params: Params, state: LoopState, max_rounds: Int[Array, ""] | int) -> LoopState:
         """Runs rounds until all rows are done, or `max_rounds` have run since `prefill`; compiled.
 
@@ -180,7 +181,7 @@ class Engine:
         return Draw(state.row_keys, state.length, self.sampling)
 
 
-@partial(jax.jit, static_argnames="engine")
+@partial(jit_loops, static_argnames="engine")
 def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine) -> LoopState:
     target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
     batch, prompt_length = prompt.tokens.shape

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
+from specjax.core.compilation import jit_loops
 from specjax.core.errors import check_at_least
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
@@ -97,7 +97,7 @@ def _parts(
         yield generation
 
 
-@partial(jax.jit, static_argnames="engine")
+@partial(jit_loops, static_argnames="engine")
 def _generate(params, prompt, key, max_rounds, *, engine: Engine) -> Generation:
     state = engine.prefill(params, prompt, key)
     return engine.generation(engine.run(params, state, max_rounds))

@@ -58,6 +58,10 @@ def verify_pass(
     given = proposal, cache.length
 
     def at_width(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+        with jax.named_scope(f"pass_of_{width}"):  # how profiles and `benchmarks.compiled` see it
+            return run(width, given, cache)
+
+    def run(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
         (tree, probe), root_slot = given
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
@@ -152,40 +156,25 @@ def query_rows(
 
 # ---- Branches that change large arrays, such as a KV cache, without copying them ----------------
 #
-# On CPU, XLA copies whatever a branch changes, into the branch and out of it; a loop of zero or one
-# iterations updates it in place. But XLA also hoists loop-invariant computations out of the loop,
-# so they run even when the loop does not: the first products of a pass, or a whole search. An
-# optimization barrier around `given` and `carry` prevents that; only weights, which branches read
-# directly, are left outside it.
+# XLA copies whatever a branch changes, into the branch and out of it; a loop of 0 or 1 iterations
+# updates it in place. But XLA also hoists loop-invariant computations out of the loop, so they run
+# even when it does not: the first products of a pass, or a whole search. An optimization barrier
+# around `given` and `carry` prevents that; only weights, which branches read directly, are left
+# outside it.
 
 
 def switch_in_place(
     index: Int[Array, ""], branches: Sequence[Branch], given: Any, carry: Any
 ) -> Any:
     """Computes `lax.switch(index, branches, given, carry)`, changing arrays of `carry` in place."""
-
-    def as_loops(index, given, carry):
-        for number, branch in enumerate(branches):
-            carry = _at_most_once(index == number, branch, given, carry)
-        return carry
-
-    as_switch = lambda index, *operands: lax.switch(index, branches, *operands)  # noqa: E731
-    return lax.platform_dependent(index, given, carry, cpu=as_loops, default=as_switch)
+    for number, branch in enumerate(branches):
+        carry = if_in_place(index == number, branch, given, carry)
+    return carry
 
 
 def if_in_place(condition: Bool[Array, ""], branch: Branch, given: Any, carry: Any) -> Any:
     """Computes `branch(given, carry)` if the condition holds, else `carry`, in the same way."""
 
-    def as_loop(condition, given, carry):
-        return _at_most_once(condition, branch, given, carry)
-
-    def as_cond(condition, given, carry):
-        return lax.cond(condition, branch, lambda given, carry: carry, given, carry)
-
-    return lax.platform_dependent(condition, given, carry, cpu=as_loop, default=as_cond)
-
-
-def _at_most_once(condition: Bool[Array, ""], branch: Branch, given: Any, carry: Any) -> Any:
     def turn(step, carry):
         seen, carry, _ = lax.optimization_barrier((given, carry, step))
         return branch(seen, carry)

@@ -1,0 +1,1 @@
+"""Programs for GPUs and TPUs, compiled without a device: `python -m benchmarks.compiled`."""

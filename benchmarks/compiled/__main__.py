@@ -1,0 +1,153 @@
+"""Compiles requests for GPUs and TPUs without having one: python -m benchmarks.compiled
+
+Nothing runs, so nothing is noisy: of each program this tables the bytes that a round reads, copies
+of the KV cache, kernels, the times that the host has to decide, and temporary memory. Needs wheels
+only: `pip install libtpu` for TPUs, `pip install jax-cuda12-plugin[with-cuda]` for GPUs. Rows are
+kept in compiled.json and the tables in compiled.md; what changed since the last run is listed.
+
+Two depths are compiled and costs taken as linear in the layers; `--layers 32` compiles the whole
+model, and only then are seconds those of the whole model.
+"""
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.compiled.devices import DEVICES, Device
+from benchmarks.compiled.measure import METHODS, Case, Row, at_depth, measure, request_of
+from benchmarks.compiled.tables import changes, markdown
+from benchmarks.harness import SIZES, at_least_1, check_size, main, option
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json, writable
+from specjax.core.provenance import machine, versions
+
+
+@dataclass(frozen=True)
+class CompiledOptions:
+    """The options of this benchmark."""
+
+    out: Path = option("folder of compiled.json and compiled.md", Path("docs/results"))
+    devices: tuple[str, ...] = option("to compile for", tuple(DEVICES))
+    sizes: tuple[str, ...] = option(f"of the target, of {', '.join(SIZES)}", ("8b", "7b"))
+    methods: tuple[str, ...] = option("drafting methods", METHODS)
+    temperatures: tuple[float, ...] = option("0 is greedy", (0.0, 0.8), float)
+    layers: tuple[int, ...] = option("one or two depths to compile", (2, 3), int)
+    prompt_length: int = option("tokens of the prompt", 1024)
+    max_new_tokens: int = option("new tokens", 256)
+
+    def check(self) -> None:
+        """Raises SpecjaxError for unknown names or sizes that make no request."""
+        for kind, names, known in (
+            ("device", self.devices, DEVICES),
+            ("method", self.methods, METHODS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
+        for size in self.sizes:
+            check_size(size)
+        at_least_1(self, "max_new_tokens")
+        if self.prompt_length < 2:
+            raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
+        if (
+            not 1 <= len(self.layers) <= 2
+            or min(self.layers) < 1
+            or len(set(self.layers)) < len(self.layers)
+        ):
+            raise SpecjaxError(f"layers {self.layers} must be one or two different depths")
+
+
+def run(options: CompiledOptions) -> None:
+    """Compiles everything that was asked for, and writes rows as they come.
+
+    Raises:
+        SpecjaxError: before any work, for impossible options; at the end, if something failed.
+    """
+    options.check()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # or seconds would be those of a disk
+    path = options.out / "compiled.json"
+    before = read_json(path)["rows"] if path.exists() else []
+    failed = 0
+    for name in options.devices:
+        device = DEVICES[name]
+        try:
+            on = device.find()
+        except Exception as error:  # whatever a plugin raises that is not there
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            print(f"{name}: left out, no wheels for it ({reason[0]})", file=sys.stderr)
+            continue
+        for rest in product(options.sizes, options.temperatures, options.methods):
+            case = Case(name, rest[0], rest[2], rest[1])
+            print(" ".join(map(str, case)), file=sys.stderr, flush=True)
+            try:
+                row = _row(case, options, device, on)
+            except Exception:
+                traceback.print_exc()
+                failed += 1
+                continue
+            _keep(path, row)
+            for line in changes([each for each in before if _key(each) == _key(row)], row):
+                print(line, flush=True)
+    if path.exists():
+        print(markdown(read_json(path)["rows"]))
+    if failed:
+        raise SpecjaxError(f"{failed} programs failed; see above")
+
+
+def _row(case: Case, options: CompiledOptions, device: Device, on: Any) -> Row:
+    """Compiles each depth and returns the row of the whole model."""
+    rows, depths = [], sorted(options.layers)
+    shape = SIZES[case.size]
+    for depth in depths:
+        request = request_of(
+            case,
+            device,
+            shape._replace(layers=depth),
+            options.prompt_length,
+            options.max_new_tokens,
+        )
+        rows.append(measure(request, device, on))
+        jax.clear_caches()
+    depth = shape.layers if len(depths) == 2 else depths[0]
+    found = at_depth(rows, depths, depth)
+    about = {"layers": depth, "compiled": depths, "prompt": options.prompt_length}
+    about |= {"new": options.max_new_tokens, "versions": versions()["jax"], "machine": machine()}
+    if device.bytes_per_second:
+        found["floor_s"] = found["floor"] / device.bytes_per_second
+    return case._asdict() | about | found
+
+
+def _key(row: Row) -> tuple:
+    names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
+    return tuple(json.dumps(row[name]) for name in names)
+
+
+def _keep(path: Path, row: Row) -> None:
+    """Puts a row in place of the one of the same request, and writes the tables anew."""
+    rows = read_json(path)["rows"] if path.exists() else []
+    rows = [each for each in rows if _key(each) != _key(row)] + [row]
+    order = list(DEVICES), list(SIZES), list(METHODS)
+    rows.sort(
+        key=lambda each: (
+            order[0].index(each["device"]),
+            order[1].index(each["size"]),
+            each["temperature"],
+            len(each["compiled"]),
+            order[2].index(each["method"]),
+        )
+    )
+    with writable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(markdown(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(run, CompiledOptions, __doc__)

@@ -1,0 +1,338 @@
+"""Reads an optimised XLA program as text: the parts of a round, their bytes, kernels and copies.
+
+Bytes are counted as the kernels' operands, each read once: of what a kernel only slices or gathers
+from, the rows it takes, and nothing of what it updates in place.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}  # others end in their number
+NO_KERNEL = set(
+    "parameter constant get-tuple-element tuple bitcast after-all optimization-barrier domain "
+    "copy-done async-done slice-done send recv partition-id replica-id iota broadcast".split()
+)
+TAKES_ROWS = ("dynamic-slice", "slice", "gather")
+IN_PLACE = ("dynamic-update-slice", "scatter")
+PASS = re.compile(r"pass_of_(\d+)")
+DRAFT = "draft"  # the part of a round that is no target pass: drafting and commit
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+class ArrayType(NamedTuple):
+    """One array of a type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    is_on_chip: bool  # in the vector memory of a TPU
+
+    @property
+    def num_bytes(self) -> float:
+        """Its bytes, also where elements are packed."""
+        bits = BITS.get(self.dtype)
+        if bits is None:
+            bits = int(_first(r"(\d+)", self.dtype) or 0)
+        return prod(self.shape) * bits / 8
+
+
+def arrays_in(text: str) -> list[ArrayType]:
+    """Returns the arrays of a type, which may be a tuple."""
+    return [
+        ArrayType(
+            dtype, tuple(int(size) for size in sizes.split(",") if size), "S(1)" in (layout or "")
+        )
+        for dtype, sizes, layout in _ARRAY.findall(text)
+    ]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # the first number of a parameter; attributes of others
+    is_root: bool
+
+    @cached_property
+    def arrays(self) -> list[ArrayType]:
+        """The arrays it returns."""
+        return arrays_in(self.type)
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes it returns."""
+        return sum(each.num_bytes for each in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """The number of elements it returns."""
+        return sum(prod(each.shape) for each in self.arrays)
+
+    @property
+    def scope(self) -> str:
+        """The names of the functions that it comes from."""
+        return _first(r'op_name="([^"]*)"', self.rest) or ""
+
+    @property
+    def cycles(self) -> int:
+        """XLA's own estimate, on TPU."""
+        return int(_first(r'"estimated_cycles":"(\d+)"', self.rest) or 0)
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs; of a loop the body, of a conditional all branches."""
+        if several := _first(r"branch_computations=\{([^}]*)\}", self.rest):
+            return _NAME.findall(several)
+        kinds = "body|calls|to_apply|true_computation|false_computation"
+        return re.findall(rf"\b(?:{kinds})=%([\w.\-]+)", self.rest)
+
+    @property
+    def num_turns(self) -> int:
+        """Iterations of a loop; 1 where they are not known."""
+        return int(_first(r'"known_trip_count":\{"n":"(\d+)"', self.rest) or 1)
+
+
+Computation = dict[str, Instruction]
+
+
+@dataclass
+class Cost:
+    """The costs of one part of a round."""
+
+    read: float = 0.0  # bytes
+    kernels: float = 0.0
+    cycles: float = 0.0
+    cache_copies: float = 0.0  # arrays of the KV cache that are written anew
+    largest: list[tuple[float, str]] = field(default_factory=list)
+
+    def add(self, other: "Cost", times: float = 1) -> None:
+        """Adds the costs of another part, run several times."""
+        self.read += times * other.read
+        self.kernels += times * other.kernels
+        self.cycles += times * other.cycles
+        self.cache_copies += times * other.cache_copies
+        self.largest += other.largest
+
+
+Costs = dict[str, Cost]  # by part: `DRAFT`, and the rows of each target pass
+
+
+class Program:
+    """An optimised program, as XLA prints it."""
+
+    def __init__(self, text: str):
+        self.computations: dict[str, Computation] = {}
+        self.entry = ""
+        current: Computation = {}
+        for line in text.splitlines():
+            if line.endswith("{") and not line.startswith(" ") and " -> " in line:
+                name = _NAME.search(line)
+                assert name is not None
+                current = self.computations[name[1]] = {}
+                self.entry = name[1] if line.startswith("ENTRY") else self.entry
+            elif found := _instruction(line):
+                current[found.name] = found
+
+    def round_body(self) -> str:
+        """Returns the computation that runs one round: the body of the loop with target passes."""
+        for each in self.loops(self.entry):
+            if self._has_pass(each.called[0], set()):
+                return each.called[0]
+        raise ValueError("the program has no loop with a target pass")
+
+    def loops(self, name: str) -> Iterable[Instruction]:
+        """Yields the loops of a computation, and of what it calls."""
+        for each in self.computations[name].values():
+            if each.opcode == "while":
+                yield each
+            elif each.opcode in ("call", "async-start"):
+                for called in each.called:
+                    yield from self.loops(called)
+
+    def costs(self, name: str, cache_shape: tuple[int, ...], part: str = DRAFT) -> Costs:
+        """Returns the costs of a computation by part.
+
+        An instruction without a scope belongs to the part of the first one that uses it, else to
+        that of the one before it; what a TPU loads for the next round belongs to the pass.
+        """
+        costs: Costs = {}
+        scopes, last_pass = self._scopes(name), part
+        for each in self.computations[name].values():
+            if scope := scopes[each.name]:
+                found = PASS.search(scope)
+                part = found[1] if found else DRAFT
+                last_pass = found[1] if found else last_pass
+            elif each.opcode.endswith("-start"):
+                part = last_pass
+            if each.opcode in ("while", "conditional", "call"):
+                for called in each.called:
+                    for inner, cost in self.costs(called, cache_shape, part).items():
+                        costs.setdefault(inner, Cost()).add(cost, each.num_turns)
+            elif each.opcode not in NO_KERNEL:
+                read = self._read(each, self.computations[name])
+                copies = self._copies(each, cache_shape)
+                label = f"{part} {each.opcode} {each.type[:60]} {each.scope[-90:]}"
+                costs.setdefault(part, Cost()).add(
+                    Cost(read, 1, each.cycles, copies, [(read, label)])
+                )
+        return costs
+
+    def _scopes(self, name: str) -> dict[str, str]:
+        """Returns the scope of each instruction, or of the first one that uses its result."""
+        computation = self.computations[name]
+        scopes = {each.name: each.scope for each in computation.values()}
+        for each in reversed(computation.values()):
+            for operand in each.operands:
+                if operand in computation and not computation[operand].scope:
+                    scopes[operand] = scopes[each.name] or scopes[operand]
+        return scopes
+
+    def _has_pass(self, name: str, seen: set[str]) -> bool:
+        if name in seen or name not in self.computations:
+            return False
+        seen.add(name)
+        return any(
+            PASS.search(each.scope) or any(self._has_pass(called, seen) for called in each.called)
+            for each in self.computations[name].values()
+        )
+
+    def _read(self, each: Instruction, computation: Computation) -> float:
+        """Bytes that an instruction reads from main memory."""
+        operands = [computation[name] for name in each.operands if name in computation]
+        if each.opcode in TAKES_ROWS:
+            return _off_chip(operands[0]) and each.num_bytes
+        if each.opcode in IN_PLACE:
+            return sum(map(_off_chip, operands[1:]))
+        if each.opcode == "slice-start":  # to the chip, while something else runs
+            return sum(array.num_bytes for array in each.arrays[1:2])
+        inner = self.computations.get(each.called[0]) if each.called else None
+        if inner is None or each.opcode not in ("fusion", "async-start", "custom-call"):
+            return sum(map(_off_chip, operands))
+        shares = self._shares(inner)
+        return sum(_off_chip(operand) * shares.get(at, 0.0) for at, operand in enumerate(operands))
+
+    def _shares(self, computation: Computation, used: float = 1.0) -> dict[int, float]:
+        """Returns the share of each parameter that a fused computation reads, by its number.
+
+        `used` is the share of the result that is wanted.
+        """
+        shares = dict.fromkeys(computation, 0.0)
+        for each in reversed(computation.values()):  # users first
+            share = used if each.is_root else min(shares[each.name], 1.0)
+            if each.opcode == "fusion":
+                inner = self._shares(self.computations[each.called[0]], share)
+                for place, name in enumerate(each.operands):
+                    shares[name] += inner.get(place, 0.0)
+                continue
+            for place, name in enumerate(each.operands):
+                if place == 0 and each.opcode in IN_PLACE:
+                    continue
+                taken = 1.0
+                if place == 0 and each.opcode in TAKES_ROWS:
+                    taken = each.size / max(computation[name].size, 1)
+                shares[name] += share * taken
+        parameters = _parameters(computation)
+        return {at: min(shares[each.name], 1.0) for at, each in parameters.items()}
+
+    def _copies(self, each: Instruction, cache_shape: tuple[int, ...]) -> int:
+        """Counts the arrays of the KV cache's shape that are written anew, not in place."""
+        wanted = _without_ones(cache_shape)
+        if each.opcode == "copy-start":
+            # From the chip it is the write-back of what was changed there.
+            arrays = each.arrays[:2]
+            return int(all(_without_ones(a.shape) == wanted and not a.is_on_chip for a in arrays))
+        count = sum(_without_ones(a.shape) == wanted and not a.is_on_chip for a in each.arrays)
+        if not count or each.opcode != "fusion":
+            return count if each.opcode == "copy" else 0
+        inner = self.computations[each.called[0]]
+        root = next(value for value in inner.values() if value.is_root)
+        roots = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        return sum(
+            _without_ones(value.arrays[0].shape) == wanted and not self._is_update(value, inner)
+            for value in roots
+        )
+
+    def _is_update(self, value: Instruction, computation: Computation) -> bool:
+        """Whether a value is a parameter changed in place."""
+        while value.opcode in ("bitcast", "reshape", "copy") and value.operands:
+            value = computation[value.operands[0]]
+        if value.opcode == "fusion":
+            inner = self.computations[value.called[0]]
+            return self._is_update(next(v for v in inner.values() if v.is_root), inner)
+        return value.opcode in IN_PLACE or value.opcode == "parameter"
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _parameters(computation: Computation) -> dict[int, Instruction]:
+    found = (each for each in computation.values() if each.opcode == "parameter")
+    return {int(each.rest.split(")")[0]): each for each in found}
+
+
+def _off_chip(value: Instruction) -> float:
+    return sum(each.num_bytes for each in value.arrays if not each.is_on_chip)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size > 1]
+
+
+def _instruction(line: str) -> Instruction | None:
+    """Reads `[ROOT] %name = type opcode(operands), attributes`."""
+    head = re.match(r"\s+(ROOT )?%([\w.\-]+) = ", line)
+    if head is None:
+        return None
+    rest = line[head.end() :]
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
+    type_, rest = rest[:end], rest[end:].lstrip()
+    opcode, _, rest = rest.partition("(")
+    end = _closing("(" + rest) - 1
+    operands = tuple(_NAME.findall(rest[:end]))
+    return Instruction(
+        name=head[2],
+        type=type_,
+        opcode=opcode,
+        operands=operands,
+        rest=rest if opcode == "parameter" else rest[end:],
+        is_root=bool(head[1]),
+    )
+
+
+def _closing(text: str) -> int:
+    """Returns the place of the bracket that closes the first one."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"unbalanced brackets: {text[:80]}")
+
+
+def host_synchronisations(thunks: str) -> int:
+    """Counts the loops and conditionals of a CUDA program that the host decides.
+
+    `thunks` is the sequence that XLA dumps; what is inside a CUDA graph needs no host.
+    """
+    count, above = 0, []
+    for line in thunks.splitlines():
+        found = re.match(r"( *)\d+: (k\w+)", line)
+        if found is None:
+            continue
+        depth, kind = len(found[1]), found[2]
+        above = [(at, name) for at, name in above if at < depth]
+        is_in_graph = any(name == "kCommandBuffer" for _, name in above)
+        count += kind in ("kWhile", "kConditional") and not is_in_graph
+        above.append((depth, kind))
+    return count

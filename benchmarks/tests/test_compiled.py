@@ -1,0 +1,102 @@
+"""The benchmark of compiled programs: what is read from them, and the command on CPU."""
+
+import pytest
+
+from benchmarks.compiled import __main__ as compiled
+from benchmarks.compiled.program import Program, host_synchronisations
+from benchmarks.compiled.tables import changes
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json
+
+PROGRAM = """\
+HloModule tiny, is_scheduled=true
+
+%taken (rows: f32[100,4], at: s32[]) -> f32[4] {
+  %rows = f32[100,4]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %one = f32[1,4]{1,0} dynamic-slice(%rows, %at, %zero), dynamic_slice_sizes={1,4}
+  ROOT %out = f32[4]{0} bitcast(%one)
+}
+
+%written (cache: bf16[1,2,8,4], rows: bf16[1,2,1,4], at: s32[]) -> bf16[1,2,8,4] {
+  %cache = bf16[1,2,8,4]{3,2,1,0} parameter(0)
+  %rows.1 = bf16[1,2,1,4]{3,2,1,0} parameter(1)
+  %at.1 = s32[] parameter(2)
+  ROOT %new = bf16[1,2,8,4]{3,2,1,0} dynamic-update-slice(%cache, %rows.1, %at.1, %at.1)
+}
+
+%turn (state: (bf16[1,2,8,4], bf16[1,2,1,4], s32[], f32[100,4])) -> (bf16[1,2,8,4]) {
+  %state = (bf16[1,2,8,4]{3,2,1,0}, bf16[1,2,1,4]{3,2,1,0}, s32[], f32[100,4]{1,0}) parameter(0)
+  %c = bf16[1,2,8,4]{3,2,1,0} get-tuple-element(%state), index=0
+  %r = bf16[1,2,1,4]{3,2,1,0} get-tuple-element(%state), index=1
+  %a = s32[] get-tuple-element(%state), index=2
+  %w = f32[100,4]{1,0} get-tuple-element(%state), index=3
+  %drafted = f32[4]{0} fusion(%w, %a), calls=%taken, metadata={op_name="body/gather"}
+  %u = bf16[1,2,8,4]{3,2,1,0} fusion(%c, %r, %a), calls=%written, metadata={op_name="pass_of_3/x"}
+  %copy.1 = bf16[1,2,8,4]{3,2,1,0} copy(%u)
+  ROOT %next = (bf16[1,2,8,4]{3,2,1,0}) tuple(%copy.1)
+}
+
+%goes_on (state.1: (bf16[1,2,8,4])) -> pred[] {
+  %state.1 = (bf16[1,2,8,4]{3,2,1,0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (all: (bf16[1,2,8,4])) -> (bf16[1,2,8,4]) {
+  %all = (bf16[1,2,8,4]{3,2,1,0}) parameter(0)
+  ROOT %loop = (bf16[1,2,8,4]{3,2,1,0}) while(%all), condition=%goes_on, body=%turn
+}
+"""
+THUNKS = """000: kCommandBuffer [source | sink]
+    001: kWhile        [source | sink]
+023: kWhile         [prev=000 (1) | next=069 (1)]
+condition:
+    024: kCustomKernel [source | sink] wrapped_compare
+  body:
+    000: kCommandBuffer [source | sink]
+        025: kConditional [source | sink]
+    026: kConditional [source | sink]
+"""
+
+
+def test_a_round_is_read_from_a_program():
+    program = Program(PROGRAM)
+    assert program.round_body() == "turn"
+    costs = program.costs("turn", (1, 2, 8, 4))
+    assert costs["draft"].read == 4 * 4 + 4  # the row, and where it is
+    assert costs["draft"].cache_copies == 0
+    assert costs["3"].read == 2 * 4 * 2 + 4 + 2 * 8 * 4 * 2  # rows and place; then the copy
+    assert (costs["3"].kernels, costs["3"].cache_copies) == (2, 1)
+
+
+def test_what_the_host_decides_is_counted():
+    assert host_synchronisations(THUNKS) == 2
+
+
+def test_a_difference_from_the_last_run_is_named():
+    before = {"device": "cpu", "pass_read": 100.0, "cache_copies": 0.0, "compile_s": 10.0}
+    after = before | {"pass_read": 102.0, "compile_s": 11.0}
+    assert changes([before], after) == ["  pass_read: 100 -> 102"]
+    assert changes([], after) == changes([before], before) == []
+
+
+def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
+    options = compiled.CompiledOptions(
+        out=tmp_path,
+        devices=("cpu",),
+        sizes=("tiny",),
+        methods=("pld",),
+        temperatures=(0.0,),
+        layers=(1, 2),
+        prompt_length=8,
+        max_new_tokens=8,
+    )
+    compiled.run(options)
+    (row,) = read_json(tmp_path / "compiled.json")["rows"]
+    assert (row["method"], row["layers"], row["widths"]) == ("pld", 2, [11])
+    assert row["pass_read"] > row["floor"] and row["cache_copies"] == 0
+    assert row["host_syncs"] is None
+    assert "| pld" in capsys.readouterr().out
+    with pytest.raises(SpecjaxError, match="unknown"):
+        compiled.run(compiled.CompiledOptions(devices=("h200",)))

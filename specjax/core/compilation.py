@@ -1,0 +1,49 @@
+"""`jax.jit` for programs with loops: on a GPU they become one CUDA graph."""
+
+from collections.abc import Callable
+from functools import cached_property
+from types import MethodType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+# XLA's defaults and WHILE: the GPU itself then decides how a loop goes on (CUDA 12.3 or later), and
+# the host launches a whole generation once.
+COMPILER_OPTIONS = {
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+    )
+}
+# Without Triton, XLA concatenates the weights of q, k and v anew in every round to multiply once.
+BEFORE_AMPERE = {"xla_gpu_dot_merger_threshold_mb": 0}
+
+
+class jit_loops:
+    """Compiles a function as `jax.jit` does, with `COMPILER_OPTIONS` where the device is a GPU.
+
+    JAX takes such options for whole programs only, so inside another `jit` it is a plain one.
+    """
+
+    def __init__(self, function: Callable, **settings: Any):
+        self.function, self.settings = function, settings
+        self._nested = jax.jit(function, **settings)
+
+    @cached_property
+    def _alone(self) -> Any:
+        options: dict[str, Any] = {}
+        if jax.default_backend() == "gpu":
+            capability = getattr(jax.devices()[0], "compute_capability", None) or "8.0"
+            options = COMPILER_OPTIONS | (BEFORE_AMPERE if float(capability) < 8 else {})
+        return jax.jit(self.function, compiler_options=options, **self.settings)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_nested = isinstance(jnp.zeros(()), Tracer)
+        return (self._nested if is_nested else self._alone)(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._alone, name)
