@@ -25,12 +25,14 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.models.config import TransformerConfig
 from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.formats.eagle3 import EAGLE3
 from specjax.models.io.formats.hydra import HYDRA
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import HeadFormat
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.objectives.eagle import EagleTraining
+from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
@@ -175,6 +177,16 @@ METHODS: dict[str, Method] = {
         part="hass",
         head=EAGLE,
         training=HassTraining,
+        search_space=BEAMS,
+    ),
+    "eagle3": Method(
+        Eagle2,
+        "an EAGLE-3 head",
+        "EAGLE-3 (Li et al., 2025)",
+        lambda config: {"depth": 8},  # heads are trained that far
+        part="eagle3",
+        head=EAGLE3,
+        training=Eagle3Training,
         search_space=BEAMS,
     ),
     "parallel-medusa": Method(

@@ -16,12 +16,14 @@ from specjax.bench.measure import watched
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
+from specjax.core.pytree import cast_floats
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.distillation import DistillOptions, distill, own_questions, prompt_of
 from specjax.hub import LoadedTarget, load
 from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
+from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, HeadFormat, detect_format
 from specjax.pocket.corpus import pocket_conversations
@@ -171,7 +173,7 @@ class TrainHead:
         found = detect_format(find_head(self.start), HEAD_FORMATS)
         format = found if found.kind in self.training.adopts else _format_of(self.method)
         head, params = load_head(self.start, target, "float32", format)
-        if isinstance(head, LayeredHead):
+        if isinstance(head, LayeredHead) and not isinstance(head, Eagle3Head):
             head, params = with_draft_tokens(head, params, [])  # it learns all
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
         asked = shape_of(wanted)
@@ -281,7 +283,7 @@ def evaluation(
         )
 
     def measure(params: Any) -> dict[str, Any]:
-        params = jax.tree.map(lambda leaf: leaf.astype(target.dtype), params)
+        params = cast_floats(params, target.dtype)
         params = jax.device_put(params, jax.devices()[0])  # where the target is
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
         if text := advice(found.accepted_length, sum(found.counts)):

@@ -164,7 +164,7 @@ class Attention(nn.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B Q D"],
+        x: Float[Array, "B Q I"],
         rotation: Rotation | None,
         keys: Float[Array, "B K S H"],
         values: Float[Array, "B K S H"],

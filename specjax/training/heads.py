@@ -2,25 +2,28 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, locked, writable
+from specjax.models.heads.eagle3 import Eagle3Head
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, HeadFormat, save_head
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
-from specjax.training.examples import Example
+from specjax.training.examples import Example, frequent_tokens
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from specjax.training.run_folder import CONFIG, taken
 
-TARGET_FIELDS = ("layers", "hidden_size", "vocab_size", "draft_vocab_size")  # not trained
+TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
 MEMORY_ADVICE = (
     "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
     "--remat, or take --dtype bfloat16"
@@ -60,7 +63,16 @@ def train_head(
         SpecjaxError: as `training.loop.train` and `training.data.batches` do, or if the head cannot
             be written.
     """
-    params = new_params(head, target, settings.loop.seed) if start is None else start
+    params = start
+    if params is None:
+        params = new_params(head, target, settings.loop.seed, examples)
+    # Which tokens a head drafts is not learned.
+    fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
+    params = {name: leaf for name, leaf in params.items() if name not in fixed}
+    loss = settings.training.loss(head, target.model, settings.remat)
+    if fixed and evaluation is not None:
+        measure = evaluation.measure
+        evaluation = replace(evaluation, measure=lambda params: measure(params | fixed))
     config = asdict(settings) | {
         "kind": format.kind,
         "shape": shape_of(head),
@@ -70,7 +82,7 @@ def train_head(
         "start": None if start is None else checksum(start),
     }
     trained = train(
-        settings.training.loss(head, target.model, settings.remat),
+        lambda params, *others: loss(params | fixed, *others),
         params,
         batches(examples, settings.data, settings.loop.seed),
         optimizer_of(settings.optimizer, settings.loop.total_steps),
@@ -85,13 +97,26 @@ def train_head(
         advice=MEMORY_ADVICE,
     )
     if not (out / HEAD).exists():
-        _save(out / HEAD, head, format, target, trained, config)
+        _save(out / HEAD, head, format, target, trained, fixed, config)
     return trained
 
 
-def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
-    """Draws random params; LM heads of the head's own start as copies of the target's."""
+def new_params(
+    head: Any, target: FrozenModel, seed: int, examples: Sequence[Example]
+) -> dict[str, Any]:
+    """Draws random params; LM heads of the head's own start as copies of the target's.
+
+    A draft vocabulary is that of the tokens most frequent in the answers.
+    """
     key = jax.random.key(seed)
+    if isinstance(head, Eagle3Head):
+        params, table = head.initialise(key), target.model.lm_head(target.params)
+        if count := head.config.draft_vocab_size:
+            tokens, share = frequent_tokens(examples, head.config.vocab_size, count)
+            print(f"the {count} tokens to draft make up {share:.1%} of the answers")
+            params[DRAFT_TOKENS] = jnp.asarray(tokens)
+            table = table[params[DRAFT_TOKENS]]
+        return params | {"lm_head": {"weight": jnp.array(table, jnp.float32)}}
     if not getattr(head.config, "has_lm_heads", False):
         return head.initialise(key)
     return head.initialise(key, lm_head=target.model.lm_head(target.params))
@@ -100,6 +125,8 @@ def new_params(head: Any, target: FrozenModel, seed: int) -> Any:
 def shape_of(head: Any) -> dict[str, Any]:
     """Returns what distinguishes a head from others for the same target."""
     own = {name: value for name, value in vars(head.config).items() if name not in TARGET_FIELDS}
+    if not own.get("draft_vocab_size", True):
+        del own["draft_vocab_size"]
     layers = getattr(head.config, "layers", None)
     return own if layers is None else own | {"num_hidden_layers": layers.num_hidden_layers}
 
@@ -110,6 +137,7 @@ def _save(
     format: HeadFormat,
     target: FrozenModel,
     trained: Trained,
+    fixed: dict[str, Any],
     config: dict[str, Any],
 ) -> None:
     """Writes the best head and its provenance."""
@@ -125,7 +153,7 @@ def _save(
         folder,
         format,
         head,
-        trained.best_params,
+        trained.best_params | fixed,
         "float32",
         target=target.model.config,
         target_params=target.params,

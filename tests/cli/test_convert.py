@@ -118,11 +118,11 @@ def test_a_head_is_read_from_the_hub(tiny, own_head, tmp_path, monkeypatch):
 def test_weights_of_another_kind_of_head_are_not_fetched(
     tiny, own_head, tmp_path, monkeypatch, error_line
 ):
-    edit_config(own_head, draft_vocab_size=32000)
+    edit_config(own_head, speculators_model_type="eagle3")
     fake = FakeHub(own_head)
     monkeypatch.setattr(hub, "snapshot_download", fake)
     assert convert(HUB_ID, tmp_path / "out", tiny) == 2
-    assert "describes an EAGLE-3 head" in error_line()
+    assert "describes a head in the format of speculators" in error_line()
     assert fake.fetched == {"config.json"}
 
 

@@ -18,6 +18,7 @@ from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
@@ -45,6 +46,15 @@ def parallel_head(
 ) -> tuple[ParallelHead, Any]:
     config = target(vocab_size, layers)[0].config
     return _wide(ParallelHead(ParallelConfig.for_target(config, MASKS, reads_features)))
+
+
+@cache
+def eagle3_head(
+    vocab_size: int = 40, layers: int = 2, drafted: tuple[int, ...] = ()
+) -> tuple[Eagle3Head, Any]:
+    config = target(vocab_size, layers)[0].config
+    module, params = _wide(Eagle3Head(Eagle3Config.for_target(config, len(drafted))))
+    return module, params | ({"draft_tokens": jnp.asarray(drafted)} if drafted else {})
 
 
 def narrowed(head: tuple[Any, Any], tokens: Any = range(3, 40, 2)) -> tuple[Any, Any]:

@@ -65,9 +65,13 @@ def draft_model() -> Small:
     return Small((model,), {"draft": params, "rule": None}, {"max_length": 6})
 
 
-SMALL = {  # by drafter; a method that is not here reads nothing and is small enough by default
+# By name or drafter; a method that is not here reads nothing and is small enough by default.
+SMALL: Any = {
     Eagle: lambda: Small.headed(heads.eagle_head()),
     Eagle2: lambda: Small.headed(heads.eagle_head(), top_k=3, depth=3, num_tokens=12),
+    "eagle3": lambda: Small.headed(
+        heads.eagle3_head(drafted=tuple(range(3, 40, 2))), top_k=3, depth=3, num_tokens=12
+    ),
     Hydra: lambda: Small.headed(heads.hydra_head()),
     Medusa: lambda: Small.headed(heads.medusa_head()),
     ParallelSpec: lambda: Small.headed(heads.parallel_head()),
@@ -88,6 +92,7 @@ OTHERS = {  # forms of the methods that run other code, and what no method does
     "eagle, draft vocabulary": heads.Headed.of(
         Eagle, heads.narrowed(heads.eagle_head()), choices=CHOICES
     )[:2],
+    "eagle3, static": heads.Headed.of(Eagle, heads.eagle3_head(), choices=CHOICES)[:2],
     "eagle2, draft vocabulary": heads.Headed.of(
         Eagle2, heads.narrowed(heads.eagle_head()), top_k=3, depth=3, num_tokens=12
     )[:2],
@@ -102,7 +107,7 @@ OTHERS = {  # forms of the methods that run other code, and what no method does
 
 
 def of_method(name: str) -> tuple[Drafter, Any]:
-    small = SMALL.get(METHODS[name].drafter, Small)()
+    small = SMALL.get(name, SMALL.get(METHODS[name].drafter, Small))()
     config = target()[0].config
     return make_drafter(name, config, small.settings, *small.parts), small.params
 

@@ -18,10 +18,12 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.io.formats.eagle import EAGLE
+from specjax.models.io.formats.eagle3 import EAGLE3
 from specjax.models.io.formats.hydra import HYDRA
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.formats.parallel import PARALLEL
@@ -31,7 +33,7 @@ from tests.models import checkpoints
 
 TARGET = config_from({"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2})
 TARGET_PARAMS = Transformer(TARGET).initialise(jax.random.key(2))
-FORMATS = (EAGLE, MEDUSA, HYDRA, PARALLEL)
+FORMATS = (EAGLE, EAGLE3, MEDUSA, HYDRA, PARALLEL)
 HEADS: dict[str, Any] = {  # by kind and variant
     "eagle": EagleHead(EagleConfig.for_target(TARGET)),
     "eagle, fc bias": EagleHead(EagleConfig.for_target(TARGET, fc_bias=True)),
@@ -45,6 +47,8 @@ HEADS: dict[str, Any] = {  # by kind and variant
     "eagle, draft vocabulary": EagleHead(
         replace(EagleConfig.for_target(TARGET), draft_vocab_size=8)
     ),
+    "eagle3": Eagle3Head(Eagle3Config.for_target(TARGET, 8)),
+    "eagle3, all tokens": Eagle3Head(Eagle3Config.for_target(TARGET)),
     "parallel, draft vocabulary": ParallelHead(
         replace(ParallelConfig.for_target(TARGET, 3), draft_vocab_size=8)
     ),

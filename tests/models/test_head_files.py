@@ -197,9 +197,7 @@ def test_about_must_be_an_object(tmp_path):
 # ---- What is not loaded ------------------------------------------------------------------------
 
 OTHER_CONFIGS = [
-    ({"draft_vocab_size": 32}, "describes an EAGLE-3 head, which has another architecture and is"),
-    ({"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
-    ({"speculators_model_type": "eagle3"}, "describes an EAGLE-3 head"),
+    ({"speculators_model_type": "eagle3"}, "describes a head in the format of speculators, which"),
     ({"hidden_size": 64}, "for a target of hidden_size 64, but this one has 32; give a head that"),
     ({"vocab_size": 60}, "for a target of vocab_size 60, but this one has 61; give a head that"),
 ]
@@ -207,7 +205,10 @@ OWN_KEYS = (key for format in FORMATS for key in (*format.keys, *PUBLISHED["medu
 PLAIN = dict.fromkeys(("architectures", *OWN_KEYS), ...)  # without what gives a kind away
 REFUSED_CONFIGS = [
     *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_CONFIGS),
-    ("eagle", {"architectures": ["Eagle3Speculator"]}, "describes an EAGLE-3 head"),
+    ("eagle", {"draft_vocab_size": 32}, "describes an EAGLE-3 head; give an EAGLE, EAGLE-2 or HA"),
+    ("eagle", {"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
+    ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head of 2 layers is not supported"),
+    ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 1]}, "cannot read the target's layers (1"),
     ("eagle", {"speculators_model_type": "eagle"}, "a head in the format of speculators, which is"),
     ("eagle", {"medusa_num_heads": 5}, "describes a Medusa head; give an EAGLE, EAGLE-2 or HASS"),
     ("eagle", {"model_type": "medusa"}, "describes a Medusa head"),
@@ -255,7 +256,7 @@ def test_configs_that_are_refused(tmp_path, name, changes, complaint):
 
 
 OTHER_TENSORS = [
-    ({"midlayer.hidden_norm.weight": NORM}, "holds an EAGLE-3 head, which has another"),
+    ({"midlayer.hidden_norm.weight": NORM}, "holds an EAGLE-3 head; give an EAGLE, EAGLE-2"),
     ({"layers.0.hidden_norm.weight": NORM}, "holds an EAGLE-3 head"),
     ({"d2t": np.zeros(9, np.int64)}, "holds an EAGLE-3 head"),
     ({"t2d": np.zeros(61, bool)}, "holds an EAGLE-3 head"),
@@ -268,7 +269,7 @@ NO_HYDRA = dict.fromkeys(published("hydra"), ...)
 NO_LM_HEADS = {f"{number}.2.weight": ... for number in range(1, 4)}
 INT8 = "quantised weights are not supported: "
 REFUSED_TENSORS = [
-    *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_TENSORS),
+    *(("eagle", changes, complaint) for changes, complaint in OTHER_TENSORS),
     ("eagle", NO_FC | {"model.norm.weight": NORM}, "holds a whole model; give an EAGLE, EAGLE-2"),
     ("eagle", NO_FC | {"layers.0.input_layernorm.weight": NORM}, "holds a whole model"),
     ("eagle, fc bias", NO_FC, "missing: fc.weight; check that both belong together"),

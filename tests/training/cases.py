@@ -13,8 +13,9 @@ from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.training.examples import Example
-from specjax.training.objectives.base import HeadTraining, Step
+from specjax.training.objectives.base import HeadTraining, Step, hidden_states
 from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
@@ -222,6 +223,27 @@ def by_formula(case: Case, params: Any) -> At:
     return at
 
 
+def by_drafts(case: Case, params: Any) -> At:
+    """What an EAGLE-3 head says at each slot as the n-th token of a draft, each drafted alone."""
+    batch, steps, found = batch_of(ALONE, case.num_tokens), len(case.weights), {}
+    places = (batch[name] for name in ("tokens", "positions", "segments"))
+    hidden = hidden_states(TARGET, FROZEN, case.head.config.taps, *map(jnp.asarray, places))
+    for text, example in enumerate(EXAMPLES):
+        tokens = jnp.asarray(batch["tokens"][text])
+        for slot in range(len(example.tokens) - 1):
+            feature = hidden[text, : slot + 1].reshape(1, slot + 1, -1)
+            cache = KVCache.create(case.head.config.layers, 1, slot + steps)
+            for step in range(min(steps, len(example.tokens) - 1 - slot)):
+                first = 1 if step == 0 else slot + 1 + step
+                read = tokens[None, first : slot + 2 + step]
+                rows = causal_rows(read, cache.length)
+                output, cache = case.head.run(params, TARGET, FROZEN, rows, feature, cache)
+                cache, feature = cache.advance(jnp.array([read.shape[1]])), output[:, -1:]
+                logits = case.head.logits(params, TARGET, FROZEN, feature, None)
+                found[step, text, slot] = logits[0, 0]
+    return lambda *place: found[place]
+
+
 def by_cache(case: Case, params: Any) -> At:
     """What Hydra heads say after the tokens of the text; the prefix layer goes slot by slot."""
     read = []
@@ -283,6 +305,12 @@ CASES = {
         _decayed(FEATURE_LOSS | {"top_loss": 0.8}, 0.6, (0, 1, 2)),
         is_aligned=True,
     ),
+    "eagle3": Case(
+        Eagle3Training(draft_vocab=0, test_steps=3, step_decay=0.6, **TOP),
+        *heads.eagle3_head(VOCAB, layers=1),
+        by_drafts,
+        _decayed({"logit_loss": 1.0, "top_loss": 0.8}, 0.6, (0, 1, 2)),
+    ),
     "medusa": _medusa(has_lm_heads=True),
     "medusa with the target's LM head": _medusa(has_lm_heads=False),
     "hydra with prefix": _hydra(has_prefix=True, has_lm_heads=True),
@@ -308,7 +336,10 @@ CASES = {
         num_tokens=2,
     ),
 }
-BY_METHOD = ("eagle", "hass", "medusa", "hydra with prefix", "parallel-eagle", "parallel-medusa")
+BY_METHOD = (
+    *("eagle", "eagle3", "hass", "medusa", "hydra with prefix"),
+    *("parallel-eagle", "parallel-medusa"),
+)
 
 
 def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

@@ -16,7 +16,6 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.layers import lookup
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
@@ -52,6 +51,19 @@ class FeatureHead(Protocol):
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]: ...
 
+    def logits(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        hidden: Float[Array, "B Q D"],
+        lm_head: Float[Array, "R D"] | None,
+    ) -> Float[Array, "B Q R"]: ...
+
+    def lm_head_rows(
+        self, params: Any, target: Target, target_params: Any
+    ) -> Float[Array, "R D"] | None: ...
+
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
@@ -69,8 +81,11 @@ class HeadDrafter(Drafter):
 
     head: FeatureHead
 
-    taps = LAST_HIDDEN
     row_widths = ()  # a draft always fills the tree
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(hidden_layers=self.head.config.taps, logits=False)
 
     @property
     def num_fed(self) -> int:
@@ -94,19 +109,18 @@ class HeadDrafter(Drafter):
         length = prompt.length - 2  # one feature stays pending, so that no round is special
         cache = prefill_head(self.head, target, params, next_tokens, features, length, cache)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
-        drafted = params.drafter.get(DRAFT_TOKENS)
         return HeadState(
             cache=cache,
             pending=jnp.pad(last, ((0, 0), (0, self.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
-            lm_head=lookup(target.lm_head(params.target), drafted) if drafted is not None else None,
+            lm_head=self.head.lm_head_rows(params.drafter, target, params.target),
         )
 
     def logits(
         self, target: Target, params: Params, state: HeadState, hidden: Float[Array, "B Q D"]
     ) -> Float[Array, "B Q R"]:
         """Returns the logits of the tokens that the head may draft."""
-        return target.logits(params.target, hidden, state.lm_head)
+        return self.head.logits(params.drafter, target, params.target, hidden, state.lm_head)
 
     def among(self, target: Target, params: Params, draw: Draw) -> Draw:
         """Returns the draws among the tokens that the head may draft."""
@@ -119,7 +133,7 @@ class HeadDrafter(Drafter):
         pending = state.pending
         if self.taps.hidden_layers:
             assert outcome.output.hidden is not None
-            pending = outcome.along_path(outcome.output.hidden[:, :, 0])
+            pending = outcome.along_path(side_by_side(outcome.output.hidden))
         return replace(state, pending=pending, num_pending=outcome.num_committed)
 
     def catch_up(
@@ -156,7 +170,7 @@ class HeadDrafter(Drafter):
         """Returns the target's features of the prompt; of width 0 if the head reads none."""
         if self.taps.hidden_layers:
             assert prefill.hidden is not None
-            return prefill.hidden[:, :, 0]
+            return side_by_side(prefill.hidden)
         batch, length = tokens.shape
         return jnp.zeros((batch, whole_chunks(length), 0))
 
@@ -176,6 +190,11 @@ class HeadDrafter(Drafter):
         """
         rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
         return self.head.run(params.drafter, target, params.target, rows, features, cache)
+
+
+def side_by_side(hidden: Float[Array, "B Q T D"]) -> Float[Array, "B Q F"]:
+    """Joins the hidden states of all tapped layers to one feature of each row."""
+    return hidden.reshape(*hidden.shape[:2], -1)
 
 
 def check_head(head: Any, target: Target, params: Any) -> None:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters._heads import LAST_HIDDEN, HeadDrafter, HeadState
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState
 from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, DepthTreeDrafter
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.parallel import ParallelHead
-from specjax.models.target import Taps, Target
+from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,6 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
 
     head: ParallelHead
     choices: Choices = PUBLISHED_TREE
-
-    @property
-    def taps(self) -> Taps:
-        return LAST_HIDDEN if self.head.config.reads_features else Taps(logits=False)
 
     @property
     def num_depths(self) -> int:

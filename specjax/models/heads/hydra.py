@@ -185,6 +185,11 @@ class HydraHeads(nn.Module):
         return output if self.config.has_lm_heads else target.logits(target_params, output)
 
     @nn.nowrap
+    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
+        """Returns None: heads of a target's vocabulary draft all tokens."""
+        del params, target, target_params
+
+    @nn.nowrap
     def teacher_forced(
         self,
         params: Any,

@@ -15,7 +15,7 @@ from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues
-from specjax.models.layers import DecoderLayer, rotation_of
+from specjax.models.layers import DecoderLayer, lookup, rotation_of
 from specjax.models.target import QueryRows, Target, causal_rows
 
 DRAFT_TOKENS = "draft_tokens"  # the name of a param
@@ -38,6 +38,11 @@ class LayeredConfig:
         return self.layers.vocab_size
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states are its features, side by side."""
+        return (-1,)
+
+    @property
     def num_drafted(self) -> int:
         """The number of tokens that the head chooses from."""
         return self.draft_vocab_size or self.vocab_size
@@ -53,8 +58,8 @@ class LayeredHead(nn.Module):
     config: Any
 
     def add_draft_tokens(self) -> None:
-        """Adds the param to a head with a draft vocabulary; for `setup`."""
-        if count := self.config.draft_vocab_size:
+        """Adds the param to a head with a draft vocabulary; for `setup`. No layer reads it."""
+        if (count := self.config.draft_vocab_size) and self.is_initializing():
             self.param(DRAFT_TOKENS, lambda key: jnp.arange(count, dtype=jnp.int32))
 
     @nn.nowrap
@@ -88,10 +93,34 @@ class LayeredHead(nn.Module):
         return output, cache
 
     @nn.nowrap
+    def logits(
+        self,
+        params: Any,
+        target: Target,
+        target_params: Any,
+        hidden: Float[Array, "... D"],
+        lm_head: Float[Array, "R D"] | None,
+    ) -> Float[Array, "... R"]:
+        """Returns the float32 logits of the tokens that the head drafts, from what `run` returns.
+
+        `lm_head` is what `lm_head_rows` returned.
+        """
+        del params
+        return target.logits(target_params, hidden, lm_head)
+
+    @nn.nowrap
+    def lm_head_rows(
+        self, params: Any, target: Target, target_params: Any
+    ) -> Float[Array, "R D"] | None:
+        """Returns the rows of the target's LM head for a draft vocabulary; None without one."""
+        drafted = params.get(DRAFT_TOKENS)
+        return None if drafted is None else lookup(target.lm_head(target_params), drafted)
+
+    @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
         """Returns random params, without embedding and LM head."""
         embedded = jnp.zeros((1, 1, self.config.hidden_size))
-        features = embedded if getattr(self.config, "reads_features", True) else embedded[..., :0]
+        features = jnp.concatenate([embedded] * len(self.config.taps) or [embedded[..., :0]], -1)
         rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
         cache = KVCache.create(self.config.layers, 1, 1)
         params = jax.jit(self.init)(key, rows, embedded, features, cache)["params"]

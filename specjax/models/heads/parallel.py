@@ -75,6 +75,10 @@ class ParallelConfig(LayeredConfig):
         return cls(layers_like(target, num_layers), num_masks, reads_features, fc_bias)
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        return (-1,) if self.reads_features else ()
+
+    @property
     def num_depths(self) -> int:
         """The number of tokens that one pass drafts: one for the real slot, one per mask."""
         return self.num_masks + 1

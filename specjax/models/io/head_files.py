@@ -154,6 +154,11 @@ class HeadFormat:
     required_if: str = ""  # a key: if it is true, they are not optional
     repeated: str = ""  # what the copies are, for messages
     unsupported: tuple[Signs, ...] = ()  # relatives that cannot be read
+    # Further fields of the head's config: from config.json and the target's config.
+    described: Callable[[Mapping[str, Any], TransformerConfig], dict[str, Any]] = (
+        lambda values, target: {}
+    )
+    decode: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params  # what was read
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -191,8 +196,9 @@ def detect_format(
 
 def _signs_of(formats: Iterable[HeadFormat]) -> list[Signs]:
     """Returns all that a folder may hold; what comes first counts."""
+    formats = sorted(formats, key=lambda each: each.signs.config == NOTHING)  # these come last
     unsupported = [signs for each in formats for signs in each.unsupported]
-    return [*unsupported, *(each.signs for each in formats), SPECULATORS, WHOLE_MODEL]
+    return [SPECULATORS, *unsupported, *(each.signs for each in formats), WHOLE_MODEL]
 
 
 def _check_tensors(folder: Path, shapes: Shapes, formats: Iterable[HeadFormat]) -> None:
@@ -281,11 +287,12 @@ def load_head(
         fields = _read_fields(path, values, shapes, format)
         try:
             layers = target if format.layer_keys is None else _layers(values, format.layer_keys)
+            fields |= format.described(values, target)
             head = format.module(format.config(layers, **fields))
         except SpecjaxError as error:
             raise SpecjaxError(f"{path}: {error}") from None
         wanted = _tensors_of(folder, format, head, values, stored)
-        params = read_params(wanted, dtype, f"Loading {folder.name}", progress)
+        params = format.decode(read_params(wanted, dtype, f"Loading {folder.name}", progress))
         _check_draft_tokens(folder, params.get(DRAFT_TOKENS), target.vocab_size)
         return head, params
 
@@ -379,7 +386,8 @@ def _tensors_of(
         zeros = {name: partial(np.zeros, expected[name], np.float32) for name in optional}
         absent = {each: StoredTensor(each, expected[each], "F32", zeros[each]) for each in optional}
         stored = {**stored, **absent}
-    check_weights(folder, stored, expected, (DRAFT_TOKENS,))
+    integers = [name for name, path in paths.items() if path == DRAFT_TOKENS]
+    check_weights(folder, stored, expected, integers)
     wanted: dict[str, StoredTensor] = {}
     for name, path in paths.items():
         first = wanted.setdefault(path, stored[name])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.core.pytree import pytree, static
+from specjax.core.pytree import cast_floats, pytree, static
 from specjax.core.ranking import best_token
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint
@@ -116,8 +116,9 @@ class HeadTraining(ABC):
 
         def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
             dtype = target.dtype(frozen)
-            params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-            return self.step_loss(head, params, Step(target, frozen, batch, key, recompute))
+            taps = getattr(head.config, "taps", ())
+            step = Step(target, frozen, batch, key, recompute, taps)
+            return self.step_loss(head, cast_floats(params, dtype), step)
 
         return loss_fn
 
@@ -155,13 +156,18 @@ class Step:
     batch: Batch
     key: Key[Array, ""]
     recompute: bool = False
+    taps: tuple[int, ...] = ()  # layers whose hidden states a head reads
     features: Float[Array, "B T D"] = field(init=False)  # the target's, of all tokens
+    tapped: Float[Array, "B T F"] = field(init=False)  # those of the taps, side by side
 
     def __post_init__(self):
         # XLA drops the target's layers from a program that does not read these.
-        places = (self.batch[name] for name in ("tokens", "positions", "segments"))
-        features = target_features(self.target, self.frozen, *places)
-        object.__setattr__(self, "features", features)
+        tokens, *places = (self.batch[name] for name in ("tokens", "positions", "segments"))
+        layers = (-1, *self.taps)
+        hidden = hidden_states(self.target, self.frozen, layers, tokens, *places)
+        tapped = hidden[:, :, 1:].reshape(*hidden.shape[:2], -1)
+        object.__setattr__(self, "features", hidden[:, :, 0])
+        object.__setattr__(self, "tapped", tapped)
 
     def embed(self, ahead: int) -> Float[Array, "B T D"]:
         """Returns the embedding of the token `ahead` of each slot."""
@@ -240,16 +246,28 @@ def target_features(
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
-    """Returns the target's hidden states after the final norm, as constants for gradients.
+    """Returns the target's hidden states after the final norm; see `hidden_states`."""
+    return hidden_states(target, params, (-1,), tokens, positions, segments)[:, :, 0]
+
+
+def hidden_states(
+    target: Target,
+    params: Any,
+    layers: tuple[int, ...],
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+) -> Float[Array, "B T L D"]:
+    """Returns the target's hidden states after some layers, as constants for gradients.
 
     Rows hold one text or several. `positions` count within each text, `segments` number the texts,
     which see only themselves.
     """
     rows = QueryRows(tokens, positions, text_before(segments))
     cache = target.new_cache(params, *tokens.shape)
-    output, _ = target.run(params, rows, cache, Taps(hidden_layers=(-1,), logits=False))
+    output, _ = target.run(params, rows, cache, Taps(hidden_layers=layers, logits=False))
     assert output.hidden is not None
-    return lax.stop_gradient(output.hidden[:, :, 0])
+    return lax.stop_gradient(output.hidden)
 
 
 def later(values: Array, ahead: int = 1) -> Array:

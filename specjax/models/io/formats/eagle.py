@@ -86,11 +86,4 @@ EAGLE = HeadFormat(
     ignored=r"embed_tokens\.weight|lm_head\.weight",
     embedding="embed_tokens.weight",  # which only servers read
     optional=r".+\.o_proj\.bias",
-    unsupported=(
-        Signs(
-            "an EAGLE-3 head, which has another architecture and is not supported",
-            tensors=r"midlayer\..+|d2t|t2d|layers\.0\.hidden_norm\.weight",
-            config=r"draft_vocab_size|eagle3",
-        ),
-    ),
 )
