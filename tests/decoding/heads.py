@@ -68,8 +68,9 @@ def _wide(module: Any) -> tuple[Any, Any]:
     def larger(path, leaf):
         if path[0].key.startswith("mask"):
             return leaf * 50
-        is_attention = path[-2].key in ("q_proj", "k_proj", "o_proj")
-        return leaf * (20 if is_attention else 8) if leaf.ndim == 2 else leaf
+        if leaf.ndim < 2:
+            return leaf
+        return leaf * (20 if path[-2].key in ("q_proj", "k_proj", "o_proj") else 8)
 
     params = module.initialise(jax.random.key(7))
     return module, jax.tree_util.tree_map_with_path(larger, params)
