@@ -1,0 +1,160 @@
+"""Fills the pages of methods and of the API from the package, so that they cannot go stale.
+
+A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
+docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the table of all
+methods, and `{{ api: MODULE }}` the public names of a module.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from importlib import import_module
+from typing import Any, get_type_hints
+
+import specjax
+from specjax.decoding import Drafter
+from specjax.methods import METHODS, Method
+from specjax.training import OptimizerOptions
+
+API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
+PAGE = re.compile(r"methods/([\w-]+)\.md")
+MAX_SHOWN = 60  # characters of a default
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by MkDocs with the text of each page."""
+    found = PAGE.fullmatch(page.file.src_uri)
+    if found and found[1] in METHODS:
+        markdown = method_page(found[1], markdown)
+    if "{{ methods }}" in markdown:
+        markdown = markdown.replace("{{ methods }}", methods_table())
+    return API.sub(lambda found: api_entries(found[1]), markdown)
+
+
+def methods_table() -> str:
+    """Returns a table of all methods, with links to their pages."""
+    rows = [
+        (f"[`{name}`]({name}.md)", method.needs, "yes" if method.training else "")
+        for name, method in METHODS.items()
+    ]
+    return table(("method", "needs", "`specjax train`"), rows)
+
+
+def method_page(name: str, prose: str) -> str:
+    """Returns the page of a method: its title, the facts, the prose, and what the code says."""
+    method = METHODS[name]
+    title, _, rest = prose.partition("\n")
+    facts = [
+        ("needs", method.needs),
+        ("paper", method.paper),
+        ("drafter", f"[`{method.drafter.__name__}`](#the-drafter)"),
+    ]
+    if method.training:
+        facts.append(("training", f"`specjax train {name}`"))
+    if method.tuned:
+        facts.append(("tuned by `specjax tune`", ", ".join(f"`{each}`" for each in method.tuned)))
+    parts = [title, table(("", ""), facts), rest.strip(), "## Settings", settings(name, method)]
+    if method.training:
+        parts += ["## Training", *training(name, method.training)]
+    parts += ["## The drafter", *docstrings(method.drafter)]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings(name: str, method: Method) -> str:
+    """Returns the table of a method's settings."""
+    if not method.settings:
+        return "None."
+    hints, texts = get_type_hints(method.drafter), field_texts(method.drafter)
+    target = specjax.load("pocket").config
+    fitted = method.settings_for(target)
+    rows = [
+        (
+            f"`{setting}`",
+            kind(hints[setting]),
+            "depends on the target" if setting in fitted else shown(default),
+            texts.get(setting, ""),
+        )
+        for setting, default in method.settings.items()
+    ]
+    example = f"`--set NAME=VALUE` on the command line, or `load_drafter({name!r}, target, NAME=VALUE)`"
+    return f"{example}:\n\n{table(('setting', 'type', 'default', 'meaning'), rows)}"
+
+
+def training(name: str, objective: Any) -> Iterator[str]:
+    """Yields the training's own words, its command, and its options."""
+    yield f"```bash\nspecjax train {name} --target TARGET --data chats.jsonl --out runs/{name}\n```"
+    yield inspect.getdoc(inspect.getmodule(objective)) or ""
+    texts = field_texts(objective)
+    yield table(
+        ("option", "default", "meaning"),
+        [(flag(each.name), shown(each.default), texts[each.name]) for each in fields(objective)],
+    )
+    common = OptimizerOptions()
+    own = {
+        each.name: value
+        for each in fields(common)
+        if (value := getattr(objective.optimizer, each.name)) != getattr(common, each.name)
+    }
+    if objective.epochs:
+        own["epochs"] = objective.epochs
+    if own:
+        pairs = [f"{flag(key)} {value}" for key, value in own.items()]
+        yield f"Defaults of the run that differ from the common ones: {', '.join(pairs)}."
+    yield "[Train a head](../guides/train-a-head.md) has the rest."
+
+
+def docstrings(drafter: type[Drafter]) -> Iterator[str]:
+    """Yields references to the drafter's docstring, and to those of bases that have settings."""
+    options = "    options: {members: false, heading_level: 3, show_bases: true}"
+    for each in drafter.__mro__:
+        if each is drafter or (
+            issubclass(each, Drafter) and each is not Drafter and "__annotations__" in vars(each)
+        ):
+            yield f"::: {each.__module__}.{each.__qualname__}\n{options}"
+
+
+def api_entries(module: str) -> str:
+    """Returns references to a module's public names, without those that `specjax` has too."""
+    found = import_module(module)
+    known = [] if found is specjax else [getattr(specjax, name) for name in specjax.__all__]
+    names = [name for name in found.__all__ if getattr(found, name) not in known]
+    return "\n\n".join(f"::: {module}.{name}" for name in names)
+
+
+def field_texts(kind: type) -> Mapping[str, str]:
+    """Returns the docstrings below the fields of a dataclass and its bases."""
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        if each.__module__.startswith("specjax"):
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body
+            for field, text in zip(body, body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
+def kind(hint: Any) -> str:
+    """Returns how a setting's type is shown."""
+    return f"`{getattr(hint, '__name__', None) if isinstance(hint, type) else hint}`"
+
+
+def shown(value: Any) -> str:
+    """Returns how a default is shown: long tuples by their length."""
+    if value is MISSING:
+        return ""
+    text = repr(value)
+    return f"{len(value)} entries" if len(text) > MAX_SHOWN else f"`{text}`"
+
+
+def flag(name: str) -> str:
+    """Returns the flag of an option."""
+    return f"`--{name.replace('_', '-')}`"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Returns a Markdown table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
