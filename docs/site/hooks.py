@@ -22,6 +22,7 @@ from specjax.training import OptimizerOptions
 API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
 PAGE = re.compile(r"methods/([\w-]+)\.md")
 MAX_SHOWN = 60  # characters of a default
+OWN = "__annotations__"  # of a class, its bases left out
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -50,7 +51,6 @@ def method_page(name: str, prose: str) -> str:
     facts = [
         ("needs", method.needs),
         ("paper", method.paper),
-        ("drafter", f"[`{method.drafter.__name__}`](#the-drafter)"),
     ]
     if method.training:
         facts.append(("training", f"`specjax train {name}`"))
@@ -107,13 +107,14 @@ def training(name: str, objective: Any) -> Iterator[str]:
 
 
 def docstrings(drafter: type[Drafter]) -> Iterator[str]:
-    """Yields references to the drafter's docstring, and to those of bases that have settings."""
-    options = "    options: {members: false, heading_level: 3, show_bases: true}"
+    """Yields references to the drafter's docstring, and to those of bases that have settings.
+
+    Several pages show the same ones, so none of them is a target of cross-references.
+    """
     for each in drafter.__mro__:
-        if each is drafter or (
-            issubclass(each, Drafter) and each is not Drafter and "__annotations__" in vars(each)
-        ):
-            yield f"::: {each.__module__}.{each.__qualname__}\n{options}"
+        if each is drafter or any(hasattr(each, name) for name in vars(each).get(OWN, ())):
+            options = "{members: false, heading_level: 3, skip_local_inventory: true}"
+            yield f"::: {each.__module__}.{each.__qualname__}\n    options: {options}"
 
 
 def api_entries(module: str) -> str:
