@@ -9,20 +9,22 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
-from typing import Any, get_type_hints
+from itertools import pairwise
+from typing import Any
 
 import specjax
 from specjax.decoding import Drafter
+from specjax.hub import pocket_folder
 from specjax.methods import METHODS, Method
+from specjax.models.families import read_config
 from specjax.training import OptimizerOptions
 
 API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
 PAGE = re.compile(r"methods/([\w-]+)\.md")
 MAX_SHOWN = 60  # characters of a default
-OWN = "__annotations__"  # of a class, its bases left out
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -48,15 +50,10 @@ def method_page(name: str, prose: str) -> str:
     """Returns the page of a method: its title, the facts, the prose, and what the code says."""
     method = METHODS[name]
     title, _, rest = prose.partition("\n")
-    facts = [
-        ("needs", method.needs),
-        ("paper", method.paper),
-    ]
+    facts = f"**Needs** {method.needs}."
     if method.training:
-        facts.append(("training", f"`specjax train {name}`"))
-    if method.tuned:
-        facts.append(("tuned by `specjax tune`", ", ".join(f"`{each}`" for each in method.tuned)))
-    parts = [title, table(("", ""), facts), rest.strip(), "## Settings", settings(name, method)]
+        facts += f" **Trained by** `specjax train {name}`."
+    parts = [title, facts, rest.strip(), "## Settings", settings(name, method)]
     if method.training:
         parts += ["## Training", *training(name, method.training)]
     parts += ["## The drafter", *docstrings(method.drafter)]
@@ -67,20 +64,27 @@ def settings(name: str, method: Method) -> str:
     """Returns the table of a method's settings."""
     if not method.settings:
         return "None."
-    hints, texts = get_type_hints(method.drafter), field_texts(method.drafter)
-    target = specjax.load("pocket").config
-    fitted = method.settings_for(target)
+    fitted = method.settings_for(read_config(pocket_folder()))
+    texts = field_texts(method.drafter)
+    columns: dict[str, Callable[[str, Any], str]] = {
+        "setting": lambda name, _: f"`{name}`",
+        "default": lambda name, value: "depends on the target" if name in fitted else shown(value),
+    }
+    text = (
+        "Set them with `--set NAME=VALUE` on the command line, or as keywords of "
+        f"`specjax.load_drafter({name!r}, target)`."
+    )
+    if method.tuned:
+        columns["tuned"] = lambda name, _: "yes" if name in method.tuned else ""
+        text += " `specjax tune` finds those marked as tuned."
+    if texts:
+        columns["meaning"] = lambda name, _: texts.get(name, "")
+    else:
+        text += " The description of the drafter, below, explains them."
     rows = [
-        (
-            f"`{setting}`",
-            kind(hints[setting]),
-            "depends on the target" if setting in fitted else shown(default),
-            texts.get(setting, ""),
-        )
-        for setting, default in method.settings.items()
+        tuple(cell(*setting) for cell in columns.values()) for setting in method.settings.items()
     ]
-    example = f"`--set NAME=VALUE` on the command line, or `load_drafter({name!r}, target, NAME=VALUE)`"
-    return f"{example}:\n\n{table(('setting', 'type', 'default', 'meaning'), rows)}"
+    return f"{text}\n\n{table(tuple(columns), rows)}"
 
 
 def training(name: str, objective: Any) -> Iterator[str]:
@@ -111,9 +115,10 @@ def docstrings(drafter: type[Drafter]) -> Iterator[str]:
 
     Several pages show the same ones, so none of them is a target of cross-references.
     """
+    options = "{members: false, heading_level: 3, skip_local_inventory: true}"
     for each in drafter.__mro__:
-        if each is drafter or any(hasattr(each, name) for name in vars(each).get(OWN, ())):
-            options = "{members: false, heading_level: 3, skip_local_inventory: true}"
+        own = {field.name for field in fields(each)} if is_dataclass(each) else set()
+        if each is drafter or own & set(inspect.get_annotations(each)) - {"head"}:
             yield f"::: {each.__module__}.{each.__qualname__}\n    options: {options}"
 
 
@@ -131,15 +136,10 @@ def field_texts(kind: type) -> Mapping[str, str]:
     for each in reversed(kind.__mro__[:-1]):
         if each.__module__.startswith("specjax"):
             body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body
-            for field, text in zip(body, body[1:], strict=False):
+            for field, text in pairwise(body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                     texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return texts
-
-
-def kind(hint: Any) -> str:
-    """Returns how a setting's type is shown."""
-    return f"`{getattr(hint, '__name__', None) if isinstance(hint, type) else hint}`"
 
 
 def shown(value: Any) -> str:
@@ -158,4 +158,5 @@ def flag(name: str) -> str:
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Returns a Markdown table."""
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
