@@ -1,7 +1,7 @@
 """Fills the pages of methods and of the API from the package, so that they cannot go stale.
 
 A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
-docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the table of all
+docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the list of all
 methods, and `{{ api: MODULE }}` the public names of a module.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import specjax
@@ -24,6 +25,7 @@ from specjax.training import OptimizerOptions
 
 API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
 PAGE = re.compile(r"methods/([\w-]+)\.md")
+PAGES = Path(__file__).parent.parent / "methods"
 MAX_SHOWN = 60  # characters of a default
 
 
@@ -33,17 +35,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if found and found[1] in METHODS:
         markdown = method_page(found[1], markdown)
     if "{{ methods }}" in markdown:
-        markdown = markdown.replace("{{ methods }}", methods_table())
+        markdown = markdown.replace("{{ methods }}", methods_list())
     return API.sub(lambda found: api_entries(found[1]), markdown)
 
 
-def methods_table() -> str:
-    """Returns a table of all methods, with links to their pages."""
-    rows = [
-        (f"[`{name}`]({name}.md)", method.needs, "yes" if method.training else "")
-        for name, method in METHODS.items()
-    ]
-    return table(("method", "needs", "`specjax train`"), rows)
+def methods_list() -> str:
+    """Returns a list of all methods: the first sentence of each page, and what the method needs."""
+    lines = []
+    for name, method in METHODS.items():
+        prose = (PAGES / f"{name}.md").read_text().partition("\n\n")[2].partition("\n\n")[0]
+        first = re.split(r"(?<=\.)\s", prose)[0].replace("\n", " ")
+        lines.append(f"- [**{name}**]({name}.md): {first} Needs {method.needs}.")
+    return "\n".join(lines)
 
 
 def method_page(name: str, prose: str) -> str:
