@@ -138,10 +138,13 @@ def field_texts(kind: type) -> Mapping[str, str]:
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         if each.__module__.startswith("specjax"):
-            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body
-            for field, text in pairwise(body):
+            definition = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+            assert isinstance(definition, ast.ClassDef)
+            for field, text in pairwise(definition.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+                    texts[ast.unparse(field.target)] = " ".join(
+                        ast.literal_eval(text.value).split()
+                    )
     return texts
 
 
