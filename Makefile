@@ -1,8 +1,8 @@
 PYTHON ?= python
 
-.PHONY: check lint types test format
+.PHONY: check lint types test docs format
 
-check: lint types test
+check: lint types test docs
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -14,6 +14,9 @@ types:
 
 test:
 	$(PYTHON) -m pytest
+
+docs:
+	$(PYTHON) -m mkdocs build --strict
 
 format:
 	$(PYTHON) -m ruff check --fix .

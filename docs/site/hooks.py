@@ -1,0 +1,168 @@
+"""Fills the pages of methods and of the API from the package, so that they cannot go stale.
+
+A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
+docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the list of all
+methods, and `{{ api: MODULE }}` the public names of a module.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import specjax
+from specjax.decoding import Drafter
+from specjax.hub import pocket_folder
+from specjax.methods import METHODS, Method
+from specjax.models.families import read_config
+from specjax.training import OptimizerOptions
+
+API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
+PAGE = re.compile(r"methods/([\w-]+)\.md")
+PAGES = Path(__file__).parent.parent / "methods"
+MAX_SHOWN = 60  # characters of a default
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by MkDocs with the text of each page."""
+    found = PAGE.fullmatch(page.file.src_uri)
+    if found and found[1] in METHODS:
+        markdown = method_page(found[1], markdown)
+    if "{{ methods }}" in markdown:
+        markdown = markdown.replace("{{ methods }}", methods_list())
+    return API.sub(lambda found: api_entries(found[1]), markdown)
+
+
+def methods_list() -> str:
+    """Returns a list of all methods: the first sentence of each page, and what the method needs."""
+    lines = []
+    for name, method in METHODS.items():
+        prose = (PAGES / f"{name}.md").read_text().partition("\n\n")[2].partition("\n\n")[0]
+        first = re.split(r"(?<=\.)\s", prose)[0].replace("\n", " ")
+        lines.append(f"- [**{name}**]({name}.md): {first} Needs {method.needs}.")
+    return "\n".join(lines)
+
+
+def method_page(name: str, prose: str) -> str:
+    """Returns the page of a method: its title, the facts, the prose, and what the code says."""
+    method = METHODS[name]
+    title, _, rest = prose.partition("\n")
+    facts = f"**Needs** {method.needs}."
+    if method.training:
+        facts += f" **Trained by** `specjax train {name}`."
+    parts = [title, facts, rest.strip(), "## Settings", settings(name, method)]
+    if method.training:
+        parts += ["## Training", *training(name, method.training)]
+    parts += ["## The drafter", *docstrings(method.drafter)]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings(name: str, method: Method) -> str:
+    """Returns the table of a method's settings."""
+    if not method.settings:
+        return "None."
+    fitted = method.settings_for(read_config(pocket_folder()))
+    texts = field_texts(method.drafter)
+    columns: dict[str, Callable[[str, Any], str]] = {
+        "setting": lambda name, _: f"`{name}`",
+        "default": lambda name, value: "depends on the target" if name in fitted else shown(value),
+    }
+    text = (
+        "Set them with `--set NAME=VALUE` on the command line, or as keywords of "
+        f"`specjax.load_drafter({name!r}, target)`."
+    )
+    if method.tuned:
+        columns["tuned"] = lambda name, _: "yes" if name in method.tuned else ""
+        text += " `specjax tune` finds those marked as tuned."
+    if texts:
+        columns["meaning"] = lambda name, _: texts.get(name, "")
+    else:
+        text += " The description of the drafter, below, explains them."
+    rows = [
+        tuple(cell(*setting) for cell in columns.values()) for setting in method.settings.items()
+    ]
+    return f"{text}\n\n{table(tuple(columns), rows)}"
+
+
+def training(name: str, objective: Any) -> Iterator[str]:
+    """Yields the training's own words, its command, and its options."""
+    yield f"```bash\nspecjax train {name} --target TARGET --data chats.jsonl --out runs/{name}\n```"
+    yield inspect.getdoc(inspect.getmodule(objective)) or ""
+    texts = field_texts(objective)
+    yield table(
+        ("option", "default", "meaning"),
+        [(flag(each.name), shown(each.default), texts[each.name]) for each in fields(objective)],
+    )
+    common = OptimizerOptions()
+    own = {
+        each.name: value
+        for each in fields(common)
+        if (value := getattr(objective.optimizer, each.name)) != getattr(common, each.name)
+    }
+    if objective.epochs:
+        own["epochs"] = objective.epochs
+    if own:
+        pairs = [f"{flag(key)} {value}" for key, value in own.items()]
+        yield f"Defaults of the run that differ from the common ones: {', '.join(pairs)}."
+    yield "[Train a head](../guides/train-a-head.md) has the rest."
+
+
+def docstrings(drafter: type[Drafter]) -> Iterator[str]:
+    """Yields references to the drafter's docstring, and to those of bases that have settings.
+
+    Several pages show the same ones, so none of them is a target of cross-references.
+    """
+    options = "{members: false, heading_level: 3, skip_local_inventory: true}"
+    for each in drafter.__mro__:
+        own = {field.name for field in fields(each)} if is_dataclass(each) else set()
+        if each is drafter or own & set(inspect.get_annotations(each)) - {"head"}:
+            yield f"::: {each.__module__}.{each.__qualname__}\n    options: {options}"
+
+
+def api_entries(module: str) -> str:
+    """Returns references to a module's public names, without those that `specjax` has too."""
+    found = import_module(module)
+    known = [] if found is specjax else [getattr(specjax, name) for name in specjax.__all__]
+    names = [name for name in found.__all__ if getattr(found, name) not in known]
+    return "\n\n".join(f"::: {module}.{name}" for name in names)
+
+
+def field_texts(kind: type) -> Mapping[str, str]:
+    """Returns the docstrings below the fields of a dataclass and its bases."""
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        if each.__module__.startswith("specjax"):
+            definition = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+            assert isinstance(definition, ast.ClassDef)
+            for field, text in pairwise(definition.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[ast.unparse(field.target)] = " ".join(
+                        ast.literal_eval(text.value).split()
+                    )
+    return texts
+
+
+def shown(value: Any) -> str:
+    """Returns how a default is shown: long tuples by their length."""
+    if value is MISSING:
+        return ""
+    text = repr(value)
+    return f"{len(value)} entries" if len(text) > MAX_SHOWN else f"`{text}`"
+
+
+def flag(name: str) -> str:
+    """Returns the flag of an option."""
+    return f"`--{name.replace('_', '-')}`"
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Returns a Markdown table."""
+    lines = [header, ("---",) * len(header), *rows]
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,88 @@
+"""The pages of the site: complete, and in step with the code. `mkdocs build` checks the links."""
+
+import importlib.util
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import specjax
+from specjax import cli
+from specjax.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "results" not in path.parts]
+
+
+def hooks():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text_of(page: Path) -> str:
+    """What MkDocs is given for a page."""
+    file = SimpleNamespace(src_uri=page.relative_to(DOCS).as_posix())
+    return hooks().on_page_markdown(page.read_text(), SimpleNamespace(file=file))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text_of(page), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(code) for _, code in found]
+
+
+def entries(nav) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [
+        name for part in (nav.values() if isinstance(nav, dict) else nav) for name in entries(part)
+    ]
+
+
+def test_every_page_is_in_the_navigation_and_every_method_has_one():
+    listed = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(listed) == sorted(
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
+    )
+    methods = [name for name in listed if name.startswith("methods/")]
+    assert methods == ["methods/index.md", *(f"methods/{name}.md" for name in METHODS)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_of_a_method_holds_what_the_registry_says(name):
+    text, row = text_of(DOCS / "methods" / f"{name}.md"), METHODS[name]
+    assert text.startswith(f"# {name}\n\n**Needs** {row.needs}.")
+    assert f"::: {row.drafter.__module__}.{row.drafter.__name__}\n" in text
+    assert all(f"| `{setting}` |" in text for setting in row.settings)
+    assert (f"specjax train {name} " in text) == (row.training is not None)
+
+
+def test_the_reference_has_every_public_name():
+    text = text_of(DOCS / "api" / "specjax.md")
+    assert re.findall(r"^::: specjax\.(\w+)$", text, re.MULTILINE) == specjax.__all__
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_snippets_compile_and_commands_parse(page, monkeypatch):
+    parse = cli.tyro.cli
+
+    def only_parse(*args, **kwargs):
+        parse(*args, **kwargs)
+        return SimpleNamespace(run=lambda: None)
+
+    for code in blocks(page, "python"):
+        compile(code, str(page), "exec")
+    monkeypatch.setattr(cli.tyro, "cli", only_parse)
+    for code in blocks(page, "bash"):
+        for line in code.replace("\\\n", "").splitlines():
+            for words in (shlex.split(command) for command in line.split("&&")):
+                if words[:1] == ["specjax"]:
+                    assert cli.main(words[1:]) == 0, line
+                if words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "recipes")):
+                    assert importlib.util.find_spec(words[2]), line
