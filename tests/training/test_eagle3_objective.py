@@ -18,7 +18,8 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
     head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
     fixed = {"draft_tokens": params["draft_tokens"]}
     learned = {name: leaf for name, leaf in params.items() if name not in fixed}
-    training, batch = Eagle3Training(draft_vocab=len(DRAFTED), test_steps=1), CASES["eagle3"].batch
+    training = Eagle3Training(draft_vocab=len(DRAFTED), test_steps=1)
+    batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
     loss = training.loss(head, TARGET)
     found, metrics = loss(params, FROZEN, batch, KEY)
     whole, all_params = heads.eagle3_head(VOCAB, 1)  # with all tokens, and these rows of its own
@@ -36,7 +37,7 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
 
     with jax.disable_jit():
         Recording(draft_vocab=0, test_steps=1).loss(whole, TARGET)(all_params, FROZEN, batch, KEY)
-    places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
+    places = (batch[name] for name in ("tokens", "positions", "segments"))
     wanted = TARGET.logits(FROZEN, target_features(TARGET, FROZEN, *places))
     own = np.asarray(recorded["logits"])[..., list(DRAFTED)]  # at the slot that is predicted
     law = jax.nn.softmax(wanted[..., list(DRAFTED)], axis=-1)
@@ -55,6 +56,6 @@ def test_the_loss_has_a_gradient_for_what_is_learned():
     fixed = {"draft_tokens": params["draft_tokens"]}
     own = {name: leaf for name, leaf in params.items() if name not in fixed}
     loss = Eagle3Training(test_steps=2).loss(head, TARGET)
-    batch = CASES["eagle3"].batch
+    batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
     slope = jax.grad(lambda own: loss(own | fixed, FROZEN, batch, KEY)[0])(own)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slope))
