@@ -21,7 +21,7 @@ class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
     methods: str = ""
-    """Drafting methods, with commas between, or all that this target can have; by default those
+    """Drafting methods with commas between, or all that this target can have; by default those
     that need nothing but the target, and those of --drafter. Plain decoding is always included."""
     drafter: UseAppendAction[tuple[str, ...]] = ()
     """The folder that a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -16,9 +16,15 @@ class Convert:
     With --head-of TARGET, convert a head of that target instead.
     """
 
+    sections: ClassVar[dict[str, str]] = {"dtype": "weights", "head_of": "heads"}
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax convert pocket exported",
+        "specjax convert runs/eagle exported --head-of pocket --layout vllm",
+    )
+
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
     """The target: pocket, a folder or a hub id. With --head-of, the head: a folder or a hub id."""
-    directory: Annotated[Positional[Path], arg(metavar="DIR")]
+    directory: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder to write; it must be empty or not exist."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The dtype of the written weights; float32 loses nothing."""

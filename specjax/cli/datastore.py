@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -16,6 +16,11 @@ class DatastoreCommand:
     Sources are text files (one document each), .jsonl files (one document per line, with the
     key "text" or "content"), folders of such files, or hub ids of datasets (the train split).
     """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax datastore build src/ --out datastore",
+        'specjax generate "import os" --method rest --drafter datastore',
+    )
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
     """The action; there is only build."""
