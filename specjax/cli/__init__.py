@@ -30,8 +30,10 @@ from specjax.core.errors import SpecjaxError, exit_code
 DESCRIPTION = """Lossless speculative decoding for Llama-family models: plain decoding's text, in
 less time. Start with `specjax generate --compare`."""
 COMPLETION = "--tyro-write-completion"
-NOTES = f"""`specjax --version` prints the version. To complete commands and options with Tab,
-write the completion of bash, zsh, fish or tcsh to a file that your shell reads:
+NOTES = f"""`specjax --version` prints the version.
+
+To complete commands and options with Tab, let your shell read FILE after this
+(bash, zsh, fish or tcsh):
 
   specjax {COMPLETION} bash FILE   # then `source FILE`"""
 

@@ -57,7 +57,7 @@ class GenerateOutput:
 
     def figures(self, job: Job, results: Sequence[TimedText], compile_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
-        counted = f"prefill is counted; compiling, {compile_seconds:.1f} s, is not"
+        counted = f"{compile_seconds:.1f} s of compiling are not counted"
         if len(results) == 2:
             self.output.print(_table(results))
             self.output.print(_comparison(job, *results))
@@ -67,7 +67,8 @@ class GenerateOutput:
         self.notes.print(
             f"{result.method}: {len(result.tokens)} tokens in {result.seconds:.3f} s, "
             f"{result.tokens_per_second:.1f} tokens/s\n"
-            f"accepted length {result.mean_accepted_length:.2f} over {result.rounds} rounds; {counted}"
+            f"accepted length {result.mean_accepted_length:.2f} over {result.rounds} rounds; "
+            f"{counted}"
         )
 
     def warn(self, job: Job, results: Sequence[TimedText]) -> None:

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,8 +22,8 @@ from tyro.conf import Positional, UseAppendAction
 MAX_WIDTH = 100
 COLUMN = 24  # where the descriptions begin
 MAX_CHOICES = 36  # characters of alternatives that are shown beside the option
-[POSITIONAL] = Positional[str].__metadata__
-[REPEATABLE] = UseAppendAction[str].__metadata__
+[_, POSITIONAL] = (*get_args(Positional[str]),)
+[_, REPEATABLE] = (*get_args(UseAppendAction[str]),)
 METAVARS = {int: "N", float: "X", Path: "FILE"}
 
 Sections = dict[str, list[tuple[str, str]]]  # of each title: options, and what they mean
@@ -36,9 +37,9 @@ def command_help(words: str, command: type) -> str:
         name if text.endswith("(required)") else f"[{name}]"
         for name, text in sections.get("arguments", ())
     ]
-    parts = [_fill(" ".join(["usage:", words, *positional, "[options]"]), 7), _fill(summary)]
-    parts += [_fill(paragraph) for paragraph in rest.split("\n\n") if paragraph]
-    parts += [_listing(title, rows) for title, rows in sections.items()]
+    parts = [fill(" ".join(["usage:", words, *positional, "[options]"]), 7), fill(summary)]
+    parts += [fill(paragraph) for paragraph in rest.split("\n\n") if paragraph]
+    parts += [listing(title, rows) for title, rows in sections.items()]
     return "\n\n".join([*parts, *_examples(command)])
 
 
@@ -53,9 +54,9 @@ def overview(words: str, about: str, name: str, commands: Mapping[str, type], en
         end: printed last.
     """
     rows = [(each, _summary(command)) for each, command in commands.items()]
-    parts = [f"usage: {words} {name} [options]", *map(_fill, about.split("\n\n"))]
+    parts = [f"usage: {words} {name} [options]", *map(fill, about.split("\n\n"))]
     more = f"`{words} {name} --help` shows the options of {name}."
-    return "\n\n".join([*parts, _listing(name, rows), more, *filter(None, [end])])
+    return "\n\n".join([*parts, listing(name, rows), more, *filter(None, [end])])
 
 
 @cache
@@ -68,7 +69,7 @@ def field_docs(owner: type) -> dict[str, str]:
         except (OSError, TypeError):  # it was not written in a file
             continue
         body = getattr(tree.body[0], "body", [])
-        for field, text in zip(body, body[1:], strict=False):
+        for field, text in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                 value = getattr(text.value, "value", None)
                 if isinstance(value, str) and isinstance(field.target, ast.Name):
@@ -80,7 +81,7 @@ def _summary(command: type) -> str:
     return " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
 
 
-def _sections(command: type) -> Sections:
+def _sections(command: Any) -> Sections:
     """Returns the options of a command by section."""
     titles = getattr(command, "sections", {})
     sections: Sections = {title: [] for title in ("", *titles.values(), "other options")}
@@ -129,6 +130,8 @@ def _row(command: type, field: Field, kind: Any, marks: tuple) -> tuple[str, str
     if POSITIONAL in marks:
         return metavar, f"{text} {hint}".strip()
     flag = "--" + field.name.replace("_", "-")
+    if field.default is True:
+        flag = f"--no-{flag[2:]}"
     return (flag if kind is bool else f"{flag} {metavar}"), f"{text} {hint}".strip()
 
 
@@ -141,15 +144,16 @@ def _hint(field: Field, marks: tuple) -> str:
     default = field.default
     if isinstance(default, tuple):
         default = " ".join(map(str, default))
-    return "" if default is None or default is False or default == "" else f"(default: {default})"
+    is_silent = default is None or isinstance(default, bool) or default == ""
+    return "" if is_silent else f"(default: {default})"
 
 
-def _listing(title: str, rows: list[tuple[str, str]]) -> str:
+def listing(title: str, rows: list[tuple[str, str]]) -> str:
     """Returns a section; descriptions begin in one column."""
     lines = [f"{title}:"]
     for option, text in rows:
-        head = _fill(f"  {option}", 6)
-        wrapped = _fill(text, COLUMN, COLUMN)
+        head = fill(f"  {option}", 6)
+        wrapped = fill(text, COLUMN, COLUMN)
         fits = len(option) <= COLUMN - 4 and "\n" not in head
         lines.append(head.ljust(COLUMN) + wrapped[COLUMN:] if fits else f"{head}\n{wrapped}")
     return "\n".join(lines)
@@ -160,7 +164,7 @@ def _examples(command: type) -> list[str]:
     return ["\n".join(["examples:", *(f"  {line}" for line in examples)])] if examples else []
 
 
-def _fill(text: str, later: int = 0, first: int = 0) -> str:
+def fill(text: str, later: int = 0, first: int = 0) -> str:
     """Wraps a paragraph; never within a word or an option."""
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     lead = text[: len(text) - len(text.lstrip())] or " " * first

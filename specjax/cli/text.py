@@ -22,7 +22,7 @@ VISIBLE |= dict.fromkeys(range(0x7F, 0xA0), UNFINISHED)
 
 
 class LiveText:
-    """Prints the first row of a batch as it grows; a terminal shows accepted draft tokens in colour.
+    """Prints a text as it grows; a terminal shows accepted draft tokens in colour.
 
     What may be the beginning of a stop text is held back until it is known.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +38,18 @@ class TrainDisco:
     The target continues every prompt, the draft reads along, and the classifier learns where the
     two disagree.
     """
+
+    sections: ClassVar[dict[str, str]] = {
+        "out": "run",
+        "target": "models",
+        "tasks": "prompts",
+        "labels": "classifier",
+        "run_folder": "run",
+        "dtype": "models",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax train disco --target FOLDER --drafter FOLDER --out runs/disco",
+    )
 
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""

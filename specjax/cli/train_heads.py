@@ -36,7 +36,7 @@ from specjax.training.ranges import check_at_least_one, check_not_negative
 NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
 SELF = "self"  # the source of questions that the target writes
 FLAT = arg(name="")  # its fields are flags without a prefix
-EXAMPLE = "specjax train {0} --target FOLDER --data chats.jsonl --out runs/{0}"
+EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class TrainHead:
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
     dtype: Literal["float32", "bfloat16"] | None = None
-    """The dtype for the target's weights and for compute; by default the one that is fastest on this
-    machine. The head's own weights are float32."""
+    """The dtype for the target's weights and for compute; by default the one that is fastest on
+    this machine. The head's own weights are float32."""
     remat: bool = False
     """Recompute activations for the gradients instead of keeping them: slower, less memory."""
 

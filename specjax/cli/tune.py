@@ -98,10 +98,11 @@ class TuneMachine(TuneCommand):
     """
 
     examples: ClassVar[tuple[str, ...]] = (
-        "specjax tune machine && specjax generate --method auto --compare",
+        "specjax tune machine",
+        "specjax generate --method auto --compare",
     )
 
-    methods: str = ""
+    methods: Annotated[str, arg(metavar="A,B")] = ""
     """The methods to try, with commas between, besides those of --drafter; by default all that this
     target serves."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
@@ -192,6 +193,8 @@ class TunePldPlusAttention(TunePldPlus):
 @dataclass(frozen=True)
 class TuneInductionHeads(TuneCommand):
     """Rank the attention heads that copy."""
+
+    examples: ClassVar[tuple[str, ...]] = ("specjax tune induction-heads",)
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.bench.measure import watched

@@ -195,7 +195,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
     return LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
-        source=jnp.full((batch, padded + count), NO_SOURCE),
+        source=jnp.full((batch, padded + count), NO_SOURCE, jnp.int32),
         length=prompt.length,
         prompt_length=prompt.length,
         is_finite=jnp.ones((batch,), bool),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
@@ -73,31 +74,45 @@ def test_convert_leaves_nothing_behind_when_it_fails(tmp_path, error_line):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_methods_shows_every_method_and_setting(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_methods_lists_every_method_within_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
-    for name, method in METHODS.items():
-        assert name in out
-        assert method.paper in out
-        for setting in method.settings:
-            assert f"{setting}=" in out
-    assert "MISSING" not in out
+    assert len(out.splitlines()) < 40
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"\n  {name} " in out for name in METHODS)
+    assert main(["methods", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(METHODS)
 
 
-def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_line, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["methods", "--target", str(tiny)]) == 0
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_shows_the_meaning_and_default_of_every_setting(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["methods", name]) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main(["methods", name, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert list(settings) == list(METHODS[name].settings)
+    for setting, values in settings.items():
+        assert f"\n  {setting} " in out and values["meaning"].endswith(".")
+
+
+def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_line):
+    assert main(["methods", "--target", str(tiny)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
     for part in (
         "tiny: llama, 2 layers, texts of up to 320 tokens",
         "train it: specjax train hass",
     ):
         assert part in out
-    assert "for 32 layers" not in out
+    assert main(["methods", "pld-plus", "--target", str(tiny)]) == 0
+    assert "for 32 layers" not in capsys.readouterr().out
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 128}')
     assert main(["methods", "--target", str(tmp_path)]) == 2
     assert "config.json: num_experts 128: experts are not supported" in error_line()
+    assert main(["methods", "psychic"]) == 2
+    assert "'psychic' is unknown; choose one of plain, pld" in error_line()
 
 
 def test_version(capsys):

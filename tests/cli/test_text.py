@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.cli.text import DRAFTED, show_live
+from specjax.cli.text import DRAFTED, LiveText
 from specjax.core.errors import warn_once
 from specjax.core.text import GrowingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids
@@ -67,7 +67,10 @@ def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):
     ]
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="standard", no_color=False)
-    show_live(iter(generations), tiny_tokenizer, console)
+    live = LiveText(tiny_tokenizer, console)
+    for generation in generations:
+        live.add(generation)
+    live.finish()
     assert DRAFTED == "green"
     first = decode(tiny_tokenizer, ids[:1])
     rest = "best"[len(first) :]
