@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, now_and_then
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class DatastoreCommand:
         documents = read_documents(self.sources, tokenizer)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("reading")
+            task, note = bar.add_task("reading"), now_and_then()
 
             def show(stage: str, done: int, total: int | None) -> None:
                 amount = f"{done:,} tokens" if total is None else f"{done} of {total}"
                 bar.update(task, description=f"{stage}: {amount}")
+                if not bar.console.is_terminal:
+                    note(f"{stage}: {amount}")
 
             made = datastore.build(
                 documents,

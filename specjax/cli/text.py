@@ -54,11 +54,11 @@ class LiveText:
 
     def _show(self, end: int) -> None:
         ends = (self._text.find(stop) for stop in self._stops)
-        end = min([end, *(place for place in ends if place >= 0)])
+        end = max(min([end, *(place for place in ends if place >= 0)]), self._num_shown)
         characters = zip(self._text, self._drafted, strict=True)
         for is_drafted, part in groupby(islice(characters, self._num_shown, end), itemgetter(1)):
             self._print("".join(character for character, _ in part), is_drafted)
-        self._num_shown = max(self._num_shown, end)
+        self._num_shown = end
 
     def _print(self, text: str, is_drafted: bool) -> None:
         if self._console.is_terminal:

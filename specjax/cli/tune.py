@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from specjax.tuning.machine import Result
     from specjax.tuning.runs import Workload
 
-TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
-
 
 @dataclass(frozen=True)
 class TuneCommand(ABC):
@@ -324,13 +322,14 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     from rich.console import Console
     from rich.table import Table
 
+    from specjax.bench.report.terminal import print_table
+
     table = Table(columns[0], title=title, box=None)
     for column in columns[1:]:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
-    width = max(Console().width, TABLE_WIDTH)
-    Console(soft_wrap=True, markup=False, highlight=False, width=width).print(table)
+    print_table(table, Console(markup=False, highlight=False))
 
 
 def _cells(accepted_length: float, tokens_per_second: float) -> tuple[str, str]:

@@ -2,10 +2,12 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 
 USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
+LINE_SECONDS = 30.0  # between lines of a long job without a terminal
 
 
 class SpecjaxError(ValueError):
@@ -22,6 +24,19 @@ def warn(text: str) -> None:
 
 
 warn_once = cache(warn)
+
+
+def now_and_then(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
+    """Returns a function that prints its text to stderr, but only once in so many seconds."""
+    started = last = time.monotonic()
+
+    def note(text: str) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= seconds:
+            last = now
+            print(f"{text}, {now - started:.0f} s", file=sys.stderr, flush=True)
+
+    return note
 
 
 def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:

@@ -120,7 +120,7 @@ def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsy
     captured = capsys.readouterr()
     assert captured.out == text + "\n"
     assert "separate run" not in captured.err
-    assert re.search(r"tokens/s, accepted length \d", captured.err)
+    assert re.search(r"tokens/s\naccepted length \d", captured.err)
     assert re.search(r"[\d.]+ s of compiling are not counted", captured.err)
     assert max(map(len, captured.err.splitlines())) <= 80
 
