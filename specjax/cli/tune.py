@@ -319,7 +319,6 @@ def show_results(title: str, results: "Sequence[Result]") -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table; all columns but the first hold numbers."""
-    from rich.console import Console
     from rich.table import Table
 
     from specjax.bench.report.terminal import print_table
@@ -329,7 +328,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
-    print_table(table, Console(markup=False, highlight=False))
+    print_table(table)
 
 
 def _cells(accepted_length: float, tokens_per_second: float) -> tuple[str, str]:

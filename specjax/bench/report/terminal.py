@@ -26,7 +26,7 @@ def show(
     console = Console(markup=False, highlight=False)
     whole = table(rows, sampling)
     fits = not console.is_terminal or natural_width(whole, console) <= console.width
-    print_table(whole if fits else table(rows, sampling, is_narrow=True), console)
+    print_table(whole if fits else table(rows, sampling, is_narrow=True))
     if not fits:
         console.print("a wider terminal shows more columns, and so does `specjax report`")
     one_task = [row for row in rows if row.task == rows[0].task]
@@ -52,10 +52,11 @@ def show(
         console.print(LOSSY, style="bold red")
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: Table) -> None:
     """Prints a table; no number is cut off even where the terminal is narrower."""
-    width = max(console.width, natural_width(table, console))
-    console.print(table, width=width, soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.width = max(console.width, natural_width(table, console))
+    console.print(table)
 
 
 def natural_width(table: Table, console: Console) -> int:
