@@ -1,5 +1,6 @@
 """The one exception type for requests and files that specjax cannot handle, and exit codes."""
 
+import errno
 import os
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 USER_ERROR, BROKEN_PIPE, INTERRUPTED = 2, 1, 130  # exit codes
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LINE_SECONDS = 30.0  # between lines of a long job without a terminal
 
 
@@ -58,8 +60,19 @@ def exit_code(run: Callable[[], None]) -> int:
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone; give Python's flush at exit somewhere to write to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output is gone
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        name = f" {error.filename}" if error.filename else ""
+        print(f"specjax: cannot write{name} ({error.strerror}); free some space", file=sys.stderr)
+        return USER_ERROR
     return 0
+
+
+def _drop_output() -> None:
+    """Gives Python's flush at exit somewhere to write to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, Key
 
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_request
+from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
@@ -60,6 +60,8 @@ class Engine:
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, self.max_new_tokens)
+        rows = self.drafter.num_nodes + self.drafter.num_probes
+        check_memory(prompt.tokens.shape, rows, self.num_slots, self.target.config)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.

@@ -11,7 +11,7 @@ from specjax.core.errors import check_at_least
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple
+from specjax.decoding.request import as_tuple, check_arguments
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
@@ -54,6 +54,13 @@ def speculative_generate(
         SpecjaxError: for a request that cannot be served. Values are checked where they are
             concrete, that is outside an outer `jit`.
     """
+    check_arguments(
+        *(params, prompt, key),
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+    )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     if max_rounds is None:
@@ -80,6 +87,13 @@ def stream(
             later, where the target's logits are NaN or infinite.
     """
     check_at_least("rounds_per_call", rounds_per_call, 1)
+    check_arguments(
+        *(params, prompt, key),
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+    )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)

@@ -68,6 +68,16 @@ def test_convert_stores_the_dtype_that_is_asked_for(tiny, tmp_path):
     assert sizes[0] > 1.8 * sizes[1]
 
 
+def test_convert_keeps_the_dtype_of_the_source(tiny, tmp_path, capsys):
+    """That of a head too."""
+    folder, again = tmp_path / "half", tmp_path / "again"
+    assert main(["convert", str(tiny), str(folder), "--dtype", "bfloat16"]) == 0
+    assert main(["convert", str(folder), str(again)]) == 0
+    assert capsys.readouterr().out.endswith(f"to {again} in bfloat16\n")
+    assert json.loads((again / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
 def test_convert_leaves_nothing_behind_when_it_fails(tmp_path, error_line):
     assert main(["convert", "nope", str(tmp_path / "out")]) == 2
     assert "is not a target" in error_line()
@@ -151,6 +161,24 @@ def test_a_reader_who_leaves_is_no_error():
     )
     os.close(write_end)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_full_disk_behind_the_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "specjax", "methods"]
+        run = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "cannot write (No space left on device); free some space" in run.stderr
+
+
+def test_a_device_that_is_not_there_is_one_line():
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    run = specjax("generate", environment=environment)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "JAX finds no device for JAX_PLATFORMS=cuda (" in run.stderr
+    assert "unset it, or install JAX for that device" in run.stderr
 
 
 def test_a_process_keeps_its_compiled_programs_and_is_quiet(tiny, tmp_path):
