@@ -96,7 +96,8 @@ def _valid(source: str, rows: Iterator[tuple[str, Any]]) -> Iterator[str]:
         SpecjaxError: if there are rows, but no text.
     """
     num_rows = num_skipped = 0
-    for num_rows, (place, row) in enumerate(rows, start=1):
+    for place, row in rows:
+        num_rows += 1
         try:
             text = _text_of(json.loads(row) if isinstance(row, bytes) else row)
         except (ValueError, RecursionError) as error:

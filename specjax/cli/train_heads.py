@@ -66,9 +66,10 @@ class TrainHead:
     """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    text), a .txt or .md file of plain text, cut at blank lines, the hub id of a dataset, self, for questions that the target writes itself, or
-    pocket, the default, for edit tasks and code. May be given several times. self implies
-    --distill. Texts are cut off at --longest, and at the target's positions."""
+    text), a .txt or .md file of plain text, cut at blank lines, the hub id of a dataset, self, for
+    questions that the target writes itself, or pocket, the default, for edit tasks and code. May be
+    given several times. self implies --distill. Texts are cut off at --longest, and at the target's
+    positions."""
     limit: int | None = None
     """Conversations of each source at most; of pocket and self by default 8000."""
     distill: bool = False

@@ -8,7 +8,8 @@ Every line may have one of these forms:
     {"prompt": ..., "response": ...}    or "completion"
     {"text": ...}                       plain text
 
-A `.txt` or `.md` file is plain text, cut at blank lines. `"is_cut": true` beside these says that the last answer is unfinished.
+A `.txt` or `.md` file is plain text, cut at blank lines. `"is_cut": true` beside one of these forms
+says that the last answer is unfinished.
 """
 
 import json

@@ -280,7 +280,7 @@ def test_an_argument_of_another_kind_is_one_line(name, value, told):
 
 @pytest.mark.parametrize("eos", ["</s>", [1.5], [None]])
 def test_eos_that_is_no_token_is_one_line(eos):
-    with pytest.raises(SpecjaxError, match="does not hold token ids; pass target.eos"):
+    with pytest.raises(SpecjaxError, match="does not hold token ids; pass"):
         as_tuple(eos)
 
 

@@ -238,7 +238,7 @@ def test_a_size_that_no_model_has_is_refused_at_once(kind, name):
     given = GPT_BIGCODE if kind == "gpt_bigcode" else {"model_type": kind}
     key = FAMILIES[kind].keys.get(name, name)
     with pytest.raises(SpecjaxError, match=f"{name} 1000000000000 is above .*; check the config"):
-        config_from(values_of(**given, **{key: 10**12}))
+        config_from(values_of(**given | {key: 10**12}))
 
 
 def test_a_config_nested_deeply_is_one_line(tmp_path):
