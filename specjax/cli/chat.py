@@ -21,7 +21,7 @@ class Chat(DecodingOptions):
     """Talk with a target in the terminal; drafted tokens are shown in green.
 
     Write a message and press Enter. /new starts another conversation, /quit or Ctrl-D ends, and
-    Ctrl-C cuts an answer short. Each answer reads the whole conversation again.
+    Ctrl-C drops an answer. Each answer reads the whole conversation again.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
