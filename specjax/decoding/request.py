@@ -4,18 +4,14 @@ import operator
 import os
 from collections.abc import Callable, Iterable
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from specjax.core.errors import SpecjaxError, check_at_least
-from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Sampling
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Target
 
@@ -38,33 +34,6 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
-
-
-def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
-    """Checks what callers mix up: `named` are the other arguments of `speculative_generate`.
-
-    Raises:
-        SpecjaxError: for an argument of another kind, with what to pass instead.
-    """
-    wanted = {
-        "params": (params, Params, "specjax.Params(target.params, drafter_params)"),
-        "prompt": (prompt, Prompt, "what specjax.encode(tokenizer, [text]) returns"),
-        "target": (named["target"], Target, "target.model, of the target that load returned"),
-        "drafter": (named["drafter"], Drafter, "the first of what specjax.load_drafter returns"),
-        "sampling": (named["sampling"], Sampling, "specjax.Sampling(temperature=...)"),
-    }
-    for name, (value, kind, form) in wanted.items():
-        if not isinstance(value, kind):
-            raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {form}")
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
-        raise SpecjaxError(
-            f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
-            "jax.random.key(0)"
-        )
-    max_new_tokens = named["max_new_tokens"]
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
-        raise SpecjaxError(f"max_new_tokens {max_new_tokens!r} is not a whole number; pass one")
 
 
 def check_memory(

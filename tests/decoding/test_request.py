@@ -12,10 +12,10 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.generate import check_arguments, speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.request import as_tuple, check_arguments
+from specjax.decoding.request import as_tuple
 from specjax.decoding.sampling import Sampling
 from specjax.methods import make_drafter
 from tests.decoding.tiny import prompt, target

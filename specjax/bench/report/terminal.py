@@ -24,6 +24,7 @@ def show(
     The rows are of one temperature and batch size; `bandwidth` is in bytes per second, if known.
     """
     console = Console(markup=False, highlight=False)
+    console.soft_wrap = not console.is_terminal  # a pipe gets whole lines
     whole = table(rows, sampling)
     fits = not console.is_terminal or natural_width(whole, console) <= console.width
     print_table(whole if fits else table(rows, sampling, is_narrow=True))
