@@ -9,11 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+NUM_SHOWN = 3  # broken lines of a source that are named one by one
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
 
@@ -84,9 +85,32 @@ def _texts_in(file: Path) -> Iterator[str]:
         if file.suffix != ".jsonl":
             yield opened.read().decode("utf-8-sig")
             return
-        for number, line in enumerate(opened, start=1):
-            if line.strip():
-                yield _text_in(line, f"{file}, line {number},")
+        lines = ((n, line) for n, line in enumerate(opened, start=1) if line.strip())
+        yield from _valid(str(file), ((f"{file}:{n}", line) for n, line in lines))
+
+
+def _valid(source: str, rows: Iterator[tuple[str, Any]]) -> Iterator[str]:
+    """Yields the texts of rows; skips the others with a warning.
+
+    Raises:
+        SpecjaxError: if there are rows, but no text.
+    """
+    num_rows = num_skipped = 0
+    for place, row in rows:
+        num_rows += 1
+        try:
+            text = _text_of(json.loads(row) if isinstance(row, bytes) else row)
+        except (ValueError, RecursionError) as error:
+            num_skipped += 1
+            if num_skipped <= NUM_SHOWN:
+                reason = "" if isinstance(error, SpecjaxError) else "is not valid JSON: "
+                warn(f"{place} {reason}{error}; skipping this line")
+        else:
+            yield text
+    if num_rows and num_skipped == num_rows:
+        raise SpecjaxError(f'{source} holds no text; write lines such as {{"text": "..."}}')
+    if num_skipped:
+        warn(f"Skipped {num_skipped} of {num_rows} lines of {source}.")
 
 
 @contextmanager
@@ -99,20 +123,10 @@ def reading(file: Path) -> Iterator[None]:
         raise SpecjaxError(f"{file} is not UTF-8 text; convert it or leave it out") from None
 
 
-def _text_in(line: bytes, place: str) -> str:
-    try:
-        return _text_of(json.loads(line), place)
-    except SpecjaxError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise SpecjaxError(f"{place} is not valid JSON ({error}); fix or remove it") from None
-
-
-def _text_of(row: Any, place: str) -> str:
+def _text_of(row: Any) -> str:
     texts = [row[key] for key in TEXT_KEYS if key in row] if isinstance(row, dict) else []
     if not texts or not isinstance(texts[0], str):
-        keys = " or ".join(map(repr, TEXT_KEYS))
-        raise SpecjaxError(f"{place} has no text under {keys}; fix or remove it")
+        raise SpecjaxError(f"has no text under {' or '.join(map(repr, TEXT_KEYS))}")
     return whole_characters(texts[0])
 
 
@@ -122,8 +136,8 @@ def whole_characters(text: str) -> str:
 
 
 def _texts_from_hub(name: str) -> Iterator[str]:
-    for number, row in enumerate(hub_rows(name), start=1):
-        yield _text_of(row, f"{name}, row {number},")
+    rows = enumerate(hub_rows(name), start=1)
+    return _valid(name, ((f"{name}, row {number},", row) for number, row in rows))
 
 
 def hub_rows(name: str) -> Iterator[Any]:

@@ -328,22 +328,26 @@ def test_a_tokenizer_of_transformers_is_served(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ('{"text": ', "line 3, is not valid JSON"),
-        ('{"text": "\udcff"}', "line 3, is not valid JSON"),
-        ('{"title": "a"}', "line 3, has no text under 'text' or 'content'"),
-        ('{"text": 7}', "line 3, has no text"),
-        ('["text"]', "line 3, has no text"),
-        ("[" * 10**6, "line 3, is not valid JSON"),
+        ('{"text": ', "is not valid JSON"),
+        ('{"text": "\udcff"}', "is not valid JSON"),
+        ('{"title": "a"}', "has no text under 'text' or 'content'"),
+        ('{"text": 7}', "has no text"),
+        ('["text"]', "has no text"),
+        ("[" * 10**6, "is not valid JSON"),
     ],
     ids=range(6),
 )
-def test_a_broken_line_is_named(tmp_path, line, message):
+def test_a_broken_line_is_named_and_skipped(tmp_path, line, message, capsys):
     file = tmp_path / "a.jsonl"
-    text = f'{{"text": "one"}}\n\n{line}\n'
+    text = f'{{"text": "one"}}\n\n{line}\n{{"text": "two"}}\n'
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(SpecjaxError) as caught:
+    assert read(file) == ["one", "two"]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"specjax: {file}:3 {message}")
+    assert last == f"specjax: Skipped 1 of 3 lines of {file}."
+    file.write_bytes(line.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SpecjaxError, match="holds no text; write lines such as"):
         read(file)
-    assert one_line(caught).startswith(f"{file}, {message}")
 
 
 def test_a_file_that_is_not_utf8_is_named(tmp_path):
@@ -373,7 +377,7 @@ def test_a_folder_without_text_is_refused(tmp_path):
         read_documents([tmp_path], Characters())
 
 
-def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
+def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, capsys):
     def load_dataset(name, split, streaming):
         assert (split, streaming) == ("train", True)
         assert os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] == "0"
@@ -385,9 +389,8 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch):
 
     fake = SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    documents = read_documents(["some/texts"], Characters())
-    with pytest.raises(SpecjaxError, match="some/texts, row 3, has no text under"):
-        list(documents)
+    assert read("some/texts") == ["some/texts", "two"]
+    assert "some/texts, row 3, has no text under" in capsys.readouterr().err
     with pytest.raises(SpecjaxError) as caught:
         read("some/rest")
     message = "dataset some/rest could not be read (ConnectionError: no); check its name, or"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from specjax.core.errors import now_and_then
 from specjax.tasks import Request
 
 PLAIN = "plain"  # the method that all others are compared with
@@ -207,11 +208,18 @@ def compilations() -> Counter:
 
 
 def watched(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
-    """Yields the same steps, with a progress bar on stderr if that is a terminal."""
+    """Yields the same steps, with a progress bar on stderr, or now and then a line."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
-    return track(
-        steps, doing, count, console=console, transient=True, disable=not console.is_terminal
-    )
+    if console.is_terminal:
+        return track(steps, doing, count, console=console, transient=True)
+    return _with_lines(steps, doing, count)
+
+
+def _with_lines(steps: Iterable[Step], doing: str, count: int | None) -> Iterator[Step]:
+    note = now_and_then()
+    for number, step in enumerate(steps):
+        note(f"{doing}: {number}" if count is None else f"{doing}: {number} of {count}")
+        yield step

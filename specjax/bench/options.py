@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import UseAppendAction
+from tyro.conf import UseAppendAction, arg
 
 from specjax.core.errors import SpecjaxError
 
@@ -20,10 +20,10 @@ ALL_METHODS = "all"
 class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
-    methods: str = ""
-    """Drafting methods, with commas between, or all that this target can have; by default those
+    methods: Annotated[str, arg(metavar="A,B")] = ""
+    """Drafting methods with commas between, or all that this target can have; by default those
     that need nothing but the target, and those of --drafter. Plain decoding is always included."""
-    drafter: UseAppendAction[tuple[str, ...]] = ()
+    drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder that a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore,
     draft-model=FOLDER (or a hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax
     train`) for a head; by default pocket's own. May be given for several methods."""
@@ -34,9 +34,9 @@ class BenchOptions:
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
     """New tokens per prompt at most."""
-    temperature: str = "0"
+    temperature: Annotated[str, arg(metavar="X,X")] = "0"
     """0 takes the most likely token; above, tokens are drawn. Several with commas between."""
-    batch: str = "1"
+    batch: Annotated[str, arg(metavar="N,N")] = "1"
     """Prompts of a kind that are served at once; where there are too few, the first ones are
     repeated. Several with commas between."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
@@ -53,7 +53,7 @@ class BenchOptions:
     trace: bool = False
     """Also time the parts of each round (draft, verify, rest) on the first and the last prompt;
     compiling them takes minutes. Needs --out."""
-    out: Path | None = None
+    out: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Keep every run in this folder as it comes, for `specjax report`; the same command resumes an
     interrupted benchmark."""
 

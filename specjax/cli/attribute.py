@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,6 +18,8 @@ class Attribute:
     generates, use `specjax generate --attribute`.
     """
 
+    examples: ClassVar[tuple[str, ...]] = ("specjax attribute quotesum.jsonl --limit 100",)
+
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""
     target: str = "pocket"
@@ -28,9 +30,7 @@ class Attribute:
     """Minimum lengths of a span, in tokens; each is scored."""
     limit: int | None = None
     """The number of examples to use; by default all."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
-    ] = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
-
-from tyro.conf import arg
+from typing import ClassVar, Literal
 
 from specjax.bench.options import BenchOptions
 
@@ -13,11 +11,21 @@ from specjax.bench.options import BenchOptions
 class BenchCommand(BenchOptions):
     """Measure methods against plain decoding, in turn on the same prompts, by medians."""
 
+    sections: ClassVar[dict[str, str]] = {
+        "target": "model",
+        "methods": "methods",
+        "tasks": "prompts",
+        "temperature": "sampling",
+        "runs": "measurement",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax bench",
+        "specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench",
+    )
+
     target: str = "pocket"
     """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
-    ] = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     @property

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -16,12 +16,19 @@ class Convert:
     With --head-of TARGET, convert a head of that target instead.
     """
 
+    sections: ClassVar[dict[str, str]] = {"dtype": "weights", "head_of": "heads"}
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax convert pocket exported",
+        "specjax convert runs/eagle exported --head-of pocket --layout vllm",
+    )
+
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
     """The target: pocket, a folder or a hub id. With --head-of, the head: a folder or a hub id."""
-    directory: Annotated[Positional[Path], arg(metavar="DIR")]
+    directory: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder to write; it must be empty or not exist."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The dtype of the written weights; float32 loses nothing."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype of the written weights; by default that of the source, or float32 where it has
+    several or is quantised."""
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder or a hub id."""
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
@@ -55,15 +62,17 @@ class Convert:
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
-        from specjax.hub import copy_tokenizer, load
+        from specjax.hub import copy_tokenizer, load, target_folder
         from specjax.models.io.huggingface import save_transformer, write_index
+        from specjax.models.io.weights import stored_dtype
 
-        target = load(self.source, dtype=self.dtype)
+        dtype = self.dtype or stored_dtype(target_folder(self.source))
+        target = load(self.source, dtype=dtype)
         with new_folder(directory) as unfinished:
-            save_transformer(unfinished, target.config, target.params, self.dtype)
+            save_transformer(unfinished, target.config, target.params, dtype)
             write_index(unfinished)
             copy_tokenizer(target, unfinished)
-        print(f"wrote {target.name} to {directory} in {self.dtype}")
+        print(f"wrote {target.name} to {directory} in {dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.core.files import expand_user
@@ -71,7 +80,7 @@ class Convert:
         from specjax.loading import find_head, load_head
         from specjax.methods import HEAD_FORMATS
         from specjax.models.io.head_files import detect_format, read_about, save_head
-        from specjax.models.io.weights import import_torch
+        from specjax.models.io.weights import import_torch, stored_dtype
 
         folder = find_head(self.source)
         format = detect_format(folder, HEAD_FORMATS)  # before the target, which may take long
@@ -83,7 +92,8 @@ class Convert:
             )
         if as_torch := self.format == "bin":
             import_torch(directory / "pytorch_model.bin", "written", "leave --format out")
-        target = load(head_of, dtype=self.dtype)
+        dtype = self.dtype or stored_dtype(folder, tuple(format.files))
+        target = load(head_of, dtype=dtype)
         of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, format=format)
         if self.draft_vocab is not None:
@@ -93,7 +103,7 @@ class Convert:
             format,
             head,
             params,
-            self.dtype,
+            dtype,
             target=target.config,
             target_params=target.params,
             target_name=str(of_target.resolve()) if of_target.exists() else head_of,
@@ -102,7 +112,7 @@ class Convert:
             as_torch=as_torch,
             with_embedding=self.embedding,
         )
-        print(f"wrote head {self.source} to {directory} in {self.dtype}, layout {layout}")
+        print(f"wrote head {self.source} to {directory} in {dtype}, layout {layout}")
         if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
             print("without the target's embedding, which the server shares; --embedding adds it")
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, now_and_then
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,11 @@ class DatastoreCommand:
     Sources are text files (one document each), .jsonl files (one document per line, with the
     key "text" or "content"), folders of such files, or hub ids of datasets (the train split).
     """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax datastore build src/ --out datastore",
+        'specjax generate "import os" --method rest --drafter datastore',
+    )
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
     """The action; there is only build."""
@@ -43,11 +48,13 @@ class DatastoreCommand:
         documents = read_documents(self.sources, tokenizer)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("reading")
+            task, note = bar.add_task("reading"), now_and_then()
 
             def show(stage: str, done: int, total: int | None) -> None:
                 amount = f"{done:,} tokens" if total is None else f"{done} of {total}"
                 bar.update(task, description=f"{stage}: {amount}")
+                if not bar.console.is_terminal:
+                    note(f"{stage}: {amount}")
 
             made = datastore.build(
                 documents,

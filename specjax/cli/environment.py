@@ -25,11 +25,23 @@ def quiet() -> None:
 def use_compilation_cache() -> Path | None:
     """Keeps compiled programs in the user's cache folder, so that the second start is fast.
 
-    Does nothing if a cache is already set (`JAX_COMPILATION_CACHE_DIR`) or the folder cannot be
-    created. Returns the folder if this call set it.
+    Starts the backend first. Does nothing if a cache is already set (`JAX_COMPILATION_CACHE_DIR`)
+    or the folder cannot be created. Returns the folder if this call set it.
+
+    Raises:
+        SpecjaxError: if there is no such device as JAX_PLATFORMS asks for.
     """
     import jax
 
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        raise SpecjaxError(
+            f"JAX finds no device for JAX_PLATFORMS={asked}{reason}; unset it, or install JAX for "
+            "that device: pip install 'jax[cuda12]' or 'jax[tpu]'"
+        ) from None
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     try:

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from specjax.bench.acceptance import advice_on
 from specjax.bench.measure import PLAIN
-from specjax.cli.measure import Job, TimedText
+from specjax.cli.measure import Job, TimedText, timed_text
 from specjax.cli.prompts import INSTRUCTION, Source
-from specjax.cli.text import DRAFTED, show_live, show_sources, spans_in_prompt, write_page
-from specjax.core.text import decode
+from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
 
 
@@ -33,16 +32,6 @@ class GenerateOutput:
     output: Console = field(default_factory=_console)
     notes: Console = field(default_factory=lambda: _console(stderr=True))
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the text is streamed."""
-        return self.output.is_terminal and not self.is_json
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the text is printed once it is complete."""
-        return not self.is_live and not self.is_json
-
     def busy(self, doing: str) -> AbstractContextManager[Any]:
         """Shows a status on a terminal; redrawn rarely, it does not disturb timing."""
         if not self.notes.is_terminal:
@@ -54,38 +43,33 @@ class GenerateOutput:
         if source.is_example and not self.is_json:
             self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
 
-    def stream(self, job: Job) -> float:
-        """Streams the text, and returns the seconds that compiling took."""
-        with self.busy("compiling"):
-            seconds = job.compile()
-        if self.output.color_system is not None and not self.output.no_color:
+    def stream(self, job: Job) -> TimedText:
+        """Prints the text as it grows."""
+        if self.output.is_terminal and self.output.color_system and not self.output.no_color:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
-        show_live(job.stream(), job.target.tokenizer, self.output)
-        return seconds
+        live = LiveText(job.target.tokenizer, self.output, job.stop)
+        try:
+            run = job.run(live.add)
+        finally:
+            live.finish()
+        return timed_text(job, [run])
 
-    def text(self, job: Job, tokens: Sequence[int]) -> None:
-        """Prints the finished text and nothing else."""
-        self.output.file.write(decode(job.target.tokenizer, tokens) + "\n")
-        self.output.file.flush()
-
-    def figures(self, job: Job, results: Sequence[TimedText], stream_seconds: float) -> None:
+    def figures(self, job: Job, results: Sequence[TimedText], compile_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
-        compiling = stream_seconds + sum(result.compile_seconds for result in results)
-        not_counted = f"compiling took {compiling:.1f} s and is not counted; prefill is"
-        timed = "timed in a separate run; " if self.is_live else ""
+        counted = f"{compile_seconds:.1f} s of compiling are not counted"
         if len(results) == 2:
             self.output.print(_table(results))
             self.output.print(_comparison(job, *results))
-            self.notes.print(f"medians of interleaved runs; {not_counted}")
+            self.notes.print(f"medians of runs in turn; {counted}")
             return
         [result] = results
         self.notes.print(
             f"{result.method}: {len(result.tokens)} tokens in {result.seconds:.3f} s, "
-            f"{result.tokens_per_second:.1f} tokens/s, accepted length "
-            f"{result.mean_accepted_length:.2f} over {result.rounds} rounds"
+            f"{result.tokens_per_second:.1f} tokens/s\n"
+            f"accepted length {result.mean_accepted_length:.2f} over {result.rounds} rounds; "
+            f"{counted}"
         )
-        self.notes.print(f"{timed}{not_counted}")
 
     def warn(self, job: Job, results: Sequence[TimedText]) -> None:
         """Warns if almost nothing was accepted, or if the text is not lossless."""
@@ -106,9 +90,17 @@ class GenerateOutput:
         write_page(path, job.target.tokenizer, job.prompt_ids, result.tokens, spans)
         self.notes.print(f"sources written to {path}")
 
-    def json(self, job: Job, results: Sequence[TimedText], with_spans: bool) -> None:
+    def json(
+        self,
+        job: Job,
+        source: Source,
+        results: Sequence[TimedText],
+        compile_seconds: Sequence[float],
+        with_spans: bool,
+    ) -> None:
         """Prints one JSON object; a span is its start and end in the output, and its source."""
-        values, *plain = [_fields(job, result) for result in results]
+        fields = [_fields(job, *each) for each in zip(results, compile_seconds, strict=True)]
+        values, *plain = [{"prompt": source.prompt, **each} for each in fields]
         if with_spans:
             values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
         if plain:
@@ -119,22 +111,27 @@ class GenerateOutput:
             )
             values |= {"plain": plain[0], "identical": same}
         self.output.file.write(json.dumps(values) + "\n")
+        self.output.file.flush()
 
 
-def _fields(job: Job, result: TimedText) -> dict[str, Any]:
-    tokenizer = job.target.tokenizer
+def _fields(job: Job, result: TimedText, compile_seconds: float) -> dict[str, Any]:
     return {
+        "target": job.target.name,
+        "dtype": str(job.target.dtype),
         "method": result.method,
+        "seed": job.seed,
+        "temperature": job.engine.sampling.temperature,
         "verification": job.engine.sampling.verification,
         "is_lossy": job.engine.sampling.is_lossy and result.method != PLAIN,
-        "text": None if tokenizer is None else decode(tokenizer, result.tokens),
+        "text": result.text,
+        "finish_reason": result.finish_reason,
         "tokens": result.tokens,
         "num_new_tokens": len(result.tokens),
         "rounds": result.rounds,
         "mean_accepted_length": result.mean_accepted_length,
         "seconds": result.seconds,
         "tokens_per_second": result.tokens_per_second,
-        "compile_seconds": result.compile_seconds,
+        "compile_seconds": compile_seconds,
     }
 
 

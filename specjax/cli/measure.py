@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from specjax.core.text import decode, token_texts
 from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import stream
@@ -15,6 +17,8 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation
 from specjax.hub import LoadedTarget
 from specjax.loading import load_drafter
+
+STOPPED = "stop"  # the reason that a text ends: one of its stop texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +31,7 @@ class Job:
     target: LoadedTarget
     prompt: Prompt
     seed: int
+    stop: tuple[str, ...] = ()  # texts that end it
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -40,7 +45,7 @@ class Job:
         return replace(self, method="plain", engine=engine, params=params)
 
     def compile(self) -> float:
-        """Compiles what `run` and `stream` run, loads all of its code, and returns the seconds.
+        """Compiles what `run` runs, loads all of its code, and returns the seconds.
 
         Raises:
             SpecjaxError: if the request cannot be served.
@@ -50,8 +55,13 @@ class Job:
         self.engine.warm_up(self.params, self.prompt, jax.random.key(self.seed))
         return time.perf_counter() - started
 
-    def run(self) -> tuple[Generation, float]:
-        """Returns the finished text, and the seconds that it took."""
+    def run(self, show: Callable[[Generation], None] | None = None) -> tuple[Generation, float]:
+        """Returns the finished text, and the seconds that it took.
+
+        `show` gets the text as it grows, every few rounds; its own time does not count.
+        """
+        if show or self.stop:
+            return self._run_in_parts(show or (lambda generation: None))
         engine, key = self.engine, jax.random.key(self.seed)
         started = time.perf_counter()
         state = engine.prefill(self.params, self.prompt, key)
@@ -61,8 +71,33 @@ class Job:
         generation.check()
         return generation, seconds
 
-    def stream(self) -> Iterator[Generation]:
-        """Returns the text so far, after every few rounds."""
+    def _run_in_parts(self, show: Callable[[Generation], None]) -> tuple[Generation, float]:
+        started = time.perf_counter()
+        parts = self._stream()
+        generation, seconds = next(parts), time.perf_counter() - started
+        while True:
+            show(generation)
+            started = time.perf_counter()
+            is_stopped = self.stop and self.finish(generation).reason == STOPPED
+            following = None if is_stopped else next(parts, None)
+            seconds += time.perf_counter() - started
+            if following is None:
+                return generation, seconds
+            generation = following
+
+    def finish(self, generation: Generation) -> "Finish":
+        """Returns the tokens of a text up to the first stop text, its text, and why it ends."""
+        tokens, tokenizer = new_tokens(generation), self.target.tokenizer
+        whole = ""
+        for count, text in enumerate(token_texts(tokenizer, tokens) if self.stop else (), 1):
+            whole += text
+            if ends := [whole.index(stop) for stop in self.stop if stop in whole]:
+                return Finish(tokens[:count], whole[: min(ends)], STOPPED)
+        text = None if tokenizer is None else decode(tokenizer, tokens)
+        is_over = tokens[-1:] and tokens[-1] in self.engine.eos
+        return Finish(tokens, text, "eos" if is_over else "length")
+
+    def _stream(self) -> Iterator[Generation]:
         return stream(
             self.params,
             self.prompt,
@@ -75,55 +110,51 @@ class Job:
         )
 
 
+class Finish(NamedTuple):
+    """The end of a text."""
+
+    tokens: tuple[int, ...]
+    text: str | None  # None without a tokenizer
+    reason: str  # eos, stop or length
+
+
 @dataclass(frozen=True)
 class TimedText:
     """The text of one method, and its speed."""
 
     method: str
     tokens: tuple[int, ...]
+    text: str | None
+    finish_reason: str
     source: tuple[int, ...]  # where in prompt and output each was copied from; see Generation
     rounds: int
     mean_accepted_length: float
     seconds: float  # prefill and decoding; the median if there are several runs
-    compile_seconds: float  # includes a round of warming up at each width
 
     @property
     def tokens_per_second(self) -> float:
         return len(self.tokens) / self.seconds
 
 
-def time_in_turn(
-    jobs: Sequence[Job], num_runs: int, show: Callable[[Sequence[int]], None] | None = None
-) -> list[TimedText]:
-    """Compiles every job, then runs all jobs in turn, `num_runs` times.
-
-    `show` gets the tokens of the very first run, once it is complete.
-    """
-    compile_seconds = [job.compile() for job in jobs]
-    runs = []
-    for _ in range(num_runs):
-        for job in jobs:
-            runs.append(job.run())
-            if show and len(runs) == 1:
-                show(new_tokens(runs[0][0]))
-    return [
-        _timed_text(job, runs[number :: len(jobs)], compile_seconds[number])
-        for number, job in enumerate(jobs)
-    ]
+def time_in_turn(jobs: Sequence[Job], num_runs: int) -> list[TimedText]:
+    """Runs all jobs in turn, `num_runs` times; they have been compiled."""
+    runs = [job.run() for _ in range(num_runs) for job in jobs]
+    return [timed_text(job, runs[number :: len(jobs)]) for number, job in enumerate(jobs)]
 
 
-def _timed_text(
-    job: Job, runs: Sequence[tuple[Generation, float]], compile_seconds: float
-) -> TimedText:
+def timed_text(job: Job, runs: Sequence[tuple[Generation, float]]) -> TimedText:
+    """Returns the text of the first of several runs, and the median of their times."""
     generation, _ = runs[0]
+    tokens, text, reason = job.finish(generation)
     return TimedText(
         method=job.method,
-        tokens=new_tokens(generation),
-        source=tuple(np.asarray(generation.source)[0, : int(generation.length[0])].tolist()),
+        tokens=tokens,
+        text=text,
+        finish_reason=reason,
+        source=tuple(np.asarray(generation.source)[0, : len(tokens)].tolist()),
         rounds=int(generation.stats.rounds[0]),
         mean_accepted_length=float(generation.stats.mean_accepted_length),
         seconds=median(seconds for _, seconds in runs),
-        compile_seconds=compile_seconds,
     )
 
 

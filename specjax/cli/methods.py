@@ -1,10 +1,15 @@
-"""`specjax methods`: prints the table of methods."""
+"""`specjax methods`: the drafting methods, and the settings of each."""
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from tyro.conf import Positional, arg
+
+from specjax.cli.help import field_docs, fill, listing
+from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
-    from specjax.methods import Method
     from specjax.models.config import TransformerConfig
 
 MAX_ITEMS = 4  # shown of a tuple
@@ -12,40 +17,88 @@ MAX_ITEMS = 4  # shown of a tuple
 
 @dataclass(frozen=True)
 class Methods:
-    """List the drafting methods with their requirements, papers and settings."""
+    """List the drafting methods; with METHOD, what it needs and its settings."""
 
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax methods",
+        "specjax methods eagle2 --target FOLDER",
+    )
+
+    method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None
+    """The method whose settings to show, with their meanings, ranges and defaults."""
     target: str | None = None
     """Say what each method needs for this target, and show the settings that fit it: pocket, a
     folder in Hugging Face format, a GGUF file, or a hub id. A target that is not supported is
     refused."""
+    json: bool = False
+    """Print JSON."""
 
     def run(self) -> None:
-        """Prints the table."""
-        from rich.console import Console
-        from rich.table import Table
-
+        """Prints the list, or one method."""
         from specjax.methods import METHODS
 
-        console, config = Console(markup=False, highlight=False), None
-        if self.target is not None:
-            config = _config_of(self.target)
+        if self.method is not None and self.method not in METHODS:
+            raise SpecjaxError(
+                f"method {self.method!r} is unknown; choose one of {', '.join(METHODS)}"
+            )
+        config = None if self.target is None else _config_of(self.target)
+        names = METHODS if self.method is None else [self.method]
+        rows = {name: self._describe(name, config) for name in names}
+        if self.json:
+            print(json.dumps(rows if self.method is None else rows[self.method]))
+            return
+        if config is not None:
             print(
                 f"{self.target}: {config.model_type}, {config.num_hidden_layers} layers, texts of "
-                f"up to {config.longest_text} tokens; all methods work with it"
+                f"up to {config.longest_text} tokens; all methods work with it\n"
             )
-        table = Table("method", "needs", "paper", "settings (--set)", show_lines=True)
-        for name, method in METHODS.items():
-            settings = "\n".join(describe_settings(method, config))
-            table.add_row(name, self._needs(name, method), method.paper, settings)
-        console.print(table)
+        if self.method is None:
+            shown = [(name, f"{row['paper']}. Needs {row['needs']}.") for name, row in rows.items()]
+            print(listing("methods", shown))
+            print("\n`specjax methods METHOD` shows the settings of METHOD.")
+        else:
+            print(_page(self.method, rows[self.method], config))
 
-    def _needs(self, name: str, method: "Method") -> str:
-        if self.target is None or not method.part:
-            return method.needs
-        if self.target == "pocket":
-            return f"{method.needs} (pocket has one)"
-        how = f"; train it: specjax train {name}" if method.training else ""
-        return f"--drafter: {method.needs}{how}"
+    def _describe(self, name: str, config: "TransformerConfig | None") -> dict[str, Any]:
+        from specjax.methods import METHODS
+
+        method = METHODS[name]
+        fitted = method.settings_for(config or _llama_2_7b())
+        meanings = field_docs(method.drafter)
+        needs = method.needs
+        if method.part and self.target == "pocket":
+            needs += " (pocket has one)"
+        elif method.part and self.target is not None:
+            how = f"; train it: specjax train {name}" if method.training else ""
+            needs = f"--drafter: {needs}{how}"
+        return {
+            "paper": method.paper,
+            "needs": needs,
+            "about": " ".join((method.drafter.__doc__ or "").split("\n\n")[0].split()),
+            "settings": {
+                setting: {
+                    "default": fitted.get(setting, default),
+                    "meaning": meanings[setting],
+                    "depends_on_target": setting in fitted,
+                }
+                for setting, default in method.settings.items()
+            },
+        }
+
+
+def _page(name: str, row: dict[str, Any], config: "TransformerConfig | None") -> str:
+    """Returns the text on one method."""
+    parts = [fill(f"{name}: {row['paper']}. Needs {row['needs']}."), fill(row["about"])]
+    settings = []
+    for setting, values in row["settings"].items():
+        default = _short(values["default"])
+        if values["depends_on_target"] and config is None:
+            default += " for 32 layers, adapted to each target"
+        default = f"(default: {default})" if default else ""
+        settings.append((setting, f"{values['meaning']} {default}".strip()))
+    if settings:
+        parts.append(listing("settings (--set NAME=VALUE)", settings))
+    return "\n\n".join(parts)
 
 
 def _config_of(target: str) -> "TransformerConfig":
@@ -57,11 +110,10 @@ def _config_of(target: str) -> "TransformerConfig":
     return read_config(folder) if folder.is_dir() else load(target).config
 
 
-def describe_settings(method: "Method", target: "TransformerConfig | None" = None) -> list[str]:
-    """Returns `name=default` for each setting; without a target, marks those that depend on it."""
+def _llama_2_7b() -> "TransformerConfig":
     from specjax.models.config import TransformerConfig
 
-    llama_2_7b = TransformerConfig(
+    return TransformerConfig(
         vocab_size=32000,
         hidden_size=4096,
         intermediate_size=11008,
@@ -71,16 +123,10 @@ def describe_settings(method: "Method", target: "TransformerConfig | None" = Non
         head_dim=128,
         max_position_embeddings=4096,
     )
-    fitted = method.settings_for(target or llama_2_7b)
-    note = "" if target else " for 32 layers, adapted to each target"
-    return [
-        f"{name}={_short(fitted[name])}{note}" if name in fitted else f"{name}={_short(default)}"
-        for name, default in method.settings.items()
-    ]
 
 
 def _short(value: Any) -> str:
     if isinstance(value, tuple) and len(value) > MAX_ITEMS:
         shown = ", ".join(map(str, value[:MAX_ITEMS]))
         return f"({shown}, ... {len(value)} in total)"
-    return str(value)
+    return "" if value is None else str(value)

@@ -1,22 +1,30 @@
-"""Turns the options of a command into a Prompt: text, a file, token ids, or the example."""
+"""Turns the options of a command into prompts: text, files, standard input, ids, or the example."""
 
+import json
 import os
 import re
+import select
+import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
+    from specjax.core.chat import Message
     from specjax.decoding.prompt import Prompt
     from specjax.hub import LoadedTarget
 
 MAX_ID = 2**31 - 1
+MAX_BYTES = 2**23  # of a prompt: more than models have positions
+MAX_FILE_BYTES = 2**28  # of many prompts
+STDIN = "-"
 
 
-# The edit task that `specjax generate` runs without a prompt.
-INSTRUCTION = "Rename `count` to `run_length`."
+# The edit task that `specjax generate` runs without a prompt; pocket gets it right.
+INSTRUCTION = "Rename `value` to `element`."
 SOURCE = '''\
 def longest_run(values):
     """How many equal values follow each other at most."""
@@ -35,18 +43,29 @@ MESSAGE = f"{INSTRUCTION}\n{SOURCE}"
 
 @dataclass(frozen=True)
 class Source:
-    """The text or the ids to continue, before tokenization."""
+    """The text, the messages or the ids to continue, before tokenization."""
 
-    text: str | None = None
-    ids: tuple[int, ...] | None = None
-    is_chat: bool = False  # the text is a user message for the chat template
+    prompt: "str | tuple[Message, ...] | tuple[int, ...]"
     is_example: bool = False
+    place: str = ""  # file and line that it comes from
+
+    @property
+    def is_ids(self) -> bool:
+        """Whether it holds token ids."""
+        return isinstance(self.prompt[0], int)
 
 
 def read_source(
-    prompt: str | None, prompt_file: Path | None, prompt_ids: str | None, chat: bool
-) -> Source:
-    """Returns the prompt that was given, or else the example as a chat.
+    prompt: str | None,
+    prompt_file: Path | None,
+    prompt_ids: str | None,
+    chat: bool,
+    system: str | None = None,
+    is_needed: bool = True,
+) -> Source | None:
+    """Returns the prompt that was given, or that of standard input, or else the example as a chat.
+
+    Unless `is_needed`, returns None if none of the options gives one.
 
     Raises:
         SpecjaxError: if there is more than one prompt, or it is empty, unreadable or malformed.
@@ -54,38 +73,88 @@ def read_source(
     if sum(given is not None for given in (prompt, prompt_file, prompt_ids)) > 1:
         raise SpecjaxError("more than one prompt; give one of PROMPT, --prompt-file, --prompt-ids")
     if prompt_ids is not None:
-        if chat:
+        if chat or system is not None:
             raise SpecjaxError(
-                "--chat needs text, but --prompt-ids gives ids; leave one of them out"
+                "--chat and --system need text, but --prompt-ids gives ids; leave one of them out"
             )
-        return Source(ids=_read_ids(prompt_ids))
-    if prompt_file is not None:
-        return Source(text=_read_file(prompt_file), is_chat=chat)
-    if prompt is None:
-        return Source(text=MESSAGE, is_chat=True, is_example=True)
-    if not prompt:
+        return Source(_read_ids(prompt_ids))
+    if prompt_file is not None or prompt == STDIN:
+        text = _read_file(prompt_file or Path(STDIN))
+    elif prompt is not None:
+        text = prompt
+    elif not is_needed:
+        return None
+    else:
+        text = _piped_text()
+        if not text:
+            return Source(_messages(MESSAGE, system), is_example=True)
+    if not text:
         raise SpecjaxError(
             "the prompt is empty; write some text, or leave it out to run an example"
         )
-    return Source(text=prompt, is_chat=chat)
+    return Source(_messages(text, system) if chat or system is not None else text)
 
 
-def tokenize(source: Source, target: "LoadedTarget") -> "Prompt":
-    """Tokenizes the prompt for a target.
+def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Source]:
+    """Reads prompts from the lines of a JSONL file: texts, or objects with `prompt` or `messages`.
+
+    Raises:
+        SpecjaxError: for a file that cannot be read or holds none, or a line of another form.
+    """
+    sources = []
+    for number, line in enumerate(_read_file(file, "--prompts", MAX_FILE_BYTES).splitlines(), 1):
+        if not line.strip():
+            continue
+        place = f"{file}:{number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        row = {"prompt": row} if isinstance(row, str) else row
+        found = (row.get("prompt") or row.get("messages")) if isinstance(row, dict) else None
+        if isinstance(found, list) and all(map(_is_message, found)):
+            sources.append(Source(_with_system(tuple(found), system), place=place))
+        elif isinstance(found, str):
+            prompt = _messages(found, system) if chat or system is not None else found
+            sources.append(Source(prompt, place=place))
+        else:
+            raise SpecjaxError(
+                f'{place} is no prompt; write {{"prompt": "some text"}}, or messages with role and '
+                "content"
+            )
+    if not sources:
+        raise SpecjaxError(f"--prompts {file} holds no prompts; write one JSON object a line")
+    return sources
+
+
+def tokenize(source: Source, target: "LoadedTarget", bucket: int | None = None) -> "Prompt":
+    """Tokenizes the prompt for a target; `bucket` as in `from_ids`.
 
     Raises:
         SpecjaxError: if the prompt is text and the target has no tokenizer.
     """
-    from specjax.decoding.prompt import chat_ids, encode, from_ids
+    from specjax.decoding.prompt import BUCKET, chat_ids, encode, from_ids
 
-    if source.ids is not None:
-        return from_ids([source.ids])
-    assert source.text is not None
+    bucket = bucket or BUCKET
+    if source.is_ids:
+        return from_ids([source.prompt], bucket)  # pyright: ignore[reportArgumentType]
     if target.tokenizer is None:
         raise SpecjaxError(f"{target.name} has no tokenizer; give token ids: --prompt-ids 1,2,3")
-    if not source.is_chat:
-        return encode(target.tokenizer, [source.text])
-    return from_ids([chat_ids(target.tokenizer, source.text)])
+    if isinstance(source.prompt, str):
+        return encode(target.tokenizer, [source.prompt], bucket)
+    return from_ids([chat_ids(target.tokenizer, source.prompt)], bucket)  # pyright: ignore[reportArgumentType]
+
+
+def _messages(text: str, system: str | None) -> "tuple[Message, ...]":
+    return _with_system(({"role": "user", "content": text},), system)
+
+
+def _with_system(messages: "tuple[Message, ...]", system: str | None) -> "tuple[Message, ...]":
+    return messages if system is None else ({"role": "system", "content": system}, *messages)
+
+
+def _is_message(row: Any) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(k), str) for k in ("role", "content"))
 
 
 def _read_ids(text: str) -> tuple[int, ...]:
@@ -98,16 +167,38 @@ def _read_ids(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _read_file(path: Path) -> str:
+def _read_file(path: Path, option: str = "--prompt-file", max_bytes: int = MAX_BYTES) -> str:
     try:
-        text = Path(os.path.expanduser(path)).read_bytes().decode("utf-8")
+        if str(path) == STDIN:
+            return _text_of(sys.stdin.buffer, "standard input", max_bytes)
+        with Path(os.path.expanduser(path)).open("rb") as file:
+            text = _text_of(file, f"{option} {path}", max_bytes)
     except OSError as error:
         reason = error.strerror or error
-        raise SpecjaxError(
-            f"--prompt-file {path} cannot be read ({reason}); check the path"
-        ) from None
-    except UnicodeDecodeError:
-        raise SpecjaxError(f"--prompt-file {path} is not UTF-8 text; convert it first") from None
+        raise SpecjaxError(f"{option} {path} cannot be read ({reason}); check the path") from None
     if not text:
-        raise SpecjaxError(f"--prompt-file {path} is empty; write some text into it")
+        raise SpecjaxError(f"{option} {path} is empty; write some text into it")
     return text
+
+
+def _text_of(file: BinaryIO, name: str, max_bytes: int) -> str:
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise SpecjaxError(f"{name} holds more than {max_bytes >> 20} MiB; give a shorter text")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SpecjaxError(f"{name} is not UTF-8 text; convert it first") from None
+
+
+def _piped_text() -> str:
+    """Returns the text of standard input if that is a pipe or a file."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # there is none
+        return ""
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+        return ""
+    if not select.select([sys.stdin], [], [], 1)[0]:
+        print("reading the prompt from standard input ...", file=sys.stderr)
+    return _read_file(Path(STDIN))

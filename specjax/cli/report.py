@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
@@ -11,13 +11,17 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write the results of `specjax bench --out DIR` as pages, in HTML and Markdown.
+    """Write the results of `specjax bench --out FOLDER` as pages, in HTML and Markdown.
 
-    DIR/report.html is self-contained; DIR/report.md has its plots in files. They include the curves
-    that `specjax tune pld-plus --plots DIR` has written.
+    FOLDER/report.html is self-contained; FOLDER/report.md has its plots in files. They include the
+    curves that `specjax tune pld-plus --plots FOLDER` has written.
     """
 
-    folder: Annotated[Positional[Path], arg(metavar="DIR")]
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax bench --out runs/bench && specjax report runs/bench",
+    )
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder that `specjax bench --out` wrote."""
 
     def run(self) -> None:

@@ -1,6 +1,8 @@
 """Shows text on a terminal: as its tokens arrive, and where each part was copied from."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +21,52 @@ VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 VISIBLE |= dict.fromkeys(range(0x7F, 0xA0), UNFINISHED)
 
 
-def show_live(generations: Iterator[Generation], tokenizer: Any, console: Console) -> None:
-    """Prints the first row as it grows, with accepted draft tokens in colour."""
-    growing = GrowingText(tokenizer)
-    num_shown = 0
+class LiveText:
+    """Prints a text as it grows; a terminal shows accepted draft tokens in colour.
 
-    def show(text: str, is_drafted: bool) -> None:
-        if text:
+    What may be the beginning of a stop text is held back until it is known.
+    """
+
+    def __init__(self, tokenizer: Any, console: Console, stops: Sequence[str] = ()):
+        self._growing, self._console, self._stops = GrowingText(tokenizer), console, stops
+        self._num_tokens = self._num_shown = 0
+        self._text, self._drafted = "", []  # of each character, whether it was drafted
+
+    def add(self, generation: Generation) -> None:
+        """Prints the text that is new in `generation`."""
+        length = int(generation.length[0])
+        tokens = np.asarray(generation.tokens)[0, self._num_tokens : length]
+        drafted = np.asarray(generation.from_draft)[0, self._num_tokens : length]
+        for token, is_drafted in zip(tokens, drafted, strict=True):
+            self._append(self._growing.add(int(token)), bool(is_drafted))
+        self._num_tokens = length
+        self._show(len(self._text) - max(map(len, self._stops), default=1) + 1)
+
+    def finish(self) -> None:
+        """Prints the rest and ends the line; call it for an interrupted text too."""
+        self._append(self._growing.finish(), False)
+        self._show(len(self._text))
+        self._print("\n", False)
+
+    def _append(self, text: str, is_drafted: bool) -> None:
+        self._text += text
+        self._drafted += [is_drafted] * len(text)
+
+    def _show(self, end: int) -> None:
+        ends = (self._text.find(stop) for stop in self._stops)
+        end = max(min([end, *(place for place in ends if place >= 0)]), self._num_shown)
+        characters = zip(self._text, self._drafted, strict=True)
+        for is_drafted, part in groupby(islice(characters, self._num_shown, end), itemgetter(1)):
+            self._print("".join(character for character, _ in part), is_drafted)
+        self._num_shown = end
+
+    def _print(self, text: str, is_drafted: bool) -> None:
+        if self._console.is_terminal:
             style = DRAFTED if is_drafted else None
-            console.out(text.translate(VISIBLE), style=style, end="", highlight=False)
-
-    try:
-        for generation in generations:
-            length = int(generation.length[0])
-            tokens = np.asarray(generation.tokens)[0, num_shown:length]
-            drafted = np.asarray(generation.from_draft)[0, num_shown:length]
-            for token, is_drafted in zip(tokens, drafted, strict=True):
-                show(growing.add(int(token)), bool(is_drafted))
-            num_shown = length
-        show(growing.finish(), False)
-    finally:  # end the line of an interrupted text too
-        console.out("")
+            self._console.out(text.translate(VISIBLE), style=style, end="", highlight=False)
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
 
 
 def spans_in_prompt(source: Sequence[int], prompt_length: int) -> list[Span]:

@@ -1,11 +1,9 @@
 """`specjax train`: a subcommand for each method that has a head, and disco."""
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Annotated, Any, Generic, TypeVar
 
-import tyro
+from tyro.conf import arg
 
 Subcommand = TypeVar("Subcommand")
 
@@ -14,7 +12,7 @@ Subcommand = TypeVar("Subcommand")
 class Train(Generic[Subcommand]):
     """Train a drafter for a target, in one process that can be stopped and resumed."""
 
-    subcommand: Annotated[Subcommand, tyro.conf.arg(name="")]
+    subcommand: Annotated[Subcommand, arg(name="")]
 
     @property
     def if_stopped(self) -> str:
@@ -27,12 +25,12 @@ class Train(Generic[Subcommand]):
         chosen.run()
 
 
-def train_subcommands() -> Any:
-    """Returns the union of the subcommands, read off the registry; imports JAX."""
+def train_commands() -> dict[str, type]:
+    """Returns the subcommands by name, read off the registry; imports JAX."""
     from specjax.cli.train_disco import TrainDisco
     from specjax.cli.train_heads import train_command
     from specjax.methods import METHODS
 
     trained = {name: row.training for name, row in METHODS.items() if row.training}
-    commands = [train_command(name, training) for name, training in trained.items()]
-    return reduce(or_, [*commands, Annotated[TrainDisco, tyro.conf.subcommand("disco")]])
+    commands = {name: train_command(name, training) for name, training in trained.items()}
+    return {**commands, "disco": TrainDisco}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -39,10 +39,22 @@ class TrainDisco:
     two disagree.
     """
 
+    sections: ClassVar[dict[str, str]] = {
+        "out": "run",
+        "target": "models",
+        "tasks": "prompts",
+        "labels": "classifier",
+        "run_folder": "run",
+        "dtype": "models",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax train disco --target FOLDER --drafter FOLDER --out runs/disco",
+    )
+
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
@@ -64,14 +76,12 @@ class TrainDisco:
     """Learn where the greedy tokens are equal, or how much the two distributions overlap."""
     position: Literal["draft", "generation"] = "draft"
     """Count positions from the start of the draft, or of the new text."""
-    steps: int = 3000
+    num_steps: int = 3000
     """Steps of the optimizer."""
     run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Keep checkpoints and metrics here; the same command then resumes where it stopped."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
-    ] = None
-    """dtype for weights and compute; by default the one that is fastest on this machine."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     @property
     def if_stopped(self) -> str:
@@ -84,7 +94,7 @@ class TrainDisco:
         if self.run_folder is not None:
             check_out(expand_user(self.run_folder), resume=True)
         settings = ClassifierTraining(
-            labels=self.labels, position=self.position, num_steps=self.steps
+            labels=self.labels, position=self.position, num_steps=self.num_steps
         )
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
-from tyro.conf import UseAppendAction, arg, subcommand
+from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import watched
@@ -39,6 +39,7 @@ from specjax.training.ranges import check_at_least_one, check_not_negative
 NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
 SELF = "self"  # the source of questions that the target writes
 FLAT = arg(name="")  # its fields are flags without a prefix
+EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,34 @@ class TrainHead:
 
     method: ClassVar[str] = ""
     if_stopped: ClassVar[str] = "the same command with --resume goes on"
+    sections: ClassVar[dict[str, str]] = {
+        "out": "run",
+        "data": "texts",
+        "distillation": "distillation",
+        "training": "head and loss",
+        "start": "head and loss",
+        "epochs": "length of the run",
+        "eval_prompts": "measurement",
+        "loop": "length of the run",
+        "optimizer": "optimizer",
+        "batches": "batches",
+        "dtype": "memory and precision",
+    }
     training: Annotated[HeadTraining, FLAT]
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
-    target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
-    data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
-    """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    plain text), the hub id of a dataset, self, for questions that the target writes itself, or
-    pocket, the default, for edit tasks and code. May be given several times. self implies
-    --distill. Texts are cut off at --longest, and at the target's positions."""
-    limit: Annotated[int | None, arg(metavar="INT")] = None
-    """Conversations of each source at most; of pocket and self by default 8000."""
     resume: bool = False
     """Continue the run in the folder, if there is one."""
+    target: str = "pocket"
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
+    """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
+    text), a .txt or .md file of plain text, cut at blank lines, the hub id of a dataset, self, for
+    questions that the target writes itself, or pocket, the default, for edit tasks and code. May be
+    given several times. self implies --distill. Texts are cut off at --longest, and at the target's
+    positions."""
+    limit: int | None = None
+    """Conversations of each source at most; of pocket and self by default 8000."""
     distill: bool = False
     """First have the target answer all prompts itself, and learn from that."""
     distillation: Annotated[DistillOptions, FLAT] = field(default_factory=DistillOptions)
@@ -74,14 +89,14 @@ class TrainHead:
     all."""
     eval_tokens: int = 128
     """New tokens per measured prompt."""
-    remat: bool = False
-    """Recompute activations for the gradients instead of keeping them: slower, less memory."""
     loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
-    """dtype for the target's weights and for compute; by default the one that is fastest on this
-    machine. The head's own weights are float32."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """The dtype for the target's weights and for compute; by default the one that is fastest on
+    this machine. The head's own weights are float32."""
+    remat: bool = False
+    """Recompute activations for the gradients instead of keeping them: slower, less memory."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
@@ -195,22 +210,21 @@ class TrainHead:
         return drafter
 
 
-def train_command(name: str, kind: type[HeadTraining]) -> Any:
+def train_command(name: str, kind: type[HeadTraining]) -> type:
     """Returns the subcommand that trains the head of one method."""
     own = [
         ("training", Annotated[kind, FLAT], field(default_factory=kind)),
         ("epochs", float, kind.epochs),
         ("optimizer", Annotated[OptimizerOptions, FLAT], kind.optimizer),
     ]
-    command: Any = make_dataclass(
+    return make_dataclass(
         kind.__name__,
         own,
         bases=(TrainHead,),
-        namespace={"method": name},
+        namespace={"method": name, "__doc__": getdoc(kind), "examples": (EXAMPLE.format(name),)},
         frozen=True,
         kw_only=True,
     )
-    return Annotated[command, subcommand(name, description=getdoc(kind))]
 
 
 def read_all(

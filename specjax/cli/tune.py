@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tyro.conf import UseAppendAction, arg, subcommand
+from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.options import names_in, sources_in
+from specjax.cli.options import union_of
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
     from specjax.tuning.machine import Result
     from specjax.tuning.runs import Workload
 
-TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
-
 
 @dataclass(frozen=True)
 class TuneCommand(ABC):
     """The options and the course of all subcommands."""
 
     target: str = "pocket"
-    """The model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
     """pocket for tasks of its own that `bench` does not measure, or a file: Spec-Bench's questions,
     HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
@@ -38,9 +37,7 @@ class TuneCommand(ABC):
     """New tokens per prompt at most."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write to this file instead of the user's own for this target."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
-    ] = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
 
     def run(self) -> None:
@@ -98,7 +95,12 @@ class TuneMachine(TuneCommand):
     The winner's break-even is measured with one text at a time.
     """
 
-    methods: str = ""
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax tune machine",
+        "specjax generate --method auto --compare",
+    )
+
+    methods: Annotated[str, arg(metavar="A,B")] = ""
     """The methods to try, with commas between, besides those of --drafter; by default all that this
     target serves."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
@@ -154,6 +156,8 @@ class SweepCommand(TuneCommand):
 class TunePldPlus(SweepCommand):
     """Pick the layer and the number of tokens of PLD+ by hidden states."""
 
+    examples: ClassVar[tuple[str, ...]] = ("specjax tune pld-plus --plots runs/plots",)
+
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """The figure that counts: new tokens per round, or per second."""
 
@@ -170,6 +174,8 @@ class TunePldPlus(SweepCommand):
 class TunePldPlusAttention(TunePldPlus):
     """Pick the number of induction heads and of tokens of PLD+ by attention."""
 
+    examples = ("specjax tune pld-plus-attention",)
+
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.tuned import Tuned
         from specjax.tuning.prompt_lookup import Tuner
@@ -185,6 +191,8 @@ class TunePldPlusAttention(TunePldPlus):
 @dataclass(frozen=True)
 class TuneInductionHeads(TuneCommand):
     """Rank the attention heads that copy."""
+
+    examples: ClassVar[tuple[str, ...]] = ("specjax tune induction-heads",)
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.bench.measure import watched
@@ -204,6 +212,8 @@ class TuneInductionHeads(TuneCommand):
 @dataclass(frozen=True)
 class TuneLength(SweepCommand):
     """Pick how long a draft model drafts, by speed."""
+
+    examples: ClassVar[tuple[str, ...]] = ("specjax tune length --rule fixed",)
 
     rule: Literal["fixed", "confidence", "disco"] = "disco"
     """The rule whose settings are wanted."""
@@ -231,6 +241,8 @@ class TuneLength(SweepCommand):
 @dataclass(frozen=True)
 class TuneTree(TuneCommand):
     """Grow the static tree of a head from how often each of its tokens is right at each depth."""
+
+    examples: ClassVar[tuple[str, ...]] = ("specjax tune tree --method medusa",)
 
     method: Annotated[str, arg(metavar="METHOD")] = ""
     """The method whose tree is meant; by default the first of `specjax methods` that has one."""
@@ -277,19 +289,21 @@ class TuneTree(TuneCommand):
         return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
 
 
+TUNE_COMMANDS: dict[str, type] = {
+    "machine": TuneMachine,
+    "pld-plus": TunePldPlus,
+    "pld-plus-attention": TunePldPlusAttention,
+    "induction-heads": TuneInductionHeads,
+    "length": TuneLength,
+    "tree": TuneTree,
+}
+
+
 @dataclass(frozen=True)
 class Tune:
     """Find the settings that serve a target best; `generate` and `bench` then use them."""
 
-    subcommand: Annotated[
-        Annotated[TuneMachine, subcommand("machine")]
-        | Annotated[TunePldPlus, subcommand("pld-plus")]
-        | Annotated[TunePldPlusAttention, subcommand("pld-plus-attention")]
-        | Annotated[TuneInductionHeads, subcommand("induction-heads")]
-        | Annotated[TuneLength, subcommand("length")]
-        | Annotated[TuneTree, subcommand("tree")],
-        arg(name=""),
-    ]
+    subcommand: Annotated[union_of(TUNE_COMMANDS), arg(name="")]  # pyright: ignore
 
     def run(self) -> None:
         """Tunes."""
@@ -305,16 +319,16 @@ def show_results(title: str, results: "Sequence[Result]") -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table; all columns but the first hold numbers."""
-    from rich.console import Console
     from rich.table import Table
+
+    from specjax.bench.report.terminal import print_table
 
     table = Table(columns[0], title=title, box=None)
     for column in columns[1:]:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
-    width = max(Console().width, TABLE_WIDTH)
-    Console(soft_wrap=True, markup=False, highlight=False, width=width).print(table)
+    print_table(table)
 
 
 def _cells(accepted_length: float, tokens_per_second: float) -> tuple[str, str]:

@@ -1,7 +1,9 @@
 """The one exception type for requests and files that specjax cannot handle, and exit codes."""
 
+import errno
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from signal import SIGINT
@@ -9,6 +11,8 @@ from signal import SIGINT
 from specjax.core.interrupts import Stopped, on_signal, stop
 
 USER_ERROR, BROKEN_PIPE = 2, 1  # exit codes
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LINE_SECONDS = 30.0  # between lines of a long job without a terminal
 
 
 class SpecjaxError(ValueError):
@@ -25,6 +29,19 @@ def warn(text: str) -> None:
 
 
 warn_once = cache(warn)
+
+
+def now_and_then(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
+    """Returns a function that prints its text to stderr, but only once in so many seconds."""
+    started = last = time.monotonic()
+
+    def note(text: str) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= seconds:
+            last = now
+            print(f"{text}, {now - started:.0f} s", file=sys.stderr, flush=True)
+
+    return note
 
 
 def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:
@@ -53,8 +70,19 @@ def exit_code(run: Callable[[], None]) -> int:
         if advice := str(stopped):
             warn(advice)
         return stopped.exit_code
-    except BrokenPipeError:
-        # The reader of our output is gone; give Python's flush at exit somewhere to write to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output is gone
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        name = f" {error.filename}" if error.filename else ""
+        print(f"specjax: cannot write{name} ({error.strerror}); free some space", file=sys.stderr)
+        return USER_ERROR
     return 0
+
+
+def _drop_output() -> None:
+    """Gives Python's flush at exit somewhere to write to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

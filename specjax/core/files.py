@@ -132,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     try:
         values = json.loads(content.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecjaxError(
             f"{path} is not valid JSON ({error}); fix it or download it again"
         ) from None

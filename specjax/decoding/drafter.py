@@ -168,6 +168,7 @@ class CopyDrafter(Drafter):
     """
 
     num_tokens: int = 10
+    """Tokens that are drafted at most; at least 1."""
 
     def __post_init__(self):
         check_at_least("num_tokens", self.num_tokens, 1, "nothing would be drafted")

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, Key
 from specjax.core.compilation import jit_loops
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_request
+from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
@@ -61,6 +61,8 @@ class Engine:
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, self.max_new_tokens)
+        rows = self.drafter.num_nodes + self.drafter.num_probes
+        check_memory(prompt.tokens.shape, rows, self.num_slots, self.target.config)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -196,7 +198,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
     return LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
-        source=jnp.full((batch, padded + count), NO_SOURCE),
+        source=jnp.full((batch, padded + count), NO_SOURCE, jnp.int32),
         length=prompt.length,
         prompt_length=prompt.length,
         is_finite=jnp.ones((batch,), bool),

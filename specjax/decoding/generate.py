@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from numbers import Integral
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from specjax.core.compilation import jit_loops
-from specjax.core.errors import check_at_least
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
@@ -54,6 +57,13 @@ def speculative_generate(
         SpecjaxError: for a request that cannot be served. Values are checked where they are
             concrete, that is outside an outer `jit`.
     """
+    check_arguments(
+        *(params, prompt, key),
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+    )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     if max_rounds is None:
@@ -80,9 +90,43 @@ def stream(
             later, where the target's logits are NaN or infinite.
     """
     check_at_least("rounds_per_call", rounds_per_call, 1)
+    check_arguments(
+        *(params, prompt, key),
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+    )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
     return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)
+
+
+def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
+    """Checks what callers mix up: `named` are the other arguments of `speculative_generate`.
+
+    Raises:
+        SpecjaxError: for an argument of another kind, with what to pass instead.
+    """
+    wanted = {
+        "params": (params, Params, "specjax.Params(target.params, drafter_params)"),
+        "prompt": (prompt, Prompt, "what specjax.encode(tokenizer, [text]) returns"),
+        "target": (named["target"], Target, "target.model, of the target that load returned"),
+        "drafter": (named["drafter"], Drafter, "the first of what specjax.load_drafter returns"),
+        "sampling": (named["sampling"], Sampling, "specjax.Sampling(temperature=...)"),
+    }
+    for name, (value, kind, form) in wanted.items():
+        if not isinstance(value, kind):
+            raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {form}")
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
+        raise SpecjaxError(
+            f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
+            "jax.random.key(0)"
+        )
+    max_new_tokens = named["max_new_tokens"]
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
+        raise SpecjaxError(f"max_new_tokens {max_new_tokens!r} is not a whole number; pass one")
 
 
 def _parts(

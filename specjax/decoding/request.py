@@ -1,6 +1,9 @@
 """Checks of a request before anything is compiled: one clear line, not a failure inside XLA."""
 
-from collections.abc import Iterable
+import operator
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import jax
@@ -33,12 +36,50 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
 
 
-def as_tuple(eos: Iterable[int] | int | None) -> tuple[int, ...]:
-    """Returns the end tokens as they are compiled in: sorted, each once."""
-    if eos is None:
-        return ()
-    tokens = eos if isinstance(eos, Iterable) else (eos,)
-    return tuple(sorted({int(token) for token in tokens}))
+def check_memory(
+    shape: tuple[int, ...],
+    rows: int,
+    num_slots: Callable[[int], int],
+    config: TransformerConfig,
+) -> None:
+    """Raises SpecjaxError if one round certainly needs more memory than this machine has.
+
+    Args:
+        shape: of the prompt: rows, and tokens with their padding.
+        rows: of a pass, for each row of the prompt.
+        num_slots: of the cache, for a length of the prompt.
+        config: of the target.
+    """
+    batch, length = shape
+    logits, ancestors = 4 * rows * config.vocab_size, rows * rows
+    cache = num_slots(length) * config.num_key_value_heads * config.head_dim * 4
+    needed = batch * (logits + ancestors + cache * config.num_hidden_layers)
+    if needed > (found := memory_bytes()):
+        raise SpecjaxError(
+            f"a round of {rows} rows for {batch} text(s) needs at least {needed / 1e9:,.0f} GB, "
+            f"and there are {found / 1e9:,.0f} GB; draft fewer tokens, or ask for fewer at once"
+        )
+
+
+@cache
+def memory_bytes() -> int:
+    """Returns the memory of all devices, or on a CPU of the machine."""
+    stats = [device.memory_stats() or {} for device in jax.devices()]
+    limits = [each.get("bytes_limit", 0) for each in stats]
+    return sum(limits) if all(limits) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def as_tuple(eos: Any) -> tuple[int, ...]:
+    """Returns the end tokens as they are compiled in: sorted, each once.
+
+    Raises:
+        SpecjaxError: for something other than token ids.
+    """
+    tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)
+    try:
+        return tuple(sorted({operator.index(token) for token in tokens}))
+    except TypeError:
+        raise SpecjaxError(f"eos {eos!r} does not hold token ids; pass target.eos") from None
 
 
 def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: TransformerConfig) -> None:

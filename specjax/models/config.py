@@ -28,6 +28,11 @@ ROPE_TYPES = {  # with the keys that each needs
     ),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
+MAX_SIZES = {  # beyond these a config is damaged
+    "num_hidden_layers": 10_000,
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 2**31 - 1),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 2**20),
+}
 SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
 
 
@@ -188,6 +193,7 @@ class TransformerConfig:
     variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self):
+        check_sizes(vars(self))
         if self.head_dim % 2:
             raise SpecjaxError(f"head_dim {self.head_dim} is odd, but RoPE rotates pairs; {CHECK}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -243,6 +249,14 @@ def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
     value = values.get("eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)
+
+
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """Raises SpecjaxError for a size that no model has, before anything is made of it."""
+    for name, limit in MAX_SIZES.items():
+        value = values.get(name)
+        if isinstance(value, int) and value > limit:
+            raise SpecjaxError(f"{name} {value} is above {limit}; {CHECK}")
 
 
 def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:

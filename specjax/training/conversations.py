@@ -1,4 +1,4 @@
-"""Reads conversations to learn from, out of JSONL files, JSON lists and hub datasets.
+"""Reads conversations to learn from, out of JSONL files, JSON lists, text files and hub datasets.
 
 Every line may have one of these forms:
 
@@ -8,7 +8,8 @@ Every line may have one of these forms:
     {"prompt": ..., "response": ...}    or "completion"
     {"text": ...}                       plain text
 
-`"is_cut": true` beside these says that the last answer is unfinished.
+A `.txt` or `.md` file is plain text, cut at blank lines. `"is_cut": true` beside one of these forms
+says that the last answer is unfinished.
 """
 
 import json
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
-from specjax.documents import checked_hub_id, hub_rows, reading, whole_characters
+from specjax.documents import NUM_SHOWN, checked_hub_id, hub_rows, reading, whole_characters
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -30,7 +31,8 @@ ROLES = {  # as files have them
     **dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "model"), ASSISTANT),
 }
 TURN_KEYS = ("conversations", "conversation", "messages")
-NUM_SHOWN = 3  # broken lines of a source that are named one by one
+TEXT_SUFFIXES = (".txt", ".md")
+PART_CHARACTERS = 4000  # of a text file, at least: it is cut at blank lines
 
 
 class Turn(NamedTuple):
@@ -84,8 +86,8 @@ def read_conversations(
     """Yields the conversations of all `sources`, one after another; warns about skipped lines.
 
     Args:
-        sources: files with a JSON object per line or with a JSON list of objects, or hub ids of
-            datasets (their "train" split; needs the package `datasets`).
+        sources: files with a JSON object per line or with a JSON list of objects, text files, or
+            hub ids of datasets (their "train" split; needs the package `datasets`).
         needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
             those without user text. Plain texts always stay.
         limit: conversations of each source at most; the rest of the source is not read.
@@ -149,6 +151,9 @@ def _rows_of(source: str | Path) -> Iterator[tuple[str, Any]]:
 
 
 def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
+    if file.suffix in TEXT_SUFFIXES:
+        yield from _parts_of(file)
+        return
     with reading(file), file.open("rb") as opened:
         is_list = opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         if file.suffix == ".jsonl" or not is_list:
@@ -162,6 +167,18 @@ def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
                 f"{file} is not valid JSON ({error}); fix it, or write one object per line"
             ) from None
     yield from ((f"{file}, item {number},", row) for number, row in enumerate(rows, start=1))
+
+
+def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yields a text file as plain texts, a few paragraphs each."""
+    with reading(file):
+        paragraphs = file.read_text(encoding="utf-8-sig").split("\n\n")
+    part: list[str] = []
+    for number, paragraph in enumerate(paragraphs, start=1):
+        part.append(paragraph)
+        if number == len(paragraphs) or sum(map(len, part)) >= PART_CHARACTERS:
+            yield f"{file}, paragraph {number},", {"text": "\n\n".join(part)}
+            part = []
 
 
 # ---- Forms ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
-from tyro.conf import arg
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
@@ -37,7 +36,7 @@ OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices,
 class LoopOptions:
     """Length and intervals of a run, in steps; values out of range are refused."""
 
-    num_steps: Annotated[int | None, arg(metavar="INT")] = None
+    num_steps: int | None = None
     """Steps of the optimizer; by default 2000, or the steps that --epochs comes to."""
     save_every: int = 500
     """Steps between checkpoints."""

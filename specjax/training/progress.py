@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from specjax.core.errors import now_and_then
+
 
 class Progress:
     """A progress bar that also measures the speed between two lines of the log."""
@@ -33,6 +35,7 @@ class Progress:
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
         self.task = self.bar.add_task(title, total=num_steps, completed=first, row="")
         self.tokens, self.started = 0, time.perf_counter()
+        self.title, self.num_steps, self.note = title, num_steps, now_and_then()
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -50,7 +53,10 @@ class Progress:
         """Moves the bar; returns the speed since the last line, if tokens were counted."""
         seconds = time.perf_counter() - self.started
         speed = {"tokens_per_second": round(self.tokens / seconds, 1)} if self.tokens else {}
-        self.bar.update(self.task, completed=step, row=_as_text({**row, **speed}))
+        text = _as_text({**row, **speed})
+        self.bar.update(self.task, completed=step, row=text)
+        if not self.console.is_terminal:
+            self.note(f"{self.title}: step {step} of {self.num_steps}, {text}")
         self.tokens, self.started = 0, time.perf_counter()
         return speed
 

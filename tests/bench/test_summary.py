@@ -1,12 +1,13 @@
 """What timed runs come to, told from made-up ones."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from specjax.bench.checks import complaints, near_ties
-from specjax.bench.measure import GeneratedText, Program, Sample
+from specjax.bench.measure import GeneratedText, Program, Sample, watched
 from specjax.bench.report.terminal import show, table
 from specjax.bench.summary import ALL, TextMatch, exactly, summarise
 from specjax.bench.ties import NearTies
@@ -176,3 +177,24 @@ def test_several_kinds_are_summed_up():
         ("free", 10),
         (ALL, 50),
     ]
+
+
+def test_a_narrow_terminal_gets_a_table_that_fits(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    rows = summarise(SAMPLES, PROGRAMS)
+    rows = [*rows, replace(rows[1], method="pld-plus-attention", peak_bytes=10**11)]
+    for columns, is_whole in (("80", False), ("160", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        show(rows, 3, 1e9)
+        printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        assert max(map(len, printed.splitlines())) <= int(columns)
+        assert ("bandwidth  prefill s" in printed) == is_whole
+        assert "pld-plus-attention" in printed and "100000" in printed
+
+
+def test_a_long_job_prints_a_line_now_and_then_without_a_terminal(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    assert list(watched(range(7), "measuring", 7)) == list(range(7))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["measuring: 2 of 7, 30 s", "measuring: 5 of 7, 60 s"]

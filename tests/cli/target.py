@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from recipes.pocket import tokenizer
-from specjax.cli.prompts import INSTRUCTION, SOURCE
+from specjax.cli.prompts import SOURCE
 from specjax.models.config import TransformerConfig
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
@@ -30,4 +30,4 @@ SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compi
 def write_target(folder: Path) -> None:
     """Saves the target in Hugging Face format."""
     save_transformer(folder, CONFIG, Transformer(CONFIG).initialise(jax.random.key(3)), jnp.float32)
-    tokenizer.train_tokenizer([SOURCE, INSTRUCTION], VOCABULARY, folder)
+    tokenizer.train_tokenizer([SOURCE, "Rename `count` to `run_length`."], VOCABULARY, folder)

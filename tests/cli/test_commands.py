@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
@@ -67,37 +68,61 @@ def test_convert_stores_the_dtype_that_is_asked_for(tiny, tmp_path):
     assert sizes[0] > 1.8 * sizes[1]
 
 
+def test_convert_keeps_the_dtype_of_the_source(tiny, tmp_path, capsys):
+    """That of a head too."""
+    folder, again = tmp_path / "half", tmp_path / "again"
+    assert main(["convert", str(tiny), str(folder), "--dtype", "bfloat16"]) == 0
+    assert main(["convert", str(folder), str(again)]) == 0
+    assert capsys.readouterr().out.endswith(f"to {again} in bfloat16\n")
+    assert json.loads((again / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
 def test_convert_leaves_nothing_behind_when_it_fails(tmp_path, error_line):
     assert main(["convert", "nope", str(tmp_path / "out")]) == 2
     assert "is not a target" in error_line()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_methods_shows_every_method_and_setting(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_methods_lists_every_method_within_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
-    for name, method in METHODS.items():
-        assert name in out
-        assert method.paper in out
-        for setting in method.settings:
-            assert f"{setting}=" in out
-    assert "MISSING" not in out
+    assert len(out.splitlines()) < 40
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"\n  {name} " in out for name in METHODS)
+    assert main(["methods", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(METHODS)
 
 
-def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_line, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["methods", "--target", str(tiny)]) == 0
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_shows_the_meaning_and_default_of_every_setting(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["methods", name]) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main(["methods", name, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert list(settings) == list(METHODS[name].settings)
+    for setting, values in settings.items():
+        assert f"\n  {setting} " in out and values["meaning"].endswith(".")
+
+
+def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_line):
+    assert main(["methods", "--target", str(tiny)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
     for part in (
         "tiny: llama, 2 layers, texts of up to 320 tokens",
         "train it: specjax train hass",
     ):
         assert part in out
-    assert "for 32 layers" not in out
+    assert main(["methods", "pld-plus", "--target", str(tiny)]) == 0
+    assert "for 32 layers" not in capsys.readouterr().out
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 128}')
     assert main(["methods", "--target", str(tmp_path)]) == 2
     assert "config.json: num_experts 128: experts are not supported" in error_line()
+    assert main(["methods", "psychic"]) == 2
+    assert "'psychic' is unknown; choose one of plain, pld" in error_line()
 
 
 def test_version(capsys):
@@ -136,6 +161,24 @@ def test_a_reader_who_leaves_is_no_error():
     )
     os.close(write_end)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_full_disk_behind_the_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "specjax", "methods"]
+        run = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "cannot write (No space left on device); free some space" in run.stderr
+
+
+def test_a_device_that_is_not_there_is_one_line():
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    run = specjax("generate", environment=environment)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "JAX finds no device for JAX_PLATFORMS=cuda" in run.stderr
+    assert "unset it, or install JAX for that device" in run.stderr
 
 
 def test_a_process_keeps_its_compiled_programs_and_is_quiet(tiny, tmp_path):

@@ -65,6 +65,19 @@ def test_bad_prompt_files(tiny, tmp_path, error_line):
         assert told in error_line()
 
 
+def test_a_prompt_without_end_is_refused(tiny, error_line):
+    assert main(["generate", "--target", str(tiny), "--prompt-file", "/dev/zero"]) == 2
+    assert "/dev/zero holds more than 8 MiB; give a shorter text" in error_line()
+
+
+def test_arguments_are_utf_8_whatever_the_locale_is(generate, tiny, error_line):
+    broken = "best \udcff"
+    assert main(["generate", "--target", str(tiny), broken]) == 2
+    assert "is not UTF-8 text; convert it first" in error_line()
+    as_ascii = "🎉🎉".encode().decode("ascii", "surrogateescape")  # as Python reads it under LANG=C
+    assert generate(as_ascii)["prompt"] == "🎉🎉"
+
+
 def test_bad_target_folders(tmp_path, error_line):
     empty, other = tmp_path / "empty", tmp_path / "other"
     empty.mkdir()

@@ -47,7 +47,7 @@ def test_a_starcoder_pair_is_trained_tuned_and_drafts_by_every_rule(
     texts = [json.dumps({"prompt": f"{text} {n}"}) for n, text in enumerate(words)]
     tasks.write_text("\n".join(texts))
     pair = ["--target", str(target), "--drafter", str(draft)]
-    train = ["train", "disco", *pair, "--tasks", str(tasks), *SHORT, "--steps", "30"]
+    train = ["train", "disco", *pair, "--tasks", str(tasks), *SHORT, "--num-steps", "30"]
     assert main([*train, "--out", str(classifier)]) == 0
     tune = ["tune", "length", *pair, "--tasks", str(tasks), *SHORT, "--limit", "2"]
     tuned = tmp_path / "tuned.json"

@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 
 from specjax.cli import main
+from specjax.cli.chat import _prompt
 from specjax.cli.measure import Job
 from specjax.cli.prompts import INSTRUCTION, SOURCE
+from specjax.cli.text import LiveText
 from specjax.core.text import decode
 from specjax.decoding.engine import Engine
 from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (
-    "method verification is_lossy text tokens num_new_tokens rounds mean_accepted_length seconds "
-    "tokens_per_second compile_seconds"
+    "prompt target dtype method seed temperature verification is_lossy text finish_reason tokens "
+    "num_new_tokens rounds mean_accepted_length seconds tokens_per_second compile_seconds"
 ).split()
+RENAMED = edits.rename_tokens(SOURCE, "value", "element")
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
 
 
@@ -103,8 +106,8 @@ def test_chat_uses_the_template_of_the_tokenizer(generate):
 
 
 def test_without_a_prompt_the_example_runs(generate, tiny, capsys):
-    assert edits.rename_tokens(SOURCE, "count", "run_length") != SOURCE
-    assert "run_length" not in SOURCE
+    assert RENAMED != SOURCE
+    assert "element" not in SOURCE
     task = edits.EditTask("rename", INSTRUCTION, SOURCE, "")
     assert generate()["tokens"] == generate(edits.prompt_text(task))["tokens"]
     assert main(["generate", *SHORT, "--target", str(tiny)]) == 0
@@ -117,11 +120,12 @@ def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsy
     captured = capsys.readouterr()
     assert captured.out == text + "\n"
     assert "separate run" not in captured.err
-    assert re.search(r"tokens/s, accepted length \d", captured.err)
-    assert "compiling took" in captured.err
+    assert re.search(r"tokens/s\naccepted length \d", captured.err)
+    assert re.search(r"[\d.]+ s of compiling are not counted", captured.err)
+    assert max(map(len, captured.err.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("options, num_methods, num_runs", [((), 1, 1), (("--compare",), 2, 6)])
+@pytest.mark.parametrize("options, num_methods, num_runs", [((), 1, 1), (("--compare",), 2, 7)])
 def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
     tiny, capsys, monkeypatch, options, num_methods, num_runs
 ):
@@ -131,9 +135,9 @@ def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
         calls.append("warm up")
         warm_up(*arguments)
 
-    def noted_run(job):
+    def noted_run(job, *show):
         calls.append(capsys.readouterr().out)
-        return run(job)
+        return run(job, *show)
 
     monkeypatch.setattr(Engine, "warm_up", noted_warm_up)
     monkeypatch.setattr(Job, "run", noted_run)
@@ -143,6 +147,105 @@ def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
     assert len(runs) == num_runs and "warm up" not in runs
     if num_runs > 1:  # the text is there before the second run starts
         assert runs[1]
+
+
+def test_a_pipe_sees_the_text_as_it_grows(generate, tiny, capsys, monkeypatch):
+    text, seen, add = generate("return best")["text"], [], LiveText.add
+
+    def noted_add(live, generation):
+        add(live, generation)
+        seen.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(LiveText, "add", noted_add)
+    assert main(["generate", *SHORT, "--target", str(tiny), "return best"]) == 0
+    assert len(list(filter(None, seen))) > 2
+    assert "".join(seen) + capsys.readouterr().out == text + "\n"
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_text_ends_before_a_stop_text(generate, tiny, capsys, is_json):
+    whole = generate("return best")["text"]
+    stop = whole[8:11]
+    wanted = whole[: whole.index(stop)]
+    options = ("return best", "--stop", stop, "--stop", "never said")
+    if is_json:
+        values = generate(*options)
+        assert (values["text"], values["finish_reason"]) == (wanted, "stop")
+        assert values["num_new_tokens"] < 24
+    else:
+        assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
+        assert capsys.readouterr().out == wanted + "\n"
+
+
+def test_a_text_says_why_it_ends_and_may_go_on_after_eos(generate, tiny, tmp_path):
+    values = generate("return best")
+    assert values["finish_reason"] == "length"
+    folder = Path(shutil.copytree(tiny, tmp_path / "ends"))
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {values["tokens"][3]}}}')
+    ended = generate("return best", target=folder)
+    assert ended["finish_reason"] == "eos"
+    assert len(ended["tokens"]) <= 4
+    assert generate("return best", "--ignore-eos", target=folder)["tokens"] == values["tokens"]
+
+
+def test_a_prompt_may_come_from_standard_input(generate, tmp_path, monkeypatch):
+    file = tmp_path / "prompt.txt"
+    file.write_text("return best")
+    wanted = generate("return best")["tokens"]
+    for option in ((), ("-",), ("--prompt-file", "-")):
+        with file.open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert generate(*option)["tokens"] == wanted
+
+
+def test_many_prompts_are_answered_line_by_line(generate, tiny, tmp_path, capsys, error_line):
+    file = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": "previous?"}
+    rows = [{"prompt": "return best"}, "def f(x):" * 20, {"messages": [message]}]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    command = ["generate", *SHORT, "--target", str(tiny), "--prompts", str(file)]
+    assert main(command) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["prompt"] for each in found] == ["return best", rows[1], [message]]
+    wanted = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
+    assert [each["tokens"] for each in found] == [each["tokens"] for each in wanted]
+    file.write_text('{"prompt": "return best"}\n{"question": 1}')
+    assert main(command) == 2
+    assert f"{file}:2 is no prompt; write" in error_line()
+    file.write_text(json.dumps("best " * 400))
+    assert main(command) == 2
+    assert f"{file}:1: " in (line := error_line()) and "ask for at most" in line
+
+
+def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):
+    folder = Path(shutil.copytree(tiny, tmp_path / "plain"))
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    asked = generate("value?", "--system", "best", target=folder)
+    assert asked["tokens"] == generate("systembestuservalue?", target=folder)["tokens"]
+
+
+def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "messages"
+    prompts = []
+    monkeypatch.setattr(
+        "specjax.cli.chat._prompt",
+        lambda target, messages: prompts.append(list(messages)) or _prompt(target, messages),
+    )
+    file.write_text("best?\n\nvalue?\n/new\nbest?\n/quit\nnever\n")
+    with file.open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        command = ["chat", "--target", str(tiny), "--max-new-tokens", "12"]
+        assert main([*command, "--system", "count"]) == 0
+    first, second, third = ([message["content"] for message in each] for each in prompts)
+    assert first == third == ["count", "best?"]
+    assert second[:2] == first and second[3:] == ["value?"]
+    printed = capsys.readouterr()
+    assert printed.out.startswith(second[2]) and printed.out.count(second[2] + "\n") >= 2
+    assert printed.err.count("accepted length") == 3
 
 
 def test_compare_prints_both_speeds_their_ratio_and_equality(tiny, capsys):
@@ -186,3 +289,5 @@ def test_pocket_copies_so_prompt_lookup_pays(capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["identical"] is True
     assert values["mean_accepted_length"] > 2
+    assert values["text"] == RENAMED, "the first example is right"
+    assert values["finish_reason"] == "eos"

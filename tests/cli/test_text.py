@@ -1,16 +1,16 @@
 """From text to tokens and back."""
 
 import io
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.cli.text import DRAFTED, show_live
+from specjax.cli.text import DRAFTED, LiveText
 from specjax.core.errors import warn_once
 from specjax.core.text import GrowingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids
+from specjax.decoding.state import Generation
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}", "", None])
@@ -59,15 +59,18 @@ def test_special_tokens_are_hidden(tiny_tokenizer):
 def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):
     ids = tiny_tokenizer("best\x1b[2J\n")["input_ids"]
     drafted = np.arange(len(ids)) == 0
-    generations = [
-        SimpleNamespace(
-            tokens=np.asarray([ids]), from_draft=np.asarray([drafted]), length=np.asarray([count])
-        )
-        for count in (1, len(ids))
-    ]
+    generations = []
+    for count in (1, len(ids)):
+        values = {"tokens": [ids], "from_draft": [drafted], "length": [count]}
+        generations.append(object.__new__(Generation))
+        for name, value in values.items():
+            object.__setattr__(generations[-1], name, np.asarray(value))
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="standard", no_color=False)
-    show_live(iter(generations), tiny_tokenizer, console)
+    live = LiveText(tiny_tokenizer, console)
+    for generation in generations:
+        live.add(generation)
+    live.finish()
     assert DRAFTED == "green"
     first = decode(tiny_tokenizer, ids[:1])
     rest = "best"[len(first) :]

@@ -12,7 +12,7 @@ from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from tests.cli.target import CONFIG, SHORT, VOCABULARY
 
-SMALL = ("--steps", "30", "--max-new-tokens", "24")
+SMALL = ("--num-steps", "30", "--max-new-tokens", "24")
 
 
 @pytest.fixture(scope="module")

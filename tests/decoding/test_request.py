@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
@@ -11,9 +12,11 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.generate import check_arguments, speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
+from specjax.decoding.request import as_tuple
+from specjax.decoding.sampling import Sampling
 from specjax.methods import make_drafter
 from tests.decoding.tiny import prompt, target
 
@@ -253,3 +256,37 @@ def test_shapes_and_settings_are_checked_under_an_outer_jit_too(case):
 
     traced = partial(jax.eval_shape, run, given["params"], given["prompt"])
     assert_refused(message, traced)
+
+
+@pytest.mark.parametrize(
+    "name, value, told",
+    [
+        ("prompt", "Once upon a time", "prompt is of type str; pass what specjax.encode"),
+        ("target", target, "target is of type .*; pass target.model"),
+        ("params", {"target": {}}, r"params is of type dict; pass specjax.Params\("),
+        ("sampling", {"temperature": 1.0}, r"sampling is of type dict; pass specjax.Sampling\("),
+        ("drafter", "pld", "drafter is of type str; pass the first of"),
+        ("max_new_tokens", 12.5, "max_new_tokens 12.5 is not a whole number"),
+        ("key", None, r"key is of type NoneType, .*; pass jax.random.key\(0\)"),
+        ("key", np.zeros(2, np.uint32), "an old-style or batched key"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(name, value, told):
+    arguments = request(sampling=Sampling())
+    check_arguments(**arguments)
+    with pytest.raises(SpecjaxError, match=told):
+        check_arguments(**arguments | {name: value})
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1.5], [None]])
+def test_eos_that_is_no_token_is_one_line(eos):
+    with pytest.raises(SpecjaxError, match="does not hold token ids; pass"):
+        as_tuple(eos)
+
+
+def test_a_draft_beyond_the_memory_is_refused_before_it_is_compiled():
+    assert_refused(
+        "a round of 1000001 rows for 1 text(s) needs at least",
+        speculative_generate,
+        **request(drafter=PromptLookup(num_tokens=10**6)),
+    )

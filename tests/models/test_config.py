@@ -5,7 +5,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope, TransformerConfig
-from specjax.models.families import config_from, config_values, read_config
+from specjax.models.families import FAMILIES, config_from, config_values, read_config
 from tests.models.checkpoints import TINY
 
 LLAMA3 = {
@@ -15,6 +15,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+HUGE = ("num_hidden_layers", "vocab_size", "hidden_size")
 LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
 PATTERN = ["full_attention", "sliding_attention"]
 GPT_BIGCODE = {"model_type": "gpt_bigcode", "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -228,4 +229,19 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
 
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(SpecjaxError, match=r"has no config\.json; give a folder"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("name", HUGE)
+def test_a_size_that_no_model_has_is_refused_at_once(kind, name):
+    given = GPT_BIGCODE if kind == "gpt_bigcode" else {"model_type": kind}
+    key = FAMILIES[kind].keys.get(name, name)
+    with pytest.raises(SpecjaxError, match=f"{name} 1000000000000 is above .*; check the config"):
+        config_from(values_of(**given | {key: 10**12}))
+
+
+def test_a_config_nested_deeply_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}")
+    with pytest.raises(SpecjaxError, match=r"config\.json is not valid JSON \(.*recursion"):
         read_config(tmp_path)

@@ -202,3 +202,12 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, warning
 def test_a_conversation_is_checked(parts, message):
     with pytest.raises(SpecjaxError, match=message):
         Conversation(**parts)
+
+
+def test_a_text_file_is_plain_text_cut_at_blank_lines(tmp_path):
+    file = tmp_path / "book.txt"
+    paragraphs = [f"{number} " + "word " * 300 for number in range(5)]
+    file.write_text("\n\n".join(paragraphs) + "\n\n")
+    found = [each.text for each in read_conversations([file])]
+    assert "\n\n".join(found).split() == " ".join(paragraphs).split()
+    assert [text.count("word") for text in found] == [900, 600]

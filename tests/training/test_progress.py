@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from specjax.core.errors import now_and_then
 from specjax.training import progress
 from specjax.training.progress import Progress
 
@@ -79,3 +80,10 @@ def test_batches_that_are_no_texts_have_no_speed(screen):
         shown.count({"inputs": np.zeros((2, 3))})
         shown.count(np.zeros(3))
         assert json.dumps(shown.show(1, {"loss": 1.0})) == "{}"
+
+
+def test_a_run_without_a_terminal_prints_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr("specjax.training.progress.now_and_then", lambda: now_and_then(0.0))
+    with Progress("training", 0, 40) as progress:
+        progress.show(20, {"loss": 1.5})
+    assert capsys.readouterr().err.startswith("training: step 20 of 40, loss 1.5, ")

@@ -27,7 +27,7 @@ class Column(NamedTuple):
     title: str
     meaning: str
     text: Callable[[Measurement, Sampling], str]
-    in_terminal: bool = True
+    in_terminal: int = 1  # 0: never; 2: in narrow ones too
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -53,19 +53,25 @@ COLUMNS = (
         "tokens/s",
         "new tokens per second, medians of the runs; prefill counts, compiling does not",
         lambda row, _: number(row.tokens_per_second, 1),
+        in_terminal=2,
     ),
     Column(
         "x plain",
         "speed over plain decoding's, the median over pairs of runs (same prompts, same turn)",
         lambda row, _: number(row.ratio),
+        in_terminal=2,
     ),
     Column(
-        "quartiles", "of x plain: half of the pairs", lambda row, _: quartiles(row.ratio_quartiles)
+        "quartiles",
+        "of x plain: half of the pairs",
+        lambda row, _: quartiles(row.ratio_quartiles),
+        in_terminal=2,
     ),
     Column(
         "accepted length",
         "new tokens per round, bonus token included",
         lambda row, _: number(row.mean_accepted_length),
+        in_terminal=2,
     ),
     Column(
         "round",
@@ -76,7 +82,7 @@ COLUMNS = (
         "round's quartiles",
         "of the round overhead: half of the pairs",
         lambda row, _: quartiles(row.round_overhead_quartiles),
-        in_terminal=False,
+        in_terminal=0,
     ),
     Column(
         "bandwidth",
@@ -93,20 +99,21 @@ COLUMNS = (
         "decode s",
         "seconds of all rounds, of one run of all prompts",
         lambda row, _: _seconds(row.decode_seconds),
-        in_terminal=False,
+        in_terminal=0,
     ),
     Column(
         "compile s",
         "seconds to compile; cached: a part came from a cache of compiled programs",
         lambda row, _: number(row.compile_seconds, 1) + (" (cached)" if row.is_cached else ""),
-        in_terminal=False,
+        in_terminal=0,
     ),
     Column(
         "memory MB",
         "peak: everything that a program holds at once, weights included",
         lambda row, _: number(row.peak_bytes and row.peak_bytes / 1e6, 0),
+        in_terminal=2,
     ),
-    Column("prompts", "prompts measured", lambda row, _: str(row.num_prompts), in_terminal=False),
+    Column("prompts", "prompts measured", lambda row, _: str(row.num_prompts), in_terminal=0),
     Column(
         "tokens", "new tokens of one run of all prompts", lambda row, _: str(row.num_new_tokens)
     ),
@@ -121,6 +128,7 @@ COLUMNS = (
         "distribution; in distribution: no more than that is promised; near ties: prompts where "
         "16-bit arithmetic could not rank two tokens; a dtype: another, so not compared",
         same,
+        in_terminal=2,
     ),
 )
 

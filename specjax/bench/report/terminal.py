@@ -10,7 +10,7 @@ from specjax.bench.report.tables import COLUMNS
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import LOSSY, Sampling
 
-TABLE_WIDTH = 130  # even where a terminal is narrower: no number is cut off
+MAX_WIDTH = 1000  # of a table
 
 
 def show(
@@ -23,9 +23,13 @@ def show(
 
     The rows are of one temperature and batch size; `bandwidth` is in bytes per second, if known.
     """
-    width = max(Console().width, TABLE_WIDTH)
-    console = Console(soft_wrap=True, markup=False, highlight=False, width=width)
-    console.print(table(rows, sampling))
+    console = Console(markup=False, highlight=False)
+    console.soft_wrap = not console.is_terminal  # a pipe gets whole lines
+    whole = table(rows, sampling)
+    fits = not console.is_terminal or natural_width(whole, console) <= console.width
+    print_table(whole if fits else table(rows, sampling, is_narrow=True))
+    if not fits:
+        console.print("a wider terminal shows more columns, and so does `specjax report`")
     one_task = [row for row in rows if row.task == rows[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
     from_cache = ", partly from a cache" if any(row.is_cached for row in one_task) else ""
@@ -49,14 +53,29 @@ def show(
         console.print(LOSSY, style="bold red")
 
 
-def table(rows: Sequence[Measurement], sampling: Sampling = Sampling()) -> Table:
+def print_table(table: Table) -> None:
+    """Prints a table; no number is cut off even where the terminal is narrower."""
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.width = max(console.width, natural_width(table, console))
+    console.print(table)
+
+
+def natural_width(table: Table, console: Console) -> int:
+    """Returns the columns of a terminal that a table needs."""
+    return console.measure(table, options=console.options.update(width=MAX_WIDTH)).maximum
+
+
+def table(
+    rows: Sequence[Measurement], sampling: Sampling = Sampling(), is_narrow: bool = False
+) -> Table:
     """Makes one row per method under each kind of task, with the columns for terminals."""
     first = rows[0]
     batch = "" if first.batch == 1 else f", {first.batch} at once"
-    columns = [column for column in COLUMNS if column.in_terminal]
+    columns = [column for column in COLUMNS if column.in_terminal >= (2 if is_narrow else 1)]
     result = Table(f"T={first.temperature:g}{batch}", box=None, pad_edge=False)
     for column in columns:
-        result.add_column(column.title, justify="right")
+        title = column.title.replace(" ", "\n") if is_narrow else column.title
+        result.add_column(title, justify="right")
     task = None
     for row in rows:
         if row.task != task:

@@ -282,11 +282,17 @@ class DepthTreeDrafter(Drafter):
 
     head: Any
     choices: Choices = MEDUSA_TREE
+    """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
     tree: str = "static"
+    """static, the tree of choices, or dynamic, which alone reads the settings below."""
     top_k: int = 10
+    """Tokens per depth that a dynamic tree is made of; at least 1."""
     num_tokens: int = 60
+    """Nodes of a dynamic tree, root included; at least 2."""
     depth: int = 0
+    """Depth of a dynamic tree; 0 is as deep as the head predicts."""
     noise_share: float = 0.8
+    """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
 
     row_widths = ()  # a draft always fills the tree
 

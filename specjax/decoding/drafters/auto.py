@@ -55,7 +55,9 @@ class GateState:
 
 @dataclass(frozen=True)
 class Auto(Drafter):
-    """`inner` behind a gate. Two passes are compiled, over the root alone and over all nodes.
+    """Drafts with another method, as long as that pays: a gate withholds drafts that will not.
+
+    Two passes are compiled, over the root alone and over all nodes.
 
     A batch shares its pass, so the gate decides for all rows at once, by the mean over those that
     are not done.

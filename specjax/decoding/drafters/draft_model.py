@@ -82,13 +82,7 @@ class DraftModel(Drafter):
 
     Args:
         draft: the draft model.
-        rule: when to stop: fixed, heuristic, confidence or disco, or a `LengthRule`.
-        length: tokens per draft for fixed, the initial number for heuristic.
-        threshold: of confidence or disco; by default 0.4, or the classifier's own.
-        max_length: tokens that are drafted at most.
-        is_drawn: see above.
-        classifier: the folder of disco's classifier, which `specjax.load_drafter` reads.
-        position: what disco's classifier was trained on; `specjax.load_drafter` sets it.
+        rule: a name, or a `LengthRule`.
 
     Raises:
         SpecjaxError: for `max_length < 1`, an unknown rule, or one that asks for more than
@@ -97,12 +91,19 @@ class DraftModel(Drafter):
 
     draft: Target
     rule: str | LengthRule = "fixed"
+    """When to stop: fixed, heuristic, confidence or disco."""
     length: int = 5
+    """Tokens per draft for fixed, the initial number for heuristic; 1 to max_length."""
     threshold: float | None = None
+    """Of confidence or disco, 0 to 1; by default 0.4, or the classifier's own."""
     max_length: int = 20
+    """Tokens that are drafted at most; at least 1."""
     is_drawn: bool = True
+    """Draw tokens with the target's noise, or else take the most likely; true or false."""
     classifier: str = ""
+    """Folder of disco's classifier; by default pocket's own."""
     position: PositionKind = "draft"
+    """Positions that disco's classifier reads, draft or generation; set when it is loaded."""
 
     def __post_init__(self):
         if not isinstance(self.rule, LengthRule) and self.rule not in RULES:

@@ -42,18 +42,20 @@ class Eagle2(HeadDrafter):
     noise decides; otherwise the head's own softmax, which fits where the target is sure. Nodes are
     chosen, not drawn: under `rejection` each counts as drawn with certainty.
 
-    `top_k` children are drafted below each of the `top_k` best nodes of a depth; `depth` counts the
-    tokens of the longest path, `num_tokens` the nodes of the tree with its root. Defaults are the
-    published ones, except `noise_share`, from 0 to 1, which as published would be 0.
+    Defaults are the published ones, except `noise_share`, which as published would be 0.
 
     Raises:
         SpecjaxError: for settings by which nothing would be drafted, or a share outside [0, 1].
     """
 
     top_k: int = 10
+    """Children per node, and nodes per depth that have any; at least 1."""
     depth: int = 6
+    """Tokens of the longest path; at least 1."""
     num_tokens: int = 60
+    """Nodes that are verified, root included; at least 2."""
     noise_share: float = 0.8
+    """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
 
     def __post_init__(self):
         check_at_least("top_k", self.top_k, 1, "nothing would be drafted")

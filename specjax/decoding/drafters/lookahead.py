@@ -71,9 +71,13 @@ class Lookahead(Drafter):
     """
 
     ngram_length: int = 5
+    """Tokens of an n-gram; at least 3."""
     window_length: int = 7
+    """Places after the root that are guessed at once; at least 1."""
     num_guesses: int = 7
+    """N-grams that are kept, and verified, per first token; at least 1."""
     pool_from_prompt: bool = False
+    """Start with the n-grams of the prompt; true or false."""
 
     def __post_init__(self):
         no_levels = "a window for less has no levels to refine"

@@ -26,8 +26,11 @@ class PromptLookup(CopyDrafter):
     """
 
     max_ngram: int = 3
+    """Longest n-gram that is looked up, in tokens; at least min_ngram."""
     min_ngram: int = 1
+    """Shortest n-gram that is looked up; at least 1."""
     allow_shorter: bool = False
+    """Draft what there is where fewer than num_tokens tokens follow; true or false."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -40,6 +40,7 @@ class RankedLookup(CopyDrafter):
 
     num_tokens: int = 70
     candidates: str = "text"
+    """Where copies may begin: text, anywhere so far, or prompt."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -95,8 +96,11 @@ class PromptLookupPlus(RankedLookup):
     """
 
     layer: int = 9
+    """Layer whose hidden states are compared, from 0, the embedding, to the number of layers."""
     prefix_length: int = 1
+    """Hidden states whose mean is compared; at least 1."""
     min_similarity: float = -1.0
+    """Cosine below which nothing is drafted; -1 to 1."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -177,7 +181,9 @@ class PromptLookupPlusAttention(RankedLookup):
     """
 
     heads: Heads = ()
+    """Attention heads that are asked, as pairs ((layer, head), ...), both from 0."""
     aggregate: str = "max"
+    """The way in which their attention is combined: max or sum."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -47,10 +47,15 @@ class Retrieval(Drafter):
     """
 
     longest_query: int = 16
+    """Longest end of the text that is looked up, in tokens; at least shortest_query."""
     shortest_query: int = 2
+    """Shortest end of the text that is looked up; at least 1."""
     num_tokens: int = 10
+    """Tokens of a continuation at most; at least 1."""
     max_drafted: int = 64
+    """Nodes of the tree without the root; at least 1."""
     max_matches: int = 1000
+    """Places in the datastore whose continuations are counted; at least 1."""
 
     def __post_init__(self):
         if not 1 <= self.shortest_query <= self.longest_query <= MAX_QUERY:

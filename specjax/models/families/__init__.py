@@ -10,7 +10,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, readable
-from specjax.models.config import TransformerConfig
+from specjax.models.config import TransformerConfig, check_sizes
 from specjax.models.families import (
     gemma,
     gpt_bigcode,
@@ -52,8 +52,10 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
         )
     family = FAMILIES[kind]
     renamed = {ours: values[theirs] for ours, theirs in family.keys.items() if theirs in values}
+    values = {**family.defaults, **values, **renamed}
+    check_sizes(values)
     try:
-        return family.read({**family.defaults, **values, **renamed})
+        return family.read(values)
     except KeyError as missing:
         name = family.keys.get(missing.args[0], missing.args[0])
         raise SpecjaxError(

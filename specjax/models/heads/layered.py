@@ -128,7 +128,7 @@ class LayeredHead(nn.Module):
 
 
 def with_draft_tokens(
-    head: Any, params: Mapping[str, Any], tokens: Sequence[int] | Int[np.ndarray, " R"]
+    head: Any, params: Mapping[str, Any], tokens: Sequence[int] | Int[np.ndarray | Array, " R"]
 ) -> tuple[Any, dict[str, Any]]:
     """Returns a head that drafts these tokens only, which must differ; an empty list means all."""
     others = {name: leaf for name, leaf in params.items() if name != DRAFT_TOKENS}

@@ -98,6 +98,24 @@ def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, Store
     return tensors
 
 
+def stored_dtype(folder: Path, names: tuple[str, ...] = ()) -> str:
+    """Returns the dtype in which all floats of a folder are stored; float32 if there are several.
+
+    Args:
+        folder: the folder of the weights; a file, such as GGUF, counts as quantised.
+        names: see `weight_files`.
+    """
+    if not folder.is_dir():
+        return "float32"
+    kinds = {each.dtype for each in stored_tensors(folder, names).values()} & set(FLOATS)
+    names_of = {str(FLOATS[kind]) for kind in kinds}
+    return (
+        names_of.pop()
+        if len(names_of) == 1 and names_of <= {"float32", "bfloat16", "float16"}
+        else "float32"
+    )
+
+
 def _from_safetensors(path: Path) -> list[StoredTensor]:
     def tensor_of(name: str, header: Any) -> StoredTensor:
         def read() -> np.ndarray:

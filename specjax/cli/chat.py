@@ -1,0 +1,87 @@
+"""`specjax chat`: a conversation in the terminal."""
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from tyro.conf import arg
+
+from specjax.cli.options import DecodingOptions
+from specjax.core.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.decoding.prompt import Prompt
+    from specjax.hub import LoadedTarget
+
+MIN_BUCKET = 256  # prompts are padded to this length times a power of two: few are compiled
+
+
+@dataclass(frozen=True)
+class Chat(DecodingOptions):
+    """Talk with a target in the terminal; drafted tokens are shown in green.
+
+    Write a message and press Enter. /new starts another conversation, /quit or Ctrl-D ends, and
+    Ctrl-C drops an answer. Each answer reads the whole conversation again.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax chat --target HuggingFaceTB/SmolLM2-135M-Instruct --system 'Be brief.'",
+        "specjax chat --method eagle2 --temperature 0.7",
+    )
+
+    system: Annotated[str | None, arg(metavar="TEXT")] = None
+    """A system message before the conversation."""
+
+    def run(self) -> None:
+        """Answers until the input ends."""
+        from specjax.cli.generate_report import GenerateOutput
+
+        output = GenerateOutput(is_json=False)
+        target, job_of = self.load()
+        target.require_tokenizer()
+        opening = [{"role": "system", "content": self.system}] if self.system is not None else []
+        messages, compiled = list(opening), set()
+        while (text := _next_message()) is not None:
+            if text == "/new":
+                messages = list(opening)
+                output.notes.print("a new conversation")
+            if not text or text == "/new":
+                continue
+            messages.append({"role": "user", "content": text})
+            try:
+                job = job_of(_prompt(target, messages))
+                job = replace(job, seed=job.seed + len(messages))
+                if (shape := job.prompt.tokens.shape) not in compiled:
+                    with output.busy("compiling"):
+                        job.compile()
+                    compiled.add(shape)
+                result = output.stream(job)
+            except (SpecjaxError, KeyboardInterrupt) as error:
+                messages.pop()
+                output.notes.print(f"no answer kept: {error or 'interrupted'}; /new starts again")
+                continue
+            messages.append({"role": "assistant", "content": result.text or ""})
+            output.notes.print(
+                f"{len(result.tokens)} tokens, {result.tokens_per_second:.0f} tokens/s, accepted "
+                f"length {result.mean_accepted_length:.2f}",
+                style="dim",
+            )
+
+
+def _next_message() -> str | None:
+    """Returns the next line of the input, or None at its end."""
+    try:
+        text = input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+    return None if text == "/quit" else text
+
+
+def _prompt(target: "LoadedTarget", messages: list[dict[str, str]]) -> "Prompt":
+    from specjax.decoding.prompt import chat_ids, from_ids
+
+    ids = chat_ids(target.tokenizer, messages)
+    bucket = MIN_BUCKET
+    while bucket < len(ids):
+        bucket *= 2
+    return from_ids([ids], bucket)

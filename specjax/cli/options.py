@@ -1,0 +1,107 @@
+"""The options of the commands that generate text: the model, the method and the sampling."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from tyro.conf import UseAppendAction, arg, subcommand
+
+from specjax.core.errors import SpecjaxError
+
+if TYPE_CHECKING:
+    from specjax.cli.measure import Job
+    from specjax.decoding.prompt import Prompt
+    from specjax.hub import LoadedTarget
+
+
+def union_of(commands: Mapping[str, Any]) -> Any:
+    """Returns the type that stands for a choice of subcommands."""
+    return reduce(or_, (Annotated[kind, subcommand(name)] for name, kind in commands.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """How text is generated."""
+
+    sections: ClassVar[dict[str, str]] = {
+        "target": "model",
+        "method": "drafting method",
+        "max_new_tokens": "text",
+    }
+
+    target: str = "pocket"
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    revision: str | None = None
+    """The branch, tag or commit of a hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    method: str = "pld"
+    """The drafting method; `specjax methods` lists them."""
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
+    """A setting of the method, such as num_tokens=20; `specjax methods METHOD` lists them."""
+    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
+    """What the method reads: a datastore (rest), a draft model (draft-model), or a head or the run
+    of `specjax train` (methods with a head); hub ids work too. By default pocket's own."""
+    tuned: Path | None = None
+    """Settings that `specjax tune` found; by default those for the target, if any."""
+    max_new_tokens: int = 256
+    """New tokens at most."""
+    temperature: float = 0.0
+    """0 takes the most likely token; above 0, tokens are sampled."""
+    top_k: int | None = None
+    """Sample from the N most likely tokens only."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this total probability."""
+    seed: int = 0
+    """The seed for sampling."""
+    stop: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="TEXT")] = ()
+    """End where this text would appear; it is left out."""
+    ignore_eos: bool = False
+    """Go on after the tokens that end a text, up to --max-new-tokens."""
+    verification: Literal["coupled", "rejection", "typical"] = "coupled"
+    """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
+    typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
+    that is likely enough."""
+
+    def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], Job]]":
+        """Returns the target and a function from prompts to jobs.
+
+        Raises:
+            SpecjaxError: for options that cannot be; most are checked before the target loads.
+        """
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.cli.measure import Job
+        from specjax.cli.settings import check_seed, read_settings
+        from specjax.decoding.drafter import Params
+        from specjax.decoding.engine import Engine
+        from specjax.decoding.sampling import Sampling
+        from specjax.hub import load
+        from specjax.loading import load_drafter
+        from specjax.tuned import auto_choice
+
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
+        settings = read_settings(self.method, self.set)
+        check_seed(self.seed)
+        if "" in self.stop:
+            raise SpecjaxError("--stop is empty; give the text to stop at")
+        use_compilation_cache()
+        target = load(self.target, dtype=self.dtype, revision=self.revision)
+        if self.stop:
+            target.require_tokenizer()
+        drafter, params = load_drafter(self.method, target, self.drafter, self.tuned, **settings)
+        if self.method == "auto":
+            print(auto_choice(target, self.tuned), file=sys.stderr)
+        eos = () if self.ignore_eos else target.eos
+        return target, partial(
+            Job,
+            self.method,
+            Engine(target.model, drafter, sampling, self.max_new_tokens, eos),
+            Params(target.params, params),
+            target,
+            seed=self.seed,
+            stop=self.stop,
+        )
