@@ -64,7 +64,7 @@ def test_without_a_head_of_the_target_there_is_no_drafter(tmp_path):
     load_drafter("eagle2", tiny(), tmp_path / "run")
     stranger = save(tmp_path / "stranger", {"target": "another"})
     fails("this head was trained for target another, but this one is", stranger)
-    fails("top_k 41 exceeds the target's vocabulary", save(tmp_path / "head"), top_k=41)
+    fails("top_k 41 exceeds the head's vocabulary", save(tmp_path / "head"), top_k=41)
     fails("setting top_k of method 'eagle2' is 'all', not a whole number", stranger, top_k="all")
     fails("depth 0 must be at least 1", stranger, depth=0)
 

@@ -46,6 +46,7 @@ RUNS = {
     "hass-4": Run("hass", (*ALIGNED, "4"), "eagle"),
     "hass-3-distilled": Run("hass", (*MORE, *DISTILLED, "--align-steps", "3"), "eagle"),
     "eagle-distilled": distilled("eagle", "eagle"),
+    "eagle3": Run("eagle3", (*TEXTS, *lasting(300, 3e-3), "--draft-vocab", "0")),
     "medusa": Run("medusa", (*TEXTS, *lasting(1000, 2e-3), "--num-heads", "4")),
     "medusa-distilled": distilled("medusa", "medusa", "--num-heads", "4"),
     "hydra": Run("hydra", (*TEXTS, *lasting(400, 3e-3), "--no-lm-heads")),
@@ -63,6 +64,7 @@ RUNS = {
 SHIPPED = {  # name in the package, run
     "eagle": "eagle",
     "hass": "hass-3",
+    "eagle3": "eagle3",
     "medusa": "medusa",
     "hydra": "hydra",
     "parallel-medusa": "parallel-medusa",

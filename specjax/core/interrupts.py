@@ -25,18 +25,19 @@ class Stopped(KeyboardInterrupt):
 def on_signal(react: Callable[[int], object]) -> Iterator[None]:
     """Calls `react` with the number of the first signal; a second one ends the process at once.
 
-    Outside of the main thread, which alone receives signals, it does nothing.
+    Outside of the main thread, which alone receives signals, it does nothing; ignored signals stay so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def first(number: int, _frame: object) -> None:
-        for each in SIGNALS:
+        for each in before:
             signal.signal(each, signal.SIG_DFL)
         react(number)
 
-    before = {each: signal.signal(each, first) for each in SIGNALS}
+    ignored = [each for each in SIGNALS if signal.getsignal(each) == signal.SIG_IGN]  # by nohup
+    before = {each: signal.signal(each, first) for each in SIGNALS if each not in ignored}
     try:
         yield
     finally:

@@ -350,7 +350,7 @@ def test_heads_of_another_width_are_refused():
     ],
 )
 def test_more_children_than_tokens_are_refused(headed, settings):
-    message = "41 children of one node, but the target has only 40|top_k 41 exceeds .* 40 tokens"
+    message = "41 children of one node, but the head drafts only 40|top_k 41 exceeds .* 40 tokens"
     refused(replace(headed.drafter, **settings), headed.params, message)
 
 
