@@ -25,7 +25,8 @@ class Stopped(KeyboardInterrupt):
 def on_signal(react: Callable[[int], object]) -> Iterator[None]:
     """Calls `react` with the number of the first signal; a second one ends the process at once.
 
-    Outside of the main thread, which alone receives signals, it does nothing; ignored signals stay so.
+    Outside of the main thread, which alone receives signals, it does nothing. Signals that are
+    ignored stay so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
