@@ -19,6 +19,8 @@ class BenchCommand(BenchOptions):
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[Literal["int8", "int4"] | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     @property
     def if_stopped(self) -> str:
@@ -34,6 +36,6 @@ class BenchCommand(BenchOptions):
 
         check_seed(self.seed)
         use_compilation_cache()
-        run_bench(partial(load, self.target, dtype=self.dtype), self)
+        run_bench(partial(load, self.target, dtype=self.dtype, quantize=self.quantize), self)
         if self.out is not None:
             print(f"kept in {self.out}; `specjax report {self.out}` makes a page of it")

@@ -82,6 +82,8 @@ class TrainHead:
     dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
     """dtype for the target's weights and for compute; by default the one that is fastest on this
     machine. The head's own weights are float32."""
+    quantize: Annotated[Literal["int8", "int4"] | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
@@ -94,7 +96,7 @@ class TrainHead:
         is_distilled = self.distill or SELF in sources
         files = [source for source in sources if source != SELF]
         conversations = read_all(files, self.limit, self.loop.seed, not is_distilled)
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         batches = within(self.batches, target)
         # Everything that can be refused is refused before anything slow.
         target.require_tokenizer()

@@ -42,6 +42,8 @@ class TuneCommand(ABC):
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[Literal["int8", "int4"] | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
@@ -57,7 +59,7 @@ class TuneCommand(ABC):
         if out is not None:
             check_writable(out, is_file=True)
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         owner = fingerprint(target.config, target.params)
         path = out or tuned_file(target)
         check_writable(path, is_file=True)

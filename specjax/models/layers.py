@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
+from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 
 FULL_PRECISION = lax.Precision.HIGHEST
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
@@ -107,7 +108,7 @@ class Embedding(nn.Module):
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self) -> Float[Array, "V D"]:
+    def __call__(self) -> Weight:
         return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
 
 
@@ -243,9 +244,7 @@ class DecoderLayer(nn.Module):
         return self.after_attention(x, mixed), weights, keys, values
 
 
-def project(
-    x: Float[Array, "... I"], weight: Float[Array, "O I"], dtype: DTypeLike
-) -> Float[Array, "... O"]:
+def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float[Array, "... O"]:
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
@@ -255,13 +254,23 @@ def project(
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
     count = rows.shape[0]
     missing = max(min_rows(weight.dtype) - count, 0)
-    y = _product(jnp.pad(rows, ((0, missing), (0, 0))), weight)[:count]
+    rows = jnp.pad(rows, ((0, missing), (0, 0)))
+    is_float = not isinstance(weight, QuantizedWeight)
+    y = (_product(rows, weight) if is_float else _quantized_product(rows, weight))[:count]
     return y.astype(dtype).reshape(*x.shape[:-1], -1)
 
 
 @jax.custom_vjp
 def _product(rows: Float[Array, "R I"], weight: Float[Array, "O I"]) -> Float[Array, "R O"]:
     return _dot(rows, weight, 1)
+
+
+def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    # Without the barrier XLA would dequantise all weights once, outside the decoding loop.
+    rows, codes = lax.optimization_barrier((rows, weight.codes))
+    if weight.scale.shape[1] > 1:
+        return _product(rows, dequantized(QuantizedWeight(codes, weight.scale)))
+    return _product(rows, codes.astype(rows.dtype)) * weight.scale[:, 0].astype(jnp.float32)
 
 
 def _dot(left: Float[Array, "M C"], right: Array, axis: int) -> Float[Array, "M N"]:
@@ -297,8 +306,10 @@ def min_rows(dtype: DTypeLike) -> int:
     return 8 if jnp.finfo(dtype).bits == 16 else 1
 
 
-def lookup(table: Float[Array, "V D"], tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
     """Returns the rows of an embedding table."""
+    if isinstance(table, QuantizedWeight):
+        return dequantized(table[tokens])
     if table.dtype.itemsize > 2:
         return table[tokens]
 
