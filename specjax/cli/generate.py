@@ -63,7 +63,7 @@ class Generate:
         Literal["float32", "bfloat16", "float16"] | None, arg(metavar="float32|bfloat16|float16")
     ] = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
-    quantize: Annotated[Literal["int8", "int4"] | None, arg(metavar="int8|int4")] = None
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
     """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
     compare: bool = False
     """Also run plain decoding, in turn with the method, and compare."""

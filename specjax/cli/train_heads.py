@@ -82,7 +82,7 @@ class TrainHead:
     dtype: Annotated[Literal["float32", "bfloat16"] | None, arg(metavar="float32|bfloat16")] = None
     """dtype for the target's weights and for compute; by default the one that is fastest on this
     machine. The head's own weights are float32."""
-    quantize: Annotated[Literal["int8", "int4"] | None, arg(metavar="int8|int4")] = None
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
     """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:

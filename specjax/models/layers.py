@@ -270,7 +270,7 @@ def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Fl
     rows, codes = lax.optimization_barrier((rows, weight.codes))
     if weight.scale.shape[1] > 1:
         return _product(rows, dequantized(QuantizedWeight(codes, weight.scale)))
-    return _product(rows, codes.astype(rows.dtype)) * weight.scale[:, 0].astype(jnp.float32)
+    return _product(rows, codes.astype(rows.dtype)) * weight.scale.T.astype(jnp.float32)
 
 
 def _dot(left: Float[Array, "M C"], right: Array, axis: int) -> Float[Array, "M N"]:
