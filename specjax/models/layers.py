@@ -20,6 +20,7 @@ from specjax.models.config import Rope, TransformerConfig
 from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 
 FULL_PRECISION = lax.Precision.HIGHEST
+BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
@@ -265,14 +266,6 @@ def _product(rows: Float[Array, "R I"], weight: Float[Array, "O I"]) -> Float[Ar
     return _dot(rows, weight, 1)
 
 
-def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
-    # Without the barrier XLA would dequantise all weights once, outside the decoding loop.
-    rows, codes = lax.optimization_barrier((rows, weight.codes))
-    if weight.scale.shape[1] > 1:
-        return _product(rows, dequantized(QuantizedWeight(codes, weight.scale)))
-    return _product(rows, codes.astype(rows.dtype)) * weight.scale.T.astype(jnp.float32)
-
-
 def _dot(left: Float[Array, "M C"], right: Array, axis: int) -> Float[Array, "M N"]:
     """Contracts the last axis of `left` with `axis` of `right`; returns float32."""
     return lax.dot_general(
@@ -296,6 +289,44 @@ def _product_backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, 
 
 
 _product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    # Without the barrier XLA would convert all weights once, outside the decoding loop.
+    rows, weight = lax.optimization_barrier((rows, weight))
+    return lax.platform_dependent(rows, weight, cpu=_blocked_product, default=_scaled_product)
+
+
+def _scaled_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    if weight.scale.shape[1] > 1:
+        return _dot(rows, dequantized(weight), 1)
+    return _dot(rows, weight.codes.astype(rows.dtype), 1) * weight.scale.T.astype(jnp.float32)
+
+
+def _blocked_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    """Converts a few rows of the weight at a time: they stay in the caches of a CPU."""
+    outputs, size = weight.shape[0], min(BLOCK_ROWS, weight.shape[0])
+
+    def write(index, y):
+        at = jnp.minimum(index * size, outputs - size)
+        part = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), weight)
+        return lax.dynamic_update_slice_in_dim(y, _scaled_product(rows, part), at, axis=1)
+
+    blank = jnp.zeros((len(rows), outputs), jnp.float32)
+    return lax.fori_loop(0, -(-outputs // size), write, blank)
+
+
+def _quantized_forward(rows: Array, weight: QuantizedWeight) -> tuple[Array, QuantizedWeight]:
+    return _quantized_product(rows, weight), weight
+
+
+def _quantized_backward(weight: QuantizedWeight, slope: Array) -> tuple[Array, None]:
+    slope = slope.astype(weight.dtype)
+    return _dot(slope, dequantized(weight), 0).astype(weight.dtype), None
+
+
+_quantized_product.defvjp(_quantized_forward, _quantized_backward)
 
 
 def min_rows(dtype: DTypeLike) -> int:
