@@ -7,6 +7,7 @@ rounding depends on the number of rows, so the text would depend on it too.
 """
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -104,12 +105,12 @@ ACTIVATIONS = {
 
 
 class Embedding(nn.Module):
-    """The token table `weight [V, D]`; tied models also use it as the LM head."""
+    """The token table, a `Weight [V, D]`; tied models also use it as the LM head."""
 
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self) -> Weight:
+    def __call__(self) -> Any:
         return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
 
 

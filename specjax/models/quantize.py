@@ -2,7 +2,7 @@
 
 int8 has one scale per row, int4 one for each group of up to 128 inputs. A `QuantizedWeight` is an
 ordinary pytree node, so params stay nested dicts for pure functions. Quantised are the matrices:
-projections, embedding table and LM head. Norms and biases stay floats.
+projections, embedding table and LM head. Norms and biases stay floats. A CPU unpacks int4 to bytes.
 """
 
 import zlib
