@@ -31,6 +31,7 @@ from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch
 from specjax.models.precision import cache_dtype
+from specjax.models.quantize import check_kind, dtype_name
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
@@ -69,8 +70,13 @@ class LoadedTarget:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of the weights, in which matrix products are computed."""
+        """The dtype of the weights, or of their scales: that of matrix products."""
         return jnp.dtype(self.model.dtype(self.params))
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of weights and compute, such as "bfloat16" or "int8 (bfloat16)"."""
+        return dtype_name(self.dtype, self.params)
 
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
@@ -84,6 +90,7 @@ def load(
     dtype: DTypeLike | None = None,
     revision: str | None = None,
     progress: bool = True,
+    quantize: str | None = None,
 ) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
@@ -95,19 +102,23 @@ def load(
             model decodes fastest on this machine.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
+        quantize: "int8" (a scale per output channel) or "int4" (one for each 128 inputs) for
+            quantised weights; products are still computed in `dtype`, in which norms and biases
+            stay.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
             supported, or its files are damaged or inconsistent.
     """
     dtype = _checked_dtype(dtype)
+    check_kind(quantize)
     folder = target_folder(str(name), revision, progress)
     if is_gguf(folder):
-        config, params, tokenizer = load_gguf(folder, dtype, progress)
+        config, params, tokenizer = load_gguf(folder, dtype, progress, quantize)
     else:
         with readable(folder):
             config = _with_generation_eos(read_config(folder), folder)
-            params = load_transformer(folder, config, dtype, progress)
+            params = load_transformer(folder, config, dtype, progress, quantize)
             tokenizer = _read_tokenizer(folder)
     return LoadedTarget(Transformer(config, cache_dtype()), params, tokenizer, config, str(name))
 

@@ -184,4 +184,4 @@ def machine_of(target: LoadedTarget) -> str:
     """Returns what a break-even holds for besides the target, such as "cpu, 2 cores, float32"."""
     device = jax.devices()[0]
     cores = [f"{num_cores()} cores"] if device.platform == "cpu" else []
-    return ", ".join([device.device_kind, *cores, str(target.dtype)])
+    return ", ".join([device.device_kind, *cores, target.dtype_name])

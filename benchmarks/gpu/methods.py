@@ -88,7 +88,7 @@ def _draft_model(target: LoadedTarget) -> Made:
     shape = SIZES[size]._replace(vocabulary=vocabulary)
     draft = Transformer(shape.config(target.config.max_position_embeddings))
     params = random_params(draft, str(target.dtype))
-    read = _size(params) - draft.lm_head(params).nbytes  # of the embedding only single rows
+    read = _size(params) - _size(draft.lm_head(params))  # of the embedding only single rows
     drafter = DraftModel(draft, Fixed(DRAFT_LENGTH), DRAFT_LENGTH)
     return Made(drafter, {"draft": params, "rule": None}, DRAFT_LENGTH * read)
 
@@ -124,7 +124,7 @@ def _drawn(head: Any, target: LoadedTarget) -> Any:
 
 
 def _lm_head_bytes(target: LoadedTarget) -> int:
-    return target.model.lm_head(target.params).nbytes
+    return _size(target.model.lm_head(target.params))
 
 
 def _size(tree: Any) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specjax.bench.summary import Measurement
 from specjax.hub import LoadedTarget
 from specjax.methods import METHODS
+from specjax.models.quantize import num_bytes
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5
@@ -34,8 +35,9 @@ def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> fl
     Of an embedding table that is not the LM head too, it reads single rows only.
     """
     config, itemsize = target.config, target.dtype.itemsize
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
-    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * itemsize
+    weights = num_bytes(target.params)
+    # The embedding table is as large as the LM head.
+    unread = 0 if config.tie_word_embeddings else num_bytes(target.model.lm_head(target.params))
     numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return weights - unread + num_rows * length * numbers_per_token * itemsize
 

@@ -30,6 +30,7 @@ from specjax.decoding.state import Generation, LoopState
 from specjax.hub import POCKET, LoadedTarget
 from specjax.loading import load_draft, load_drafter
 from specjax.models.fingerprint import params_fingerprint
+from specjax.models.quantize import dtype_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +62,8 @@ class OwnMethod(Contestant):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the target's weights."""
-        return str(self.engine.target.dtype(self.params.target))
+        """The dtype of the target's weights and compute."""
+        return dtype_name(self.engine.target.dtype(self.params.target), self.params.target)
 
     @property
     def settings(self) -> str:

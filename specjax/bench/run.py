@@ -128,7 +128,7 @@ def about(
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
-        "dtype": str(target.dtype),
+        "dtype": target.dtype_name,
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,

@@ -19,6 +19,7 @@ from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.hub import LoadedTarget
 from specjax.models.prefill import PREFILL_CHUNK, prefill
+from specjax.models.quantize import compute_dtype
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
 
@@ -45,7 +46,7 @@ class NearTies:
         if texts.method != PLAIN and not self.sampling.is_reproducible:
             return TextMatch.NOT_COMPARED
         match = exactly(texts)
-        dtype = texts.dtypes[0]
+        dtype = compute_dtype(texts.dtypes[0])
         if match != TextMatch.DIFFERENT or jnp.finfo(dtype).bits > 16:
             return match
         pairs = list(zip(texts.own, texts.plain, strict=False))
@@ -75,7 +76,7 @@ class NearTies:
 
 def near_tie_in(dtype: str) -> float:
     """Returns how much the logits of a near tie may differ, as a share of the largest logit."""
-    return EPSILON * float(jnp.finfo(dtype).eps)
+    return EPSILON * float(jnp.finfo(compute_dtype(dtype)).eps)
 
 
 @partial(jax.jit, static_argnames=("target", "sampling"))

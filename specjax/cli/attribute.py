@@ -32,6 +32,8 @@ class Attribute:
     """The number of examples to use; by default all."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Scores the file and prints the table."""
@@ -51,7 +53,7 @@ class Attribute:
         for line in warnings:
             warn(line)
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
         Taps(layers).check(target.config)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import arg
 
 from specjax.bench.options import BenchOptions
 
@@ -27,6 +29,8 @@ class BenchCommand(BenchOptions):
     """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     @property
     def if_stopped(self) -> str:
@@ -42,6 +46,6 @@ class BenchCommand(BenchOptions):
 
         check_seed(self.seed)
         use_compilation_cache()
-        run_bench(partial(load, self.target, dtype=self.dtype), self)
+        run_bench(partial(load, self.target, dtype=self.dtype, quantize=self.quantize), self)
         if self.out is not None:
             print(f"kept in {self.out}; `specjax report {self.out}` makes a page of it")

@@ -156,10 +156,12 @@ def _comparison(job: Job, result: TimedText, plain: TimedText) -> str:
     if not job.engine.sampling.is_reproducible:
         return f"{ratio}; the tokens are equal in distribution only: rejection samples differently"
     if result.tokens == plain.tokens:
-        return f"{ratio}; all {len(result.tokens)} tokens are equal"
+        quantized = job.target.dtype_name != job.target.dtype.name
+        of_whom = f" to those of the {job.target.dtype_name} target" if quantized else ""
+        return f"{ratio}; all {len(result.tokens)} tokens are equal{of_whom}"
     pairs = zip(result.tokens, plain.tokens, strict=False)
     num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return (
         f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
-        f"close for {job.target.dtype} to rank"
+        f"close for {job.target.dtype_name} to rank"
     )

@@ -39,6 +39,8 @@ class DecodingOptions:
     """The branch, tag or commit of a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
     method: str = "pld"
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
@@ -89,7 +91,7 @@ class DecodingOptions:
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; give the text to stop at")
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype, revision=self.revision)
+        target = load(self.target, dtype=self.dtype, revision=self.revision, quantize=self.quantize)
         if self.stop:
             target.require_tokenizer()
         drafter, params = load_drafter(self.method, target, self.drafter, self.tuned, **settings)

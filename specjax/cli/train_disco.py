@@ -82,6 +82,8 @@ class TrainDisco:
     """Keep checkpoints and metrics here; the same command then resumes where it stopped."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     @property
     def if_stopped(self) -> str:
@@ -97,7 +99,7 @@ class TrainDisco:
             labels=self.labels, position=self.position, num_steps=self.num_steps
         )
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         draft = load_draft(target, self.drafter)
         tokenizer = target.require_tokenizer()
         tasks = self._training_tasks()

@@ -95,6 +95,8 @@ class TrainHead:
     dtype: Literal["float32", "bfloat16"] | None = None
     """The dtype for the target's weights and for compute; by default the one that is fastest on
     this machine. The head's own weights are float32."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
     remat: bool = False
     """Recompute activations for the gradients instead of keeping them: slower, less memory."""
 
@@ -109,7 +111,7 @@ class TrainHead:
         is_distilled = self.distill or SELF in sources
         files = [source for source in sources if source != SELF]
         conversations = read_all(files, self.limit, self.loop.seed, not is_distilled)
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         batches = within(self.batches, target)
         # Everything that can be refused is refused before anything slow.
         target.require_tokenizer()

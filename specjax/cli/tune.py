@@ -39,6 +39,8 @@ class TuneCommand(ABC):
     """Write to this file instead of the user's own for this target."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
@@ -54,7 +56,7 @@ class TuneCommand(ABC):
         if out is not None:
             check_writable(out, is_file=True)
         use_compilation_cache()
-        target = load(self.target, dtype=self.dtype)
+        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         owner = fingerprint(target.config, target.params)
         path = out or tuned_file(target)
         check_writable(path, is_file=True)

@@ -7,6 +7,7 @@ rounding depends on the number of rows, so the text would depend on it too.
 """
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,8 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
+from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 
 FULL_PRECISION = lax.Precision.HIGHEST
+BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
@@ -102,12 +105,12 @@ ACTIVATIONS = {
 
 
 class Embedding(nn.Module):
-    """The token table `weight [V, D]`; tied models also use it as the LM head."""
+    """The token table, a `Weight [V, D]`; tied models also use it as the LM head."""
 
     config: TransformerConfig
 
     @nn.compact
-    def __call__(self) -> Float[Array, "V D"]:
+    def __call__(self) -> Any:
         return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
 
 
@@ -243,9 +246,7 @@ class DecoderLayer(nn.Module):
         return self.after_attention(x, mixed), weights, keys, values
 
 
-def project(
-    x: Float[Array, "... I"], weight: Float[Array, "O I"], dtype: DTypeLike
-) -> Float[Array, "... O"]:
+def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float[Array, "... O"]:
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
@@ -255,7 +256,9 @@ def project(
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
     count = rows.shape[0]
     missing = max(min_rows(weight.dtype) - count, 0)
-    y = _product(jnp.pad(rows, ((0, missing), (0, 0))), weight)[:count]
+    rows = jnp.pad(rows, ((0, missing), (0, 0)))
+    is_float = not isinstance(weight, QuantizedWeight)
+    y = (_product(rows, weight) if is_float else _quantized_product(rows, weight))[:count]
     return y.astype(dtype).reshape(*x.shape[:-1], -1)
 
 
@@ -289,6 +292,44 @@ def _product_backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, 
 _product.defvjp(_product_forward, _product_backward)
 
 
+@jax.custom_vjp
+def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    # Without the barrier XLA would convert all weights once, outside the decoding loop.
+    rows, weight = lax.optimization_barrier((rows, weight))
+    return lax.platform_dependent(rows, weight, cpu=_blocked_product, default=_scaled_product)
+
+
+def _scaled_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    if weight.scale.shape[1] > 1:
+        return _dot(rows, dequantized(weight), 1)
+    return _dot(rows, weight.codes.astype(rows.dtype), 1) * weight.scale.T.astype(jnp.float32)
+
+
+def _blocked_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
+    """Converts a few rows of the weight at a time: they stay in the caches of a CPU."""
+    outputs, size = weight.shape[0], min(BLOCK_ROWS, weight.shape[0])
+
+    def write(index, y):
+        at = jnp.minimum(index * size, outputs - size)
+        part = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), weight)
+        return lax.dynamic_update_slice_in_dim(y, _scaled_product(rows, part), at, axis=1)
+
+    blank = jnp.zeros((len(rows), outputs), jnp.float32)
+    return lax.fori_loop(0, -(-outputs // size), write, blank)
+
+
+def _quantized_forward(rows: Array, weight: QuantizedWeight) -> tuple[Array, QuantizedWeight]:
+    return _quantized_product(rows, weight), weight
+
+
+def _quantized_backward(weight: QuantizedWeight, slope: Array) -> tuple[Array, None]:
+    slope = slope.astype(weight.dtype)
+    return _dot(slope, dequantized(weight), 0).astype(weight.dtype), None
+
+
+_quantized_product.defvjp(_quantized_forward, _quantized_backward)
+
+
 def min_rows(dtype: DTypeLike) -> int:
     """Returns the least number of rows that products with weights of this dtype should have.
 
@@ -297,8 +338,10 @@ def min_rows(dtype: DTypeLike) -> int:
     return 8 if jnp.finfo(dtype).bits == 16 else 1
 
 
-def lookup(table: Float[Array, "V D"], tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
     """Returns the rows of an embedding table."""
+    if isinstance(table, QuantizedWeight):
+        return dequantized(table[tokens])
     if table.dtype.itemsize > 2:
         return table[tokens]
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
+from specjax.models.quantize import Weight
 
 if TYPE_CHECKING:
     from specjax.models.cache import KVCache
@@ -106,7 +107,7 @@ class Target(Protocol):
         self,
         params: Any,
         hidden: Float[Array, "... D"],
-        lm_head: Float[Array, "R D"] | None = None,
+        lm_head: Weight | None = None,
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of hidden states that have passed the final norm.
 
@@ -114,12 +115,15 @@ class Target(Protocol):
         """
         ...
 
-    def lm_head(self, params: Any) -> Float[Array, "V D"]:
-        """Returns the weight of the LM head alone: `logits` may do more than multiply by it."""
+    def lm_head(self, params: Any) -> Weight:
+        """Returns the weight of the LM head alone: `logits` may do more than multiply by it.
+
+        It has `shape` and `dtype`, and can be indexed by rows, quantised or not.
+        """
         ...
 
     def dtype(self, params: Any) -> DTypeLike:
-        """Returns the dtype of the weights, in which matrix products are computed."""
+        """Returns the dtype of the weights, or of their scales: that of matrix products."""
         ...
 
     def new_cache(

@@ -24,6 +24,7 @@ from specjax.models.layers import (
     rotation_of,
     soft_cap,
 )
+from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
@@ -98,20 +99,20 @@ class Transformer(nn.Module):
             for window in windows
         }
 
-    def _logits(self, x: Float[Array, "B Q D"], table: Float[Array, "V D"]):
+    def _logits(self, x: Float[Array, "B Q D"], table: Weight):
         if not self.config.tie_word_embeddings:
             table = Embedding(self.config, name="lm_head")()
         return self._projected(x, table)
 
     @nn.nowrap
-    def _embedded(self, table: Float[Array, "V D"], tokens: Int[Array, "..."]):
+    def _embedded(self, table: Weight, tokens: Int[Array, "..."]):
         embedded = lookup(table, tokens)
         if not self.config.variant.has_scaled_embeddings:
             return embedded
         return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
 
     @nn.nowrap
-    def _projected(self, x: Float[Array, "... D"], table: Float[Array, "V D"]):
+    def _projected(self, x: Float[Array, "... D"], table: Weight):
         logits = project(x, table, jnp.float32)
         return soft_cap(logits, self.config.variant.final_logit_softcapping)
 
@@ -139,12 +140,12 @@ class Transformer(nn.Module):
         self,
         params: Any,
         hidden: Float[Array, "... D"],
-        lm_head: Float[Array, "R D"] | None = None,
+        lm_head: Weight | None = None,
     ) -> Float[Array, "... R"]:
         return self._projected(hidden, self.lm_head(params) if lm_head is None else lm_head)
 
     @nn.nowrap
-    def lm_head(self, params: Any) -> Float[Array, "V D"]:
+    def lm_head(self, params: Any) -> Weight:
         table = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         return params[table]["weight"]
 

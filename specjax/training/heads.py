@@ -15,6 +15,7 @@ from specjax.core.files import check_writable, locked, writable
 from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, HeadFormat, save_head
+from specjax.models.quantize import dequantized, dtype_name
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example, frequent_tokens
@@ -77,7 +78,7 @@ def train_head(
         "kind": format.kind,
         "shape": shape_of(head),
         "target": target.fingerprint,
-        "dtype": str(target.model.dtype(target.params)),
+        "dtype": dtype_name(target.model.dtype(target.params), target.params),
         "texts": _checksum(examples),
         "start": None if start is None else checksum(start),
     }
@@ -116,10 +117,10 @@ def new_params(
             print(f"the {count} tokens to draft make up {share:.1%} of the answers")
             params[DRAFT_TOKENS] = jnp.asarray(tokens)
             table = table[params[DRAFT_TOKENS]]
-        return params | {"lm_head": {"weight": jnp.array(table, jnp.float32)}}
+        return params | {"lm_head": {"weight": jnp.array(dequantized(table), jnp.float32)}}
     if not getattr(head.config, "has_lm_heads", False):
         return head.initialise(key)
-    return head.initialise(key, lm_head=target.model.lm_head(target.params))
+    return head.initialise(key, lm_head=dequantized(target.model.lm_head(target.params)))
 
 
 def shape_of(head: Any) -> dict[str, Any]:

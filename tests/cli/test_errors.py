@@ -34,6 +34,7 @@ LONG_NAME = "n" * 300
         (["best value", "--top-p", "0"], "top_p 0.0 is outside (0, 1]"),
         (["best value", "--top-p", "1.5"], "top_p 1.5 is outside (0, 1]"),
         (["best value", "--top-k", "0"], "top_k 0 must be at least 1"),
+        (["best value", "--quantize", "int9"], "quantize 'int9' is not supported; use int8 or"),
         (["best value", "--seed", "-1"], "--seed -1 is outside 0 to"),
         (["best value", "--method", "psychic"], "'psychic' is unknown; choose one of plain, pld"),
         (["best value", "--set", "colour=1"], "has no setting 'colour'; it has num_tokens"),

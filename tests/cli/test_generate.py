@@ -60,6 +60,14 @@ def test_compare_finds_the_tokens_of_plain_decoding(generate, options):
     check_consistent(values["plain"])
 
 
+def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
+    for kind in ("int8", "int4"):
+        assert generate("count = 1", "--quantize", kind, "--compare")["identical"] is True
+    options = ["--target", str(tiny), "--quantize", "int8", "--dtype", "float32", "--compare"]
+    assert main(["generate", "count = 1", *SHORT, *options]) == 0
+    assert "equal to those of the int8 (float32) target" in capsys.readouterr().out
+
+
 def test_rejection_promises_no_equal_tokens(generate, tiny, capsys):
     options = ("count = 1", "--method", "plain", "--compare", "--temperature", "0.8")
     options += ("--verification", "rejection")

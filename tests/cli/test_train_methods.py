@@ -154,6 +154,13 @@ def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_p
     assert (tmp_path / "run" / "distilled.jsonl").stat().st_size > 0
 
 
+def test_a_quantised_target_trains_heads_that_fit_the_floats(train, tmp_path, generate, capsys):
+    assert train("eagle", tmp_path / "run", *TWO_STEPS, "--quantize", "int8") == 0
+    capsys.readouterr()
+    options = ("count = 1", "--method", "eagle", "--drafter", str(tmp_path / "run"), "--compare")
+    assert generate(*options)["identical"] is True
+
+
 def test_new_lm_heads_begin_as_the_targets(tiny):
     target = load(tiny)
     head = MedusaTraining(num_heads=2).new_head(CONFIG)

@@ -108,6 +108,16 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
         ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax supports llama, mistral"),
         ({"model_type": ...}, "model_type None", "specjax supports llama, mistral"),
         ({"hidden_act": "relu2"}, "hidden_act 'relu2'", "supports silu, gelu, gelu_pytorch_tanh"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "weights quantised by gptq are not supported",
+            "use the original model, with quantize int8 or int4",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "weights quantised by awq are not supported",
+            "use the original model",
+        ),
         ({"num_local_experts": 8}, "num_local_experts 8: experts", "use a dense model"),
         (
             {"model_type": "gemma3", "text_config": {}},

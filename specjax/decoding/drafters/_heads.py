@@ -17,6 +17,7 @@ from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
+from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
 
@@ -31,7 +32,7 @@ class HeadState:
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
     num_pending: Int[Array, " B"]  # how many of them; the head has not seen them yet
     # The rows of the target's LM head for a draft vocabulary; None without one.
-    lm_head: Float[Array, "R D"] | None = None
+    lm_head: Weight | None = None
 
 
 @runtime_checkable
@@ -57,12 +58,10 @@ class FeatureHead(Protocol):
         target: Target,
         target_params: Any,
         hidden: Float[Array, "B Q D"],
-        lm_head: Float[Array, "R D"] | None,
+        lm_head: Weight | None,
     ) -> Float[Array, "B Q R"]: ...
 
-    def lm_head_rows(
-        self, params: Any, target: Target, target_params: Any
-    ) -> Float[Array, "R D"] | None: ...
+    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> Weight | None: ...
 
 
 @dataclass(frozen=True)

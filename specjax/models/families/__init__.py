@@ -45,6 +45,12 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
             raise SpecjaxError(
                 f"{name} {values[name]}: experts are not supported; use a dense model"
             )
+    if quantized := values.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
+        raise SpecjaxError(
+            f"weights quantised by {method or 'another program'} are not supported; use the "
+            "original model, with quantize int8 or int4 if it should be small"
+        )
     if kind not in FAMILIES:
         hint = " (its text model alone may be)" if "text_config" in values else ""
         raise SpecjaxError(

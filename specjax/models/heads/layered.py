@@ -16,6 +16,7 @@ from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues
 from specjax.models.layers import DecoderLayer, lookup, rotation_of
+from specjax.models.quantize import QuantizedWeight, Weight
 from specjax.models.target import QueryRows, Target, causal_rows
 
 DRAFT_TOKENS = "draft_tokens"  # the name of a param
@@ -99,7 +100,7 @@ class LayeredHead(nn.Module):
         target: Target,
         target_params: Any,
         hidden: Float[Array, "... D"],
-        lm_head: Float[Array, "R D"] | None,
+        lm_head: Weight | None,
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of the tokens that the head drafts, from what `run` returns.
 
@@ -109,12 +110,12 @@ class LayeredHead(nn.Module):
         return target.logits(target_params, hidden, lm_head)
 
     @nn.nowrap
-    def lm_head_rows(
-        self, params: Any, target: Target, target_params: Any
-    ) -> Float[Array, "R D"] | None:
+    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> Weight | None:
         """Returns the rows of the target's LM head for a draft vocabulary; None without one."""
-        drafted = params.get(DRAFT_TOKENS)
-        return None if drafted is None else lookup(target.lm_head(target_params), drafted)
+        if (drafted := params.get(DRAFT_TOKENS)) is None:
+            return None
+        table = target.lm_head(target_params)
+        return table[drafted] if isinstance(table, QuantizedWeight) else lookup(table, drafted)
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:

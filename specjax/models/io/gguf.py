@@ -85,7 +85,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def load_gguf(
-    path: Path, dtype: Any, progress: bool = False
+    path: Path, dtype: Any, progress: bool = False, quantize: str | None = None
 ) -> tuple[TransformerConfig, dict[str, Any], Any]:
     """Reads a model's config, params and `transformers` tokenizer (None if it has none).
 
@@ -98,7 +98,8 @@ def load_gguf(
     with _reading(path) as (metadata, tensors):
         config = _config(metadata, tensors)
         title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
-        params = read_params(_weights(config, tensors, dtype), dtype, title, progress)
+        weights = _weights(config, tensors, dtype)
+        params = read_params(weights, dtype, title, progress, quantize)
         return config, params, _tokenizer(metadata)
 
 

@@ -26,6 +26,7 @@ from specjax.models.families import config_from, config_values, llama
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
+from specjax.models.quantize import dequantized
 from specjax.models.shapes import expected_shapes, shape_mismatches
 from specjax.models.transformer import Transformer
 
@@ -113,7 +114,7 @@ class HeadFile:
                 f"cannot save {self.folder}: this head uses the target's LM head, and {reader} "
                 "reads one from the file; give the target's params as well"
             )
-        return Transformer(self.target).lm_head(self.target_params)
+        return dequantized(Transformer(self.target).lm_head(self.target_params))
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,7 +480,7 @@ def save_head(
     tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
     has_embedding = format.embedding and (chosen.has_embedding or with_embedding)
     if has_embedding and target_params is not None:
-        tensors[format.embedding] = target_params["embed_tokens"]["weight"]
+        tensors[format.embedding] = dequantized(target_params["embed_tokens"]["weight"])
     values |= {**chosen.constants, **({ABOUT: dict(about)} if about else {})}
     if chosen.names_target and target_name is not None:
         values["base_model_name_or_path"] = target_name

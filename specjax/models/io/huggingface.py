@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -29,6 +30,7 @@ from specjax.models.families import FAMILIES, config_values
 from specjax.models.families.family import LLAMA_NAMES
 from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
 from specjax.models.precision import default_dtype
+from specjax.models.quantize import is_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.transformer import Transformer
 
@@ -99,7 +101,11 @@ def _parts(tensor: StoredTensor, heights: Sequence[int]) -> Iterator[StoredTenso
 
 
 def load_transformer(
-    folder: Path, config: TransformerConfig, dtype: DTypeLike | None, progress: bool = False
+    folder: Path,
+    config: TransformerConfig,
+    dtype: DTypeLike | None,
+    progress: bool = False,
+    quantize: str | None = None,
 ) -> dict[str, Any]:
     """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
@@ -108,6 +114,7 @@ def load_transformer(
         config: the config that `read_config(folder)` returned.
         dtype: the dtype of the params, whatever the files store; None: see `default_dtype`.
         progress: show a progress bar on stderr, if that is a terminal.
+        quantize: int8 or int4, for matrices of whole numbers with scales of this dtype.
 
     Raises:
         SpecjaxError: if a file is missing or damaged, or the weights do not fit `config`.
@@ -126,7 +133,8 @@ def load_transformer(
     for name, paths in _stored_paths(config).items():
         heights = [shapes[path][0] for path in paths]
         wanted |= dict(zip(paths, _parts(found[name], heights), strict=True))
-    return read_params(wanted, dtype or dtype_for(config), f"Loading {folder.name}", progress)
+    dtype = dtype or dtype_for(config)
+    return read_params(wanted, dtype, f"Loading {folder.name}", progress, quantize)
 
 
 def dtype_for(config: TransformerConfig) -> jnp.dtype:
@@ -145,6 +153,8 @@ def save_transformer(
     """
     if wrong := shape_mismatches(params, Transformer(config)):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the config of these params")
+    if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        raise SpecjaxError(f"cannot save {folder}: the params are quantised; load them as floats")
     flat, stored = cast(Any, flatten_dict(params, sep=".")), _stored_paths(config)
     leaves = {
         name: jnp.concatenate([flat[path] for path in paths]) if paths[1:] else flat[paths[0]]
@@ -236,14 +246,25 @@ def check_weights(
 
 
 def read_params(
-    tensors: Mapping[str, StoredTensor], dtype: DTypeLike, title: str, progress: bool
+    tensors: Mapping[str, StoredTensor],
+    dtype: DTypeLike,
+    title: str,
+    progress: bool,
+    quantize: str | None = None,
 ) -> dict[str, Any]:
-    """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype."""
+    """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype.
+
+    With `quantize`, each matrix is quantised before the next is read.
+    """
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
     with _progress_bar(title, total, progress) as advance:
         for path, tensor in tensors.items():
-            flat[path] = cast_floats(jnp.array(tensor.read()), dtype)
+            leaf = jnp.array(tensor.read())
+            if quantize is None:
+                flat[path] = cast_floats(leaf, dtype)
+            else:
+                flat[path] = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
             advance(tensor.num_bytes)
     return unflatten_dict(flat, sep=".")
 

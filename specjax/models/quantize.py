@@ -1,0 +1,138 @@
+"""Weight-only quantisation: whole numbers with scales in place of a float weight `[O, I]`.
+
+int8 has one scale per row, int4 one for each group of up to 128 inputs. A `QuantizedWeight` is an
+ordinary pytree node, so params stay nested dicts for pure functions. Quantised are the matrices:
+projections, embedding table and LM head. Norms and biases stay floats. A CPU unpacks int4 to bytes.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree, static
+
+KINDS = {"int8": jnp.int8, "int4": jnp.int4}
+GROUP = 128  # inputs that share an int4 scale, at most
+EMBEDDING = "embed_tokens.weight"
+
+
+@pytree
+class QuantizedWeight:
+    """The weight `codes * scale`: whole numbers, and one scale for each of G groups of inputs.
+
+    Its dtype is that of the scales, in which products are computed.
+    """
+
+    codes: Array  # [..., I]; the first leaf, so Flax compares its shape with the float weight's
+    scale: Array  # [..., G]
+    signs: int | None = static(default=None)  # `sign_checksum` of the float embedding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.scale.dtype
+
+    def __getitem__(self, rows: Any) -> "QuantizedWeight":
+        return QuantizedWeight(self.codes[rows], self.scale[rows])
+
+
+Weight = Float[Array, "O I"] | QuantizedWeight
+
+
+def is_quantized(leaf: Any) -> bool:
+    """Whether a leaf of params is a quantised weight."""
+    return isinstance(leaf, QuantizedWeight)
+
+
+def check_kind(kind: str | None) -> None:
+    """Raises SpecjaxError unless it is a kind of quantisation, or None."""
+    if kind is not None and kind not in KINDS:
+        raise SpecjaxError(f"quantize {kind!r} is not supported; use {' or '.join(KINDS)}")
+
+
+@partial(jax.jit, static_argnames=("kind", "dtype"))
+def quantize(weight: Float[Array, "O I"], kind: str, dtype: DTypeLike) -> QuantizedWeight:
+    """Rounds a weight to symmetric codes, with scales of this dtype."""
+    largest = jnp.iinfo(KINDS[kind]).max
+    rows, inputs = weight.shape
+    limit = inputs if kind == "int8" else GROUP
+    size = next(size for size in range(min(limit, inputs), 0, -1) if inputs % size == 0)
+    groups = weight.astype(jnp.float32).reshape(rows, -1, size)
+    scale = (jnp.max(jnp.abs(groups), axis=-1) / largest).astype(dtype)
+    step = jnp.where(scale > 0, scale, 1).astype(jnp.float32)[..., None]
+    codes = jnp.clip(jnp.round(groups / step), -largest, largest)
+    return QuantizedWeight(codes.reshape(rows, inputs).astype(KINDS[kind]), scale)
+
+
+def dequantized(weight: Any) -> Array:
+    """Returns the weight as an array of its dtype; arrays stay as they are."""
+    if not is_quantized(weight):
+        return weight
+    groups = weight.codes.reshape(*weight.scale.shape, -1).astype(weight.dtype)
+    return (groups * weight.scale[..., None]).reshape(weight.shape)
+
+
+def quantized_param(path: str, leaf: Array, kind: str, dtype: DTypeLike) -> Any:
+    """Quantises the param at `path`, such as `layers_0.mlp.up_proj.weight`, if it is a matrix."""
+    if leaf.ndim != 2:
+        return leaf.astype(dtype)
+    weight = quantize(leaf, kind, jnp.dtype(dtype))
+    if path == EMBEDDING and not isinstance(leaf, Tracer):
+        weight = replace(weight, signs=sign_checksum(leaf))
+    return weight
+
+
+def quantize_params(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Quantises the float params of a target.
+
+    Raises:
+        SpecjaxError: for an unknown kind.
+    """
+    check_kind(kind)
+
+    def quantized(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return quantized_param(name, leaf, kind, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(quantized, dict(params))
+
+
+def sign_checksum(table: Any) -> int:
+    """Returns a checksum of the signs of some embeddings, before any rounding to 0."""
+    if is_quantized(table) and table.signs is not None:
+        return table.signs
+    corner = np.asarray(dequantized(table[:256])[:, :64], np.float32)
+    return zlib.crc32(np.packbits(np.signbit(corner)).tobytes())
+
+
+def dtype_name(dtype: DTypeLike, params: Any) -> str:
+    """Returns the dtype of weights and compute, such as "bfloat16" or "int8 (bfloat16)"."""
+    leaves = filter(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))
+    name = jnp.dtype(dtype).name
+    return next((f"{leaf.codes.dtype.name} ({name})" for leaf in leaves), name)
+
+
+def compute_dtype(name: str) -> str:
+    """Returns the dtype of compute, given what `dtype_name` returned."""
+    return name.rpartition("(")[2].rstrip(")")
+
+
+def num_bytes(params: Any) -> int:
+    """Returns the bytes of all leaves; a byte holds two int4."""
+    return sum(
+        leaf.size // 2 if leaf.dtype == jnp.int4 else leaf.nbytes
+        for leaf in jax.tree.leaves(params)
+    )

@@ -1,0 +1,176 @@
+"""Quantised targets: weights of whole numbers with scales, drafting for them, and training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import load
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.sampling import Sampling
+from specjax.models.fingerprint import fingerprint
+from specjax.models.io.huggingface import load_transformer, save_transformer
+from specjax.models.layers import lookup, project
+from specjax.models.quantize import (
+    QuantizedWeight,
+    compute_dtype,
+    dequantized,
+    num_bytes,
+    quantize,
+    quantize_params,
+)
+from specjax.models.target import causal_rows
+from specjax.models.transformer import Transformer
+from specjax.pocket.corpus import held_out_openings
+from specjax.training.heads import new_params
+from specjax.training.objectives.base import FrozenModel
+from tests.decoding.heads import EAGLE2, MEDUSA, eagle3_head, eagle_head, medusa_head, narrowed
+from tests.decoding.tiny import prompt, target
+
+KINDS = ("int8", "int4")
+TOLERANCE = {"int8": 0.01, "int4": 0.2}  # of a row's outputs, relative to their size
+
+
+def uneven(rows: int = 192, inputs: int = 192) -> jax.Array:
+    """A matrix whose rows differ 100 times in size, and are apart from the columns."""
+    weight = jax.random.normal(jax.random.key(0), (rows, inputs))
+    return weight * jnp.logspace(-2, 0, rows)[:, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_within_half_a_step(kind):
+    weight = uneven()
+    found = quantize(weight, kind, jnp.float32)
+    assert found.scale.shape == (192, 1 if kind == "int8" else 2)  # groups of 96, not 128
+    step = jnp.repeat(found.scale, 192 // found.scale.shape[1], axis=1)
+    assert jnp.all(jnp.abs(dequantized(found) - weight) <= 0.5001 * step)
+    assert jnp.max(jnp.abs(found.codes.astype(int))) == (127 if kind == "int8" else 7)
+    assert num_bytes(found.codes) == weight.size // (1 if kind == "int8" else 2)
+    zeros = quantize(jnp.zeros((4, 8)), kind, jnp.bfloat16)
+    assert not jnp.any(dequantized(zeros))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_lookups_and_gradients_are_those_of_the_dequantised_weight(kind, dtype):
+    weight, bound = uneven(), 6 * TOLERANCE[kind]
+    found = quantize(weight, kind, dtype)
+    x = jax.random.normal(jax.random.key(1), (5, 192)).astype(dtype)
+    size = jnp.linalg.norm(weight, axis=1)[None, :]  # of each row's outputs
+    assert jnp.all(jnp.abs(project(x, found, jnp.float32) - x @ weight.T) < bound * size)
+    tokens = jnp.array([[3, 100], [191, 0]])
+    np.testing.assert_array_equal(lookup(found, tokens), dequantized(found)[tokens])
+
+    def slope(weight):
+        return jax.grad(lambda x: jnp.sum(project(x, weight, jnp.float32) / size))(x)
+
+    np.testing.assert_allclose(*map(slope, (found, dequantized(found))), rtol=0.03, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_near_those_of_the_floats(kind):
+    model, params = target()
+    # Rows of very different sizes, where scales of columns would be far off.
+    params = jax.tree.map(
+        lambda leaf: leaf * jnp.logspace(-1, 0, len(leaf))[:, None] if leaf.ndim == 2 else leaf,
+        params,
+    )
+    few = quantize_params(params, kind)
+    model.check(few)
+    rows = causal_rows(prompt(1).tokens, jnp.zeros(1, int))
+    plain, own = (
+        model.run(each, rows, model.new_cache(each, 1, 64))[0].logits for each in (params, few)
+    )
+    error = jnp.linalg.norm(own - plain) / jnp.linalg.norm(plain)
+    assert error < 3 * TOLERANCE[kind]
+    assert fingerprint(model.config, few) == fingerprint(model.config, params)
+
+
+DRAFTERS = {
+    "pld": (PromptLookup(), None),
+    "eagle2": (EAGLE2.drafter, EAGLE2.params),
+    "narrow": (
+        Eagle2(narrowed(eagle_head())[0], top_k=3, depth=3, num_tokens=12),
+        narrowed(eagle_head())[1],
+    ),
+    "medusa": (MEDUSA.drafter, MEDUSA.params),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_gives_the_text_of_the_quantised_target(kind):
+    model, params = target()
+    few = quantize_params(params, kind)
+
+    def text(drafter, params=None, target_params=few):
+        return speculative_generate(
+            Params(target_params, params),
+            prompt(2),
+            jax.random.key(1),
+            target=model,
+            drafter=drafter,
+            sampling=Sampling(temperature=0.7),
+            max_new_tokens=32,
+        ).tokens
+
+    plain = text(Autoregressive())
+    for drafter, own in DRAFTERS.values():
+        np.testing.assert_array_equal(text(drafter, own), plain)
+    if kind == "int4":  # it is a model of its own
+        assert jnp.any(text(Autoregressive(), target_params=params) != plain)
+
+
+def test_heads_start_with_the_target_s_lm_head():
+    model, params = target()
+    few = quantize_params(params, "int8")
+    frozen = FrozenModel(model, few)
+    table = dequantized(model.lm_head(few))
+    own = new_params(medusa_head()[0], frozen, 0, ())
+    np.testing.assert_array_equal(own["lm_heads_0"]["weight"], table)
+    own = new_params(eagle3_head()[0], frozen, 0, ())
+    np.testing.assert_array_equal(own["lm_head"]["weight"], table)
+
+
+def test_weights_are_quantised_as_they_are_read(tmp_path):
+    model, params = target()
+    save_transformer(tmp_path / "model", model.config, params, jnp.float32)
+    loaded = load(tmp_path / "model", "bfloat16", quantize="int8")
+    assert loaded.dtype == jnp.bfloat16 and loaded.dtype_name == "int8 (bfloat16)"
+    assert compute_dtype(loaded.dtype_name) == compute_dtype("bfloat16") == "bfloat16"
+    matrix, norm = loaded.params["layers_0"]["mlp"]["up_proj"]["weight"], loaded.params["norm"]
+    assert isinstance(matrix, QuantizedWeight) and norm["weight"].dtype == jnp.bfloat16
+    assert fingerprint(model.config, loaded.params) == fingerprint(model.config, params)
+    read = load_transformer(tmp_path / "model", model.config, jnp.float32, quantize="int4")
+    wanted = quantize_params(params, "int4")
+    assert jax.tree.structure(read) == jax.tree.structure(wanted)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, read, wanted)))
+    with pytest.raises(SpecjaxError, match="the params are quantised; load them as floats"):
+        save_transformer(tmp_path / "copy", model.config, loaded.params, jnp.float32)
+    with pytest.raises(SpecjaxError, match="quantize 'int2' is not supported; use int8 or int4"):
+        load("pocket", quantize="int2")
+
+
+def test_int8_keeps_the_perplexity_of_pocket():
+    loaded = load("pocket", "float32")
+    encode = loaded.require_tokenizer().encode
+    texts = [encode(text)[:128] for text in held_out_openings(12)]
+    tokens = jnp.asarray([text for text in texts if len(text) == 128][:4])
+    assert len(tokens) == 4
+
+    @jax.jit
+    def loss(params):
+        model = Transformer(loaded.config)
+        rows = causal_rows(tokens[:, :-1], jnp.zeros(4, int))
+        output, _ = model.run(params, rows, model.new_cache(params, 4, 128))
+        log_probs = jax.nn.log_softmax(output.logits)
+        return -jnp.mean(jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1))
+
+    few = quantize_params(loaded.params, "int8")
+    assert num_bytes(few) < 0.26 * num_bytes(loaded.params)
+    ratio = jnp.exp(loss(few) - loss(loaded.params))
+    assert 0.99 < ratio < 1.01
