@@ -46,7 +46,7 @@ RUNS = {
     "hass-4": Run("hass", (*ALIGNED, "4"), "eagle"),
     "hass-3-distilled": Run("hass", (*MORE, *DISTILLED, "--align-steps", "3"), "eagle"),
     "eagle-distilled": distilled("eagle", "eagle"),
-    "eagle3": Run("eagle3", (*TEXTS, *lasting(300, 3e-3), "--draft-vocab", "0")),
+    "eagle3": Run("eagle3", (*TEXTS, *lasting(150, 3e-3), "--draft-vocab", "0")),
     "medusa": Run("medusa", (*TEXTS, *lasting(1000, 2e-3), "--num-heads", "4")),
     "medusa-distilled": distilled("medusa", "medusa", "--num-heads", "4"),
     "hydra": Run("hydra", (*TEXTS, *lasting(400, 3e-3), "--no-lm-heads")),
