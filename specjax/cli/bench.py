@@ -34,7 +34,7 @@ class BenchCommand(BenchOptions):
 
     @property
     def if_stopped(self) -> str:
-        """How an interrupted benchmark goes on."""
+        """Says how an interrupted benchmark goes on; empty if it cannot."""
         return "the same command goes on" if self.out else ""
 
     def run(self) -> None:

@@ -25,7 +25,7 @@ def union_of(commands: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """How text is generated."""
+    """The options of all commands that generate text."""
 
     sections: ClassVar[dict[str, str]] = {
         "target": "model",

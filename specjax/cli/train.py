@@ -16,7 +16,7 @@ class Train(Generic[Subcommand]):
 
     @property
     def if_stopped(self) -> str:
-        """How an interrupted training goes on."""
+        """Says how an interrupted training goes on; empty if it cannot."""
         return getattr(self.subcommand, "if_stopped", "")
 
     def run(self) -> None:

@@ -87,7 +87,7 @@ class TrainDisco:
 
     @property
     def if_stopped(self) -> str:
-        """How an interrupted training goes on."""
+        """Says how an interrupted training goes on; empty if it cannot."""
         return "the same command goes on" if self.run_folder else ""
 
     def run(self) -> None:
