@@ -308,9 +308,9 @@ def patched(path: Path, after: bytes, form: str, value: int, skip: int = 0) -> P
         (b"general.architecture", "Q", 4, "damaged or cut short"),  # bytes of a string
         (b"tokenizer.ggml.tokens", "Q", 8, "damaged or cut short"),  # strings of an array
         (b"tokenizer.ggml.token_type", "Q", 8, "damaged or cut short"),  # numbers of an array
-        (b"llama.block_count", "I", 4, "a larger model than the tensors"),
-        (b"llama.vocab_size", "I", 4, "a larger model than the tensors"),
-        (b"llama.attention.head_count", "I", 4, "head_dim 0 is not a whole number"),
+        (b"llama.block_count", "I", 4, "num_hidden_layers 4294967295 is above"),
+        (b"llama.vocab_size", "I", 4, "vocab_size 4294967295 is above"),
+        (b"llama.attention.head_count", "I", 4, "num_attention_heads 4294967295 is above"),
         (b"token_embd.weight", "I", 0, "axes"),
         (b"token_embd.weight", "Q", 4, "damaged or cut short"),  # length of a row
         (b"token_embd.weight", "Q", 12, "damaged or cut short"),  # rows
@@ -322,6 +322,13 @@ def test_absurd_numbers_are_refused(tmp_path, after, form, skip, message):
     path = write(tmp_path / "m.gguf", tokenizer=byte_level)
     most = 2 ** (8 * struct.calcsize(form)) - 1
     assert message in failure(patched(path, after, form, most, skip))
+
+
+@pytest.mark.parametrize("name", ["block_count", "vocab_size"])
+def test_a_model_larger_than_its_tensors_is_refused(tmp_path, name):
+    path = write(tmp_path / "m.gguf", tokenizer=byte_level)
+    larger = patched(path, b"llama." + name.encode(), "I", 9999, skip=4)
+    assert "a larger model than the tensors" in failure(larger)
 
 
 def test_a_missing_file_package_or_revision_is_named(tmp_path, monkeypatch):
