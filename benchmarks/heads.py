@@ -17,6 +17,7 @@ from specjax import Sampling, load, load_drafter
 from specjax.bench.checks import complaints
 from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN
+from specjax.bench.options import settings_in
 from specjax.bench.report.tables import depth_table
 from specjax.bench.summary import ALL, Measurement, last_task_rows
 from specjax.core.errors import SpecjaxError
@@ -48,6 +49,7 @@ class HeadOptions:
     top_k: int = option("of eagle2's and hass's tree, as are the next two", 10)
     depth: int = option("tokens of its longest path", 6)
     num_tokens: int = option("its nodes, root included", 60)
+    set: tuple[str, ...] = option("a setting of one head, as NAME.SETTING=VALUE", ())
     dynamic: bool = option("also run Medusa's and ParallelSpec's heads in a dynamic tree", False)
     temperature: tuple[float, ...] = option("one table for each", (0.0, 1.0), float)
     runs: int = option("how often each method runs each prompt", 3)
@@ -74,19 +76,22 @@ def contestants_of(
         SpecjaxError: for a head that is missing or does not fit.
     """
     tree = {name: getattr(options, name) for name in ("top_k", "depth", "num_tokens")}
+    given = settings_in(options.set, {name: each.method for name, each in heads.items()})
     first, head = next(iter(heads.items()))
     asked = {PLAIN: HeadSource(PLAIN, None)}
     is_grown = METHODS[head.method].drafter is Eagle2
     if is_grown:
         asked[STATIC.format(first)] = HeadSource("eagle", head.folder)
     for name, each in heads.items():
-        drafter = METHODS[each.method].drafter
-        asked[name] = each._replace(settings=tree) if drafter is Eagle2 else each
+        shared = tree if METHODS[each.method].drafter is Eagle2 else each.settings
+        asked[name] = each._replace(settings={**shared, **given.get(name, {})})
         if options.dynamic and "tree" in METHODS[each.method].settings:
             settings = {"tree": "dynamic", "num_tokens": options.num_tokens}
             asked[DYNAMIC.format(name)] = each._replace(settings=settings)
     if is_grown and temperature > 0:
-        asked[BLIND.format(first)] = head._replace(settings={**tree, "noise_share": 0.0})
+        asked[BLIND.format(first)] = head._replace(
+            settings={**asked[first].settings, "noise_share": 0.0}
+        )
     shared = [each.ids for each in requests], options.max_new_tokens, Sampling(temperature)
     made = []
     for name, each in asked.items():

@@ -1,6 +1,7 @@
 """The registry: one row per method, from which commands, loading, training and tests derive."""
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -219,6 +220,7 @@ METHODS: dict[str, Method] = {
 
 HEAD_FORMATS = tuple({row.head.kind: row.head for row in METHODS.values() if row.head}.values())
 
+BOOLEANS = {"true": True, "false": False}
 SETTING_TYPES = {  # declared type of a setting: what counts as one, and what messages call it
     bool: (bool, "True or False"),
     int: (Integral, "a whole number"),
@@ -278,6 +280,43 @@ def check_settings(method: str, settings: dict[str, Any], are_all: bool = True) 
     except SpecjaxError:
         if are_all or set(row.tuned) <= set(settings):
             raise
+
+
+def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """Parses assignments `name=value` to values of the types that the method declares.
+
+    Raises:
+        SpecjaxError: if the method or a setting is unknown, or a value is not allowed.
+    """
+    texts = dict(map(_split, assignments))
+    types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
+    settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
+    check_settings(method, settings, are_all=False)
+    return settings
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, text = assignment.partition("=")
+    if not (name and equals):
+        raise SpecjaxError(f"--set {assignment!r} is not NAME=VALUE; write --set num_tokens=20")
+    return name.strip().replace("-", "_"), text.strip()
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    try:
+        if kind is bool:
+            return BOOLEANS[text.lower()]
+        if str in get_args(kind):
+            return text
+        if kind in (int, float, str):
+            return kind(text)
+        return ast.literal_eval(text)
+    except (ValueError, KeyError, SyntaxError):
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise SpecjaxError(
+            f"--set {name}={text}: {text!r} is not {expected.get(kind, 'a Python value')}; "
+            "see the defaults in `specjax methods`"
+        ) from None
 
 
 def _is_of(value: Any, declared: Any) -> bool:

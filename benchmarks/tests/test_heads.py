@@ -66,13 +66,14 @@ def test_heads_are_named_on_the_command_line():
 
 def test_variants_of_trees_are_measured_beside_the_heads():
     sources = {"h": HeadSource("hass", None), "m": HeadSource("medusa", None)}
-    options = HeadOptions(num_tokens=20, dynamic=True)
+    options = HeadOptions(num_tokens=20, dynamic=True, set=("h.depth=3", "m.tree=static"))
     made = contestants_of(load("pocket"), sources, options, 1.0, [Request("x", (5, 6))])
     drafters = {each.name: each.engine.drafter for each in made}
     assert list(drafters) == [
         *("plain", "h (static tree)", "h", "m", "m (dynamic tree)", "h (tree blind to the noise)")
     ]
     assert drafters["h"].num_nodes == drafters["m (dynamic tree)"].num_nodes == 20
+    assert drafters["h"].depth == 3
     assert drafters["h (tree blind to the noise)"].noise_share == 0
 
 

@@ -19,7 +19,14 @@ from specjax.bench.measure import (
     Request,
     compilations,
 )
-from specjax.bench.options import BenchOptions, methods_in, names_in, sampling_of, sources_in
+from specjax.bench.options import (
+    BenchOptions,
+    methods_in,
+    names_in,
+    sampling_of,
+    settings_in,
+    sources_in,
+)
 from specjax.bench.peers import peers
 from specjax.bench.results import Stage
 from specjax.decoding.drafter import Drafter, Params
@@ -107,14 +114,14 @@ def make_contestants(
         SpecjaxError: for an unknown method, or one that this target cannot have.
     """
     sampling = sampling_of(options, stage.temperature)
-    sources = sources_in(options.drafter)
+    sources, given = sources_in(options.drafter), settings_in(options.set)
     prompts = [request.ids for request in requests]
     named = methods_in(options.methods, target.model, target.name == POCKET)
     made: list[Contestant] = []
-    for name in dict.fromkeys([PLAIN, *named, *sources]):
-        loaded = load_drafter(name, target, sources.get(name))
-        settings = prompts, options.max_new_tokens, sampling, options.seed
-        made.append(OwnMethod.for_prompts(name, target, *loaded, *settings))
+    for name in dict.fromkeys([PLAIN, *named, *sources, *given]):
+        loaded = load_drafter(name, target, sources.get(name), **given.get(name, {}))
+        shared = prompts, options.max_new_tokens, sampling, options.seed
+        made.append(OwnMethod.for_prompts(name, target, *loaded, *shared))
     if names_in(options.peers) and stage.temperature == 0:
         has_draft = target.name == POCKET or "draft-model" in sources
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None

@@ -1,9 +1,10 @@
 """The options of a benchmark; they import little, so that the command line starts fast."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -22,11 +23,15 @@ class BenchOptions:
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
     """Drafting methods with commas between, or all that this target can have; by default those
-    that need nothing but the target, and those of --drafter. Plain decoding is always included."""
+    that need nothing but the target, and those of --drafter and --set. Plain decoding is always
+    included."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder that a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore,
     draft-model=FOLDER (or a hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax
     train`) for a head; by default pocket's own. May be given for several methods."""
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
+    """A setting of one method, such as pld-plus.num_tokens=70; `specjax methods METHOD` lists them.
+    May be given several times."""
     tasks: str = "pocket"
     """pocket for edits and completions of its held-out code, or a file: Spec-Bench's questions,
     HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
@@ -123,6 +128,32 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
             raise SpecjaxError(f"--drafter names {method} twice; keep one of them")
         sources[method] = folder
     return sources
+
+
+def settings_in(
+    assignments: Sequence[str], methods: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
+    """Returns the settings of each method, from texts of the form METHOD.NAME=VALUE.
+
+    `methods` are those of contestants with names of their own, which then stand for METHOD.
+
+    Raises:
+        SpecjaxError: for a text of another form, an unknown method or setting, or a bad value.
+    """
+    from specjax.methods import read_settings
+
+    of_method: dict[str, list[str]] = {}
+    for assignment in assignments:
+        method, dot, setting = assignment.partition(".")
+        if not dot or "=" in method:
+            raise SpecjaxError(
+                f"--set {assignment!r} is not METHOD.NAME=VALUE; write --set pld.num_tokens=20"
+            )
+        of_method.setdefault(method.strip(), []).append(setting)
+    return {
+        method: read_settings(methods.get(method, method), each)
+        for method, each in of_method.items()
+    }
 
 
 def methods_in(text: str, model: "Target", has_parts: bool = False) -> list[str]:

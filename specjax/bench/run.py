@@ -29,6 +29,7 @@ from specjax.bench.options import (
     batches_in,
     names_in,
     sampling_of,
+    settings_in,
     sources_in,
     temperatures_in,
 )
@@ -110,6 +111,7 @@ def check(options: BenchOptions) -> None:
     if options.trace and options.out is None:
         raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
     sources_in(options.drafter)
+    settings_in(options.set)
 
 
 def about(

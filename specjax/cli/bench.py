@@ -41,7 +41,7 @@ class BenchCommand(BenchOptions):
         """Measures and prints the table."""
         from specjax.bench.run import run_bench
         from specjax.cli.environment import use_compilation_cache
-        from specjax.cli.settings import check_seed
+        from specjax.cli.options import check_seed
         from specjax.hub import load
 
         check_seed(self.seed)

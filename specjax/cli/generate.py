@@ -129,9 +129,8 @@ class Generate(DecodingOptions):
             output.json(job, source, results, [seconds], self.attribute)
 
     def _check_attribution(self) -> None:
-        from specjax.cli.settings import read_settings
         from specjax.core.files import check_writable, expand_user
-        from specjax.methods import METHODS
+        from specjax.methods import METHODS, read_settings
 
         page = self.attribute_html
         if not self.attribute and page is None:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
     from specjax.hub import LoadedTarget
 
+MAX_SEED = 2**32 - 1
+
+
+def check_seed(seed: int) -> None:
+    """Raises SpecjaxError for a seed that does not fit into a key."""
+    if not 0 <= seed <= MAX_SEED:
+        raise SpecjaxError(f"--seed {seed} is outside 0 to {MAX_SEED}; choose another")
+
 
 def union_of(commands: Mapping[str, Any]) -> Any:
     """Returns the type that stands for a choice of subcommands."""
@@ -77,12 +85,12 @@ class DecodingOptions:
         """
         from specjax.cli.environment import use_compilation_cache
         from specjax.cli.measure import Job
-        from specjax.cli.settings import check_seed, read_settings
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
         from specjax.hub import load
         from specjax.loading import load_drafter
+        from specjax.methods import read_settings
         from specjax.tuned import auto_choice
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)

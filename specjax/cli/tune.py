@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from specjax.bench.options import names_in, sources_in
+from specjax.bench.options import names_in, settings_in, sources_in
 from specjax.cli.options import union_of
 from specjax.core.errors import SpecjaxError
 
@@ -103,11 +103,14 @@ class TuneMachine(TuneCommand):
     )
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """The methods to try, with commas between, besides those of --drafter; by default all that this
-    target serves."""
+    """The methods to try, with commas between, besides those of --drafter and --set; by default all
+    that this target serves."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder or hub id that a method reads; by default pocket's own. May be given for several
     methods."""
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
+    """A setting of one method that is not to be searched, such as pld.num_tokens=10. May be given
+    several times."""
     temperature: float = 0.0
     """0 takes the most likely token; above, tokens are drawn."""
 
@@ -118,7 +121,8 @@ class TuneMachine(TuneCommand):
 
         workload = replace(workload, sampling=Sampling(self.temperature))
         sources = {name: _absolute(source) for name, source in sources_in(self.drafter).items()}
-        choice = tune_machine(workload, names_in(self.methods), sources, show_results)
+        given = settings_in(self.set)
+        choice = tune_machine(workload, names_in(self.methods), sources, given, show_results)
         return Tuned({AUTO: choice.record()})
 
 

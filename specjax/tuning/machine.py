@@ -64,29 +64,31 @@ def tune_machine(
     workload: Workload,
     methods: Sequence[str] = (),
     sources: Mapping[str, str] | None = None,
+    given: Mapping[str, Mapping[str, Any]] | None = None,
     report: Report = lambda title, results: None,
 ) -> AutoChoice:
     """Chooses what `auto` does: the fastest method, or plain decoding.
 
     Args:
         workload: target and validation prompts; prompts of different kinds should alternate.
-        methods: the methods to try, besides those of `sources`; by default all that this target and
-            these sources serve.
+        methods: the methods to try, besides those of `sources` and `given`; by default all that
+            this target and these sources serve.
         sources: by method, the folder or hub id that it reads, if that is not pocket's own.
+        given: by method, settings that all its candidates have.
         report: called with what is found.
 
     Raises:
-        SpecjaxError: if one of `methods`, or one with a source, cannot be had.
+        SpecjaxError: if one of `methods`, or one with a source or settings, cannot be had.
     """
-    sources = sources or {}
-    named = list(dict.fromkeys([*methods, *sources]))
+    sources, given = sources or {}, given or {}
+    named = list(dict.fromkeys([*methods, *sources, *given]))
     for method in named:  # fails now rather than after the work
-        load_drafter(method, workload.target, sources.get(method))
+        load_drafter(method, workload.target, sources.get(method), **given.get(method, {}))
         if not METHODS[method].search_space:
             raise SpecjaxError(f"method {method!r} is never behind auto; leave it out")
     wanted = named if methods else [name for name, row in METHODS.items() if row.search_space]
     plain = workload.runner(*load_drafter(PLAIN, workload.target))
-    found = _candidates(workload, wanted, sources, report)
+    found = _candidates(workload, wanted, sources, given, report)
     candidates = list(watched(found, "Compiling candidates"))
     machine = machine_of(workload.target)
     if candidates:
@@ -105,18 +107,24 @@ def tune_machine(
 
 
 def _candidates(
-    workload: Workload, methods: Sequence[str], sources: Mapping[str, str], report: Report
+    workload: Workload,
+    methods: Sequence[str],
+    sources: Mapping[str, str],
+    given: Mapping[str, Mapping[str, Any]],
+    report: Report,
 ) -> Iterator[Candidate]:
     """Yields all combinations of settings that this target serves."""
     reasons: list[str] = []
     for method in methods:
         shared: dict[Any, Any] = {}  # params, which all settings of a method share
+        fixed = given.get(method, {})
         for space in METHODS[method].search_space:
-            for values in product(*space.values()):
-                settings = dict(zip(space, values, strict=True))
-                given = method, workload.target, sources.get(method)
+            searched = {name: values for name, values in space.items() if name not in fixed}
+            for values in product(*searched.values()):
+                settings = {**dict(zip(searched, values, strict=True)), **fixed}
+                asked = method, workload.target, sources.get(method)
                 try:
-                    drafter, params = load_drafter(*given, **settings)
+                    drafter, params = load_drafter(*asked, **settings)
                     gate = gated(drafter, params, workload.target, NEVER_SHUTS)
                 except SpecjaxError as error:
                     reasons.append(f"{method} is skipped: {error}")

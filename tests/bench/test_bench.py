@@ -387,6 +387,15 @@ def test_by_default_all_methods_without_params_are_measured():
     )
 
 
+def test_settings_are_given_per_method_and_name_methods(target, requests):
+    given = ("pld.num_tokens=5", "pld.max_ngram=2", "pld-plus.layer=1")
+    made = contestants_of(target, requests, methods="pld", set=given)
+    assert [each.name for each in made] == ["plain", "pld", "pld-plus"]
+    _, pld, plus = (each.engine.drafter for each in made)
+    assert (pld.num_tokens, pld.max_ngram, plus.layer) == (5, 2, 1)
+    assert plus.num_tokens == 70
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -399,6 +408,9 @@ def test_by_default_all_methods_without_params_are_measured():
         ({"temperature": "0,0"}, "must name different numbers"),
         ({"batch": "0"}, "must name whole numbers above 0"),
         ({"batch": "1,two"}, "must name different whole numbers"),
+        ({"set": ("pld.num_tokens",)}, "is not NAME=VALUE"),
+        ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
+        ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; it has num_tokens"),
         ({"trace": True}, "name one with --out"),
         ({"tasks": "no/such/file"}, "cannot be read"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),

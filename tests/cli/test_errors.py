@@ -8,8 +8,8 @@ import pytest
 
 from specjax.cli import main
 from specjax.cli.generate import Generate
-from specjax.cli.settings import read_settings
 from specjax.cli.train_heads import TrainHead
+from specjax.methods import read_settings
 from tests.cli.target import VOCABULARY
 
 LONG_NAME = "n" * 300

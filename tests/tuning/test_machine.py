@@ -91,9 +91,13 @@ def test_the_slower_half_is_dropped_and_the_rest_runs_more_prompts(workload, mad
 
 
 def test_nothing_that_pays_is_plain_decoding(workload, made_up, monkeypatch):
-    set_space(monkeypatch, "pld", {"num_tokens": (2,)})
+    set_space(monkeypatch, "pld", {"num_tokens": (1, 2, 3)})
     made_up(float)
-    found = tune_machine(workload, ["pld"])
+    seen = {}
+    found = tune_machine(
+        workload, given={"pld": {"num_tokens": 2}}, methods=["pld"], report=seen.__setitem__
+    )
+    assert [each.name for each in seen["On 2 prompts"]] == ["pld (num_tokens=2)"]
     assert found == AutoChoice(machine_of(workload.target), "plain", widths=(1,))
     path = keep(workload, "out.json", {"auto": found.record()})
     assert load_drafter("auto", workload.target, tuned=path) == (Autoregressive(), None)
