@@ -20,7 +20,8 @@ from specjax.methods import HEAD_FORMATS, METHODS, check_settings, make_drafter
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
-from specjax.models.io.head_files import CHECKPOINTS, HEAD, HeadFormat, check_owner, detect_format
+from specjax.models.io.head_files import CHECKPOINTS, HEAD, check_owner, detect_format
+from specjax.models.io.head_format import HeadFormat
 from specjax.tuned import AUTO, auto_choice, tuned_for
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.

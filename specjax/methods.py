@@ -30,7 +30,7 @@ from specjax.models.io.formats.eagle3 import EAGLE3
 from specjax.models.io.formats.hydra import HYDRA
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.formats.parallel import PARALLEL
-from specjax.models.io.head_files import HeadFormat
+from specjax.models.io.head_format import HeadFormat
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training

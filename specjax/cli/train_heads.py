@@ -25,7 +25,8 @@ from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
 from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
-from specjax.models.io.head_files import HEAD, HeadFormat, detect_format
+from specjax.models.io.head_files import HEAD, detect_format
+from specjax.models.io.head_format import HeadFormat
 from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions

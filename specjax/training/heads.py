@@ -14,7 +14,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, locked, writable
 from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_files import HEAD, HeadFormat, save_head
+from specjax.models.io.head_files import HEAD, save_head
+from specjax.models.io.head_format import HeadFormat
 from specjax.models.quantize import dequantized, dtype_name
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches

@@ -27,7 +27,8 @@ from specjax.models.io.formats.eagle3 import EAGLE3
 from specjax.models.io.formats.hydra import HYDRA
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.formats.parallel import PARALLEL
-from specjax.models.io.head_files import HeadFormat, load_head, save_head
+from specjax.models.io.head_files import load_head, save_head
+from specjax.models.io.head_format import HeadFormat
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 

@@ -8,22 +8,37 @@ badly without any visible sign.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable
 from specjax.models.config import CHECK, TransformerConfig, Variant
 from specjax.models.families import config_from, config_values, llama
 from specjax.models.heads.layered import DRAFT_TOKENS
+from specjax.models.io.head_format import (
+    NOTHING,
+    SPECULATORS,
+    TORCH_WEIGHTS,
+    WEIGHTS,
+    WHOLE_MODEL,
+    HeadFile,
+    HeadFormat,
+    Layout,
+    Names,
+    Shapes,
+    Signs,
+    has,
+    rows,
+)
 from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.quantize import dequantized
@@ -33,138 +48,12 @@ from specjax.models.transformer import Transformer
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"  # the subfolder of a training run
 HEAD = "head"  # the folder of the head within that of its training run
-WEIGHTS = "model.safetensors"  # where other loaders look first
-TORCH_WEIGHTS = "pytorch_model.bin"  # the only file that EAGLE's first code reads
 ABOUT = "specjax"  # the key of config.json for what other loaders do not read
 SIZES = {  # keys of config.json: fields of the target's config
     "hidden_size": "hidden_size",
     "vocab_size": "vocab_size",
     "truncated_vocab_size": "vocab_size",
 }
-NOTHING = r"(?!)"  # a pattern
-Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
-
-
-# ---- What a format says ------------------------------------------------------------------------
-
-
-def has(pattern: str) -> Callable[[Shapes], bool]:
-    """Returns whether a tensor has such a name."""
-    return lambda shapes: any(re.fullmatch(pattern, name) for name in shapes)
-
-
-def count(pattern: str) -> Callable[[Shapes], int]:
-    """Returns how many different numbers the group of the pattern takes in the names."""
-    return lambda shapes: len(
-        {each[each.lastindex or 0] for name in shapes if (each := re.fullmatch(pattern, name))}
-    )
-
-
-def rows(pattern: str, absent: int | None = None) -> Callable[[Shapes], int | None]:
-    """Returns the number of rows of the first tensor with such a name; `absent` without one."""
-    return lambda shapes: next(
-        (shape[0] for name, shape in shapes.items() if shape and re.fullmatch(pattern, name)),
-        absent,
-    )
-
-
-class Names(NamedTuple):
-    """Maps params whose paths begin with `ours` to stored names that begin with `theirs`.
-
-    {} is a number in both. `theirs` may hold fields of the head's config, and {copy}, the number of
-    a copy, where a file holds these params several times.
-    """
-
-    ours: str
-    theirs: str
-    copies: Callable[[Any], Iterable[int]] = lambda config: (0,)
-
-
-@dataclass(frozen=True)
-class Signs:
-    """The patterns by which a kind of head is recognised."""
-
-    title: str  # with an article, for messages
-    tensors: str = NOTHING  # of a whole name
-    config: str = NOTHING  # of a part of a key, `model_type` or `architectures`, in small letters
-
-
-SPECULATORS = Signs(
-    "a head in the format of speculators, which is not supported", config="speculators_model_type"
-)
-WHOLE_MODEL = Signs("a whole model", tensors=r"norm\.weight|layers\.0\.input_layernorm\.weight")
-
-
-@dataclass(eq=False)
-class HeadFile:
-    """A head that is about to be written; its layout may change what is written."""
-
-    folder: Path
-    config: Any  # the head's
-    target: TransformerConfig
-    target_params: Any  # or None
-    values: dict[str, Any]  # of config.json
-    tensors: dict[str, Any]
-    name: str
-
-    def lm_head(self, reader: str) -> Float[Array, "V D"]:
-        """Returns the target's LM head, for a `reader` that needs one where the head has none."""
-        if self.target_params is None:
-            raise SpecjaxError(
-                f"cannot save {self.folder}: this head uses the target's LM head, and {reader} "
-                "reads one from the file; give the target's params as well"
-            )
-        return dequantized(Transformer(self.target).lm_head(self.target_params))
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """The differences of a head written for one reader; None means as the format says."""
-
-    file: str = WEIGHTS
-    names: Callable[[Any], tuple[Names, ...]] | None = None  # by the head's config
-    keys: Mapping[str, str] | None = None
-    constants: Mapping[str, Any] = field(default_factory=dict)  # further values of config.json
-    has_embedding: bool = True  # where the format has one, and the target's is known
-    names_target: bool = False  # in config.json
-    edit: Callable[[HeadFile], None] = lambda file: None
-
-
-@dataclass(frozen=True, eq=False)
-class HeadFormat:
-    """The way in which one kind of head is stored; patterns match whole names without prefix."""
-
-    kind: str
-    signs: Signs
-    module: Callable[[Any], Any]
-    config: Callable[..., Any]  # (layers in config.json, or else the target's config, **fields)
-    fields: Mapping[str, Callable[[Shapes], Any]]  # of the config, derived from the tensors
-    keys: Mapping[str, str]  # of config.json, with their fields; must agree with the tensors
-    names: tuple[tuple[Names, ...], ...]  # alternatives: what fits a file best is taken
-    layouts: Mapping[str, Layout]  # by reader; training writes the first
-    spellings: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)  # of fields, by key
-    layer_keys: Mapping[str, str] | None = None  # renamed keys of layers; None: there are none
-    sizes: Mapping[str, str] = field(default_factory=dict)  # pattern: the target's size, its rows
-    limits: Mapping[str, tuple] = field(default_factory=dict)  # the values that a key may have
-    prefix: str = ""  # pattern
-    is_within_model: bool = False  # then tensors without the prefix are the target's
-    ignored: str = NOTHING  # pattern of tensors that are the target's
-    ignored_if: Mapping[str, str] = field(default_factory=dict)  # the same, by a key that is true
-    embedding: str = ""  # the name of a copy of the target's
-    optional: str = NOTHING  # pattern of tensors that are zero if a file has none of them
-    required_if: str = ""  # a key: if it is true, they are not optional
-    repeated: str = ""  # what the copies are, for messages
-    unsupported: tuple[Signs, ...] = ()  # relatives that cannot be read
-    # Further fields of the head's config: from config.json and the target's config.
-    described: Callable[[Mapping[str, Any], TransformerConfig], dict[str, Any]] = (
-        lambda values, target: {}
-    )
-    decode: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params  # what was read
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The names of weight files that only heads have."""
-        return tuple(each.file for each in self.layouts.values() if each.file != WEIGHTS)
 
 
 # ---- Which kind of head it is ------------------------------------------------------------------
@@ -455,36 +344,45 @@ def save_head(
     config, layout = head.config, layout or next(iter(format.layouts))
     if layout not in format.layouts:
         raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(format.layouts)}")
-    sizes = {name: getattr(config, name) for name in ("hidden_size", "vocab_size")}
-    for name, size in sizes.items():
-        _check_size(f"cannot save {folder}", name, size, getattr(target, name))
+    for name in ("hidden_size", "vocab_size"):
+        _check_size(f"cannot save {folder}", name, getattr(config, name), getattr(target, name))
     if wrong := shape_mismatches(params, head):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the head of these params")
     if target_params is not None:
         Transformer(target).check(target_params)
-    values, chosen = sizes, format.layouts[layout]
+    chosen = format.layouts[layout]
     if as_torch and chosen.file != WEIGHTS:
         raise SpecjaxError(f"layout {layout} is read from {chosen.file}; leave --format bin out")
-    if format.layer_keys is not None:  # a Mistral layer without window is a Llama's
-        values = config_values(replace(config.layers, model_type=llama.MODEL_TYPE))
-        values |= {name: values[key] for key, name in format.layer_keys.items()}
-    elif format.config(target, **{name: getattr(config, name) for name in format.fields}) != config:
-        raise SpecjaxError(
-            f"cannot save {folder}: the head does not have the shape with which it would be read "
-            "for this target; give the target that it was made for"
-        )
-    keys = format.keys if chosen.keys is None else chosen.keys
-    values |= {key: _spelled(format, key, getattr(config, name)) for key, name in keys.items()}
+    values = _values_of(folder, format, chosen, config, target)
+    values |= {ABOUT: dict(about)} if about else {}
+    if chosen.names_target and target_name is not None:
+        values["base_model_name_or_path"] = target_name
     leaves = flatten_dict(params, sep=".")
     names = format.names[0] if chosen.names is None else chosen.names(config)
     tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
     has_embedding = format.embedding and (chosen.has_embedding or with_embedding)
     if has_embedding and target_params is not None:
         tensors[format.embedding] = dequantized(target_params["embed_tokens"]["weight"])
-    values |= {**chosen.constants, **({ABOUT: dict(about)} if about else {})}
-    if chosen.names_target and target_name is not None:
-        values["base_model_name_or_path"] = target_name
     name = TORCH_WEIGHTS if as_torch else chosen.file
     file = HeadFile(folder, config, target, target_params, values, tensors, name)
     chosen.edit(file)
     write_weights(folder, file.values, file.tensors, dtype, file.name)
+
+
+def _values_of(
+    folder: Path, format: HeadFormat, layout: Layout, config: Any, target: TransformerConfig
+) -> dict[str, Any]:
+    """Returns what config.json says of a head of this config."""
+    if format.layer_keys is not None:  # a Mistral layer without window is a Llama's
+        values = config_values(replace(config.layers, model_type=llama.MODEL_TYPE))
+        values |= {name: values[key] for key, name in format.layer_keys.items()}
+    elif format.config(target, **{name: getattr(config, name) for name in format.fields}) == config:
+        values = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    else:
+        raise SpecjaxError(
+            f"cannot save {folder}: the head does not have the shape with which it would be read "
+            "for this target; give the target that it was made for"
+        )
+    keys = format.keys if layout.keys is None else layout.keys
+    values |= {key: _spelled(format, key, getattr(config, name)) for key, name in keys.items()}
+    return {**values, **layout.constants}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_files import (
+from specjax.models.io.head_format import (
     TORCH_WEIGHTS,
     HeadFile,
     HeadFormat,

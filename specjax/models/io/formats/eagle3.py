@@ -14,7 +14,7 @@ import numpy as np
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, rows
+from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signs, rows
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 

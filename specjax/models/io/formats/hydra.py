@@ -7,7 +7,7 @@ because it reads no tokens.
 import jax.numpy as jnp
 
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, count, has
+from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signs, count, has
 
 BLOCKS = r"hydra_mlp\.\d+\.\d+\.linear\.weight"
 CONSTANTS = {"grounded_heads": True, "hidden_state_offset": 0}

@@ -5,7 +5,7 @@ their numbers are not read.
 """
 
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.io.head_files import HeadFile, HeadFormat, Layout, Names, Signs, count, has
+from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signs, count, has
 
 SAFETENSORS, TORCH = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 VERSION = {"version": "has_lm_heads"}

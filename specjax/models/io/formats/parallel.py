@@ -8,7 +8,7 @@ from dataclasses import replace
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.io.formats.eagle import EAGLE
-from specjax.models.io.head_files import Layout, Signs, has, rows
+from specjax.models.io.head_format import Layout, Signs, has, rows
 
 MASKS = r"mask_embeddings\.weight"
 
