@@ -14,6 +14,8 @@ from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+# A hub id, which may go on with a configuration and a split, or the address of a JSON file.
+DATASET_ID = re.compile(rf"{HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
 NUM_SHOWN = 3  # broken lines of a source that are named one by one
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
@@ -62,12 +64,12 @@ def _texts_of(source: str | Path) -> Iterator[str]:
 
 
 def checked_hub_id(source: str | Path) -> str:
-    """Returns `source` as the hub id of a dataset; call it for what is neither file nor folder.
+    """Returns `source` as what `hub_rows` reads; call it for what is neither file nor folder.
 
     Raises:
         SpecjaxError: if it cannot be a hub id.
     """
-    if not HUB_ID.fullmatch(str(source)):
+    if not DATASET_ID.fullmatch(str(source)):
         raise SpecjaxError(f"{source} does not exist and is not a hub id; check the path")
     return str(source)
 
@@ -143,6 +145,11 @@ def _texts_from_hub(name: str) -> Iterator[str]:
 def hub_rows(name: str) -> Iterator[Any]:
     """Yields the rows of a hub dataset, streamed on demand.
 
+    Args:
+        name: OWNER/NAME, OWNER/NAME:CONFIGURATION or OWNER/NAME:CONFIGURATION:SPLIT; the
+            configuration may be empty, and the split is "train" by default. Or the address of a
+            JSON file.
+
     Raises:
         SpecjaxError: if the dataset cannot be read or the package `datasets` is not installed.
     """
@@ -150,7 +157,12 @@ def hub_rows(name: str) -> Iterator[Any]:
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
-        yield from load_dataset(name, split="train", streaming=True)
+        if "://" in name:
+            yield from load_dataset("json", data_files=name, split="train", streaming=True)
+            return
+        owner, configuration, split = f"{name}::".split(":", 2)
+        given = [configuration] if configuration else []
+        yield from load_dataset(owner, *given, split=split.rstrip(":") or "train", streaming=True)
     except ImportError:
         raise SpecjaxError(
             f"{name} does not exist here, and reading it from the hub needs the package datasets; "

@@ -6,13 +6,15 @@ with file and line, or item of the array, and left out.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
+from specjax.documents import DATASET_ID, hub_rows
 
 # DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
 # docstring. In the others they only surround it, and the lines of Alpaca's first paragraph are
@@ -29,7 +31,39 @@ ALPACA = (
     "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n"
 )
 
-Fields = Mapping[str, Any]
+# PLD+, appendix C. Of code editing it shows the prompt for debugging, which the other kinds follow
+# here; of text editing it shows one without a reference.
+CODE_EDITING = (
+    "### Instruction:\nPlease {task} Note that your solution should strictly consist of the "
+    '{result} code only. Generate only the required code enclosed in "```"\n'
+    "### Question:\n{question}\n### Answer:\n"
+)
+DEBUG = (
+    "correct the errors in the buggy code snippet below, ensuring that your corrected code adheres "
+    "to the specified programming language syntax and logic requirements. Validate your solution "
+    "against the provided test cases to ensure its accuracy."
+)
+POLISH = (
+    "optimize the code snippet below for speed and memory, without changing its results. Validate "
+    "your solution against the provided test cases to ensure its accuracy."
+)
+TRANSLATE = (
+    "translate the code snippet below to another programming language. Validate your solution "
+    "against the provided test cases to ensure its accuracy."
+)
+SWITCH = (
+    "modify the code snippet below so that it implements a related function. Validate your "
+    "solution against the provided test cases to ensure its accuracy."
+)
+TEST = "{asked} passes the following test case:\nInput: {input}\nOutput: {output}"
+TEXT_EDITING = (
+    "Below is an instruction that describes a task, along with an input text. Please edit the "
+    "input text based on the instruction. Your response should only include the edited output.\n"
+    "# Instruction:\n{instruction}\n# Input:\n{input}\n{reference}Response:\n"
+)
+ESSAY = "Essay: {essay}\nFeedback: {feedback}\nRevise the essay using the expert feedback."
+
+Fields = dict[str, Any]
 Report = Callable[[str, str], None]  # takes the place in the file and what is wrong there
 _ARRAY = re.compile(r"\s*\[\s*[{\]]")  # else a list is but one malformed line
 
@@ -51,11 +85,12 @@ class Form(NamedTuple):
     is_chat: bool = False
 
 
-def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question]:
-    """Returns the questions of a file, in their order.
+def read_questions(source: str | Path, complain: Callable[[str], None]) -> list[Question]:
+    """Returns the questions of a file or a hub dataset, in their order.
 
     Args:
-        path: JSONL, or one JSON array, in any of `FORMS`.
+        source: a file, JSONL or one JSON array, in any of `FORMS`; or, where there is no such file,
+            rows of the same forms as `documents.hub_rows` reads them.
         complain: called for every record that is left out, with file and line, if others are good.
 
     Raises:
@@ -63,18 +98,24 @@ def read_questions(path: Path, complain: Callable[[str], None]) -> list[Question
             is wrong with the first one.
     """
     questions, problems = [], []
+    path = expand_user(source)
 
     def report(place: str, problem: str) -> None:
-        problems.append(f"{path}{place} {problem}")
+        problems.append(f"{source}{place} {problem}")
 
-    for place, record in _records(_text_of(path), report):
+    if DATASET_ID.fullmatch(str(source)) and not path.exists():
+        rows = enumerate(hub_rows(str(source)), start=1)
+        records = ((f", row {number},", row) for number, row in rows)
+    else:
+        records = _records(_text_of(path), report)
+    for place, record in records:
         try:
             questions.append(_question(record))
         except SpecjaxError as error:
             report(place, str(error))
     if not questions:
         why = f" ({problems[0]})" if problems else ""
-        raise SpecjaxError(f"{path} holds no tasks{why}; write one JSON object per line")
+        raise SpecjaxError(f"{source} holds no tasks{why}; write one JSON object per line")
     for problem in problems:
         complain(f"{problem}; it is left out")
     return questions
@@ -189,8 +230,87 @@ def _cnn(fields: Fields) -> tuple[str, ...]:
     return (CNN.format(article=_text(fields["article"], "article")),)
 
 
+def _code_editing(
+    task: str, result: str, question: str, asked: str, kind: str = ""
+) -> Callable[[Fields], tuple[str, ...]]:
+    """Returns the prompt of one kind of task; `question` and `asked` name fields in braces."""
+
+    def turns(fields: Fields) -> tuple[str, ...]:
+        code = next(name for name in CODE_FIELDS if name in fields)
+        known = defaultdict(str, fields | {code: _text(fields[code], code)})
+        given = {side: known[f"public_{kind}tests_{side}"] for side in ("input", "output")}
+        test = TEST.format(asked=asked.format_map(known), **given)
+        full = f"{question.format_map(known)}\n{test}"
+        return (CODE_EDITING.format(task=task, result=result, question=full),)
+
+    return turns
+
+
+def _text_editing(fields: Fields) -> tuple[str, ...]:
+    reference = fields.get("reference") or ""
+    if isinstance(reference, list):
+        reference = "\n".join(_texts(reference, "reference"))
+    prompt = TEXT_EDITING.format(
+        instruction=_text(fields["coarse_grained"], "coarse_grained"),
+        input=_text(fields["input"], "input"),
+        reference=f"# Reference:\n{reference}\n" if reference else "",
+    )
+    return (prompt,)
+
+
+def _essay(fields: Fields) -> tuple[str, ...]:
+    given = {name: _text(fields[name], name) for name in ("essay", "feedback")}
+    return (ESSAY.format(**given),)
+
+
+CODE_FIELDS = ("incorrect_solutions", "similar_source_code", "source_code")
+
 # The first form that fits decides, so those with more fields come before those with fewer.
 FORMS = (
+    Form(
+        "CodeEditorBench, debug",
+        ("incorrect_solutions", "public_tests_input"),
+        _code_editing(
+            *(DEBUG, "corrected"),
+            "Below is the {code_language} buggy code:\n{incorrect_solutions}",
+            "Correct the code and ensure it",
+        ),
+        is_chat=True,
+    ),
+    Form(
+        "CodeEditorBench, switch",
+        ("similar_source_code", "public_target_tests_input"),
+        _code_editing(
+            *(SWITCH, "modified"),
+            "Below is the code:\n{similar_source_code}\nIt computes:\n"
+            "Input: {public_similar_tests_input}\nOutput: {public_similar_tests_output}",
+            "Modify the code and ensure it",
+            "target_",
+        ),
+        is_chat=True,
+    ),
+    Form(
+        "CodeEditorBench, translate",
+        ("source_code", "source_lang", "target_lang"),
+        _code_editing(
+            *(TRANSLATE, "translated"),
+            "Below is the {source_lang} code:\n{source_code}",
+            "Translate the code to {target_lang} and ensure it",
+        ),
+        is_chat=True,
+    ),
+    Form(
+        "CodeEditorBench, polish",
+        ("source_code", "public_tests_input"),
+        _code_editing(
+            *(POLISH, "optimized"),
+            "Below is the code:\n{source_code}",
+            "Optimize the code and ensure it",
+        ),
+        is_chat=True,
+    ),
+    Form("XATU", ("coarse_grained", "input"), _text_editing, is_chat=True),
+    Form("ArgRewrite", ("essay", "feedback"), _essay, is_chat=True),
     Form("MBPP", ("text", "test_list", "code"), _mbpp("text")),
     Form("sanitized MBPP", ("prompt", "test_list", "code"), _mbpp("prompt")),
     Form("GSM8K", ("question", "answer"), _as_it_stands("question"), is_chat=True),

@@ -54,8 +54,8 @@ def read_tasks(
     """Returns the first `limit` tasks of each kind, ordered by kind.
 
     Args:
-        source: "pocket", or a file with questions in any of `task_files.FORMS`. The kind is their
-            `category`, or else the name of the file.
+        source: "pocket", or what `task_files.read_questions` reads. The kind is the `category` of
+            a question, or else the name of the file.
         limit: tasks per kind.
         seed: selects the tasks that pocket makes.
         is_validation: whether pocket makes them of its validation code.
@@ -67,9 +67,9 @@ def read_tasks(
     check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
-    path = Path(source)
-    questions = read_questions(path, complain)
-    tasks = [Task(each.category or path.stem, each.turns, each.is_chat) for each in questions]
+    questions = read_questions(source, complain)
+    name = Path(source).stem
+    tasks = [Task(each.category or name, each.turns, each.is_chat) for each in questions]
     return tuple(_first_of_each_kind(tasks, limit))
 
 

@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from recipes.pocket.tokenizer import train_tokenizer
+from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.prompt import VICUNA
 from specjax.pocket import corpus, edits
 from specjax.tasks import Task, later_turn_ids, read_tasks, token_ids
 
@@ -54,6 +56,76 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
     assert token_ids(begun, tokenizer) == opening
     expected = tokenizer(edits.prompt_text(made[0]))["input_ids"]
     assert token_ids(tasks[0], tokenizer) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "parts"),
+    [
+        (
+            {"incorrect_solutions": "BUG", "code_language": "java"}
+            | {"public_tests_input": "4", "public_tests_output": "8"},
+            ("correct the errors", "Below is the java buggy code:\nBUG", "Input: 4\nOutput: 8"),
+        ),
+        (
+            {"source_code": "OLD", "public_tests_input": "4", "public_tests_output": "8"},
+            ("optimize", "the code:\nOLD\nOptimize", "Input: 4\nOutput: 8"),
+        ),
+        (
+            {"source_code": "OLD", "source_lang": "cpp", "target_lang": "python"}
+            | {"public_tests_input": "4", "public_tests_output": "8"},
+            ("translate", "the cpp code:\nOLD", "to python and", "Input: 4\nOutput: 8"),
+        ),
+        (
+            {"similar_source_code": "OLD", "public_target_tests_input": "4"}
+            | {"public_similar_tests_input": "1", "public_target_tests_output": "8"},
+            ("related function", "OLD\nIt computes:\nInput: 1\n", "Input: 4\nOutput: 8"),
+        ),
+        (
+            {"coarse_grained": "Simplify.", "input": "Longwinded", "reference": ["a", "b"]},
+            ("# Instruction:\nSimplify.\n# Input:\nLongwinded\n# Reference:\na\nb\nResponse:",),
+        ),
+        ({"coarse_grained": "Fix.", "input": "x"}, ("# Input:\nx\nResponse:\n",)),
+        ({"essay": "Cars", "feedback": "Good"}, ("Essay: Cars\nFeedback: Good\nRevise",)),
+    ],
+)
+def test_edits_are_asked_in_a_chat_as_pld_plus_asks_them(read, record, parts):
+    [task], complaints = read(json.dumps(record))
+    assert task.is_chat and not complaints
+    for part in parts:
+        assert part in task.text
+
+
+def test_tasks_come_from_a_hub_dataset_by_configuration_and_split(monkeypatch):
+    asked = []
+
+    def load_dataset(*names, **options):
+        asked.append((*names, options.pop("split"), *options.values()))
+        return [{"question": "How many?", "answer": "4"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    for source in ("a/sums:main:test", "a/sums", "a/sums::dev", "https://x.org/sums.json"):
+        assert [task.text for task in read_tasks(source, 3)] == ["How many?"]
+    assert asked == [
+        ("a/sums", "main", "test", True),
+        ("a/sums", "train", True),
+        ("a/sums", "dev", True),
+        ("json", "train", "https://x.org/sums.json", True),
+    ]
+
+
+def test_a_template_by_name_or_file_takes_the_place_of_the_tokenizers(tokenizer, tmp_path):
+    chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "sum"}]
+    answered = [*chat, {"role": "assistant", "content": "6"}]
+    vicuna = with_template(tokenizer, "vicuna")
+    assert chat_text(vicuna, chat[1:], is_answer_next=True) == VICUNA.format(message="sum")
+    expected = f"Be kind. USER: sum ASSISTANT: 6{tokenizer.eos_token}"
+    assert chat_text(vicuna, answered) == expected
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[-1].content }}!")
+    assert chat_text(with_template(tokenizer, str(file)), chat) == "sum!"
+    assert "<|user|>" in chat_text(tokenizer, chat[1:])
+    with pytest.raises(SpecjaxError, match="neither a file nor one of vicuna"):
+        with_template(tokenizer, "alpaca")
 
 
 def test_later_turns_hold_the_chat_so_far(tokenizer, monkeypatch):
@@ -174,7 +246,7 @@ def test_the_first_of_each_kind_are_taken(read):
         ('["a list"]', "is no JSON object"),
         (
             '{"Prompt": "x", "id": 1}',
-            r"no known format: its fields are 'Prompt', 'id'; known formats are MBPP \(text, "
+            r"no known format: its fields are 'Prompt', 'id'; known formats are .*MBPP \(text, "
             r"test_list, code\), .*GSM8K \(question, answer\), .*HumanEval.* \(prompt\)",
         ),
         ("{}", "its fields are none;"),

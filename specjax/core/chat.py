@@ -1,15 +1,27 @@
 """Chats as text and as tokens, in the tokenizer's chat template or, if it has none, Vicuna's."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from specjax.core.errors import SpecjaxError, warn_once
+from specjax.core.files import expand_user, readable
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
+TEMPLATES = {  # in Jinja; the names that `with_template` knows
+    "vicuna": (
+        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
+        + SYSTEM
+        + "{% endif %} {% for message in messages %}"
+        "{% if message.role == 'user' %}USER: {{ message.content }} {% endif %}"
+        "{% if message.role == 'assistant' %}ASSISTANT: {{ message.content }}{{ eos_token }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    )
+}
 
 TRAINING_DAY = "01 Jan 2025"  # fixed, so that a resumed run sees the same tokens
 
@@ -50,16 +62,16 @@ def chat_text(
     Raises:
         SpecjaxError: if the template refuses the messages.
     """
-    if not tokenizer.chat_template:
+    template = tokenizer.chat_template
+    if not template:
+        template = TEMPLATES["vicuna"]
         warn_once(
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so "
             "chats take Vicuna's form; if the model expects another, add its chat_template to "
             "tokenizer_config.json"
         )
-        return _vicuna(messages, tokenizer.eos_token or "", is_answer_next)
     from jinja2 import TemplateError
 
-    template = tokenizer.chat_template
     if today is not None and isinstance(template, str):
         template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
@@ -78,6 +90,26 @@ def chat_text(
         ) from error
 
 
+def with_template(tokenizer: Any, template: str) -> Any:
+    """Returns a copy of a tokenizer that formats chats with a template of `TEMPLATES`, or a file's.
+
+    Raises:
+        SpecjaxError: for a name that is neither, or a file that cannot be read.
+    """
+    text = TEMPLATES.get(template)
+    if text is None:
+        path = expand_user(template)
+        if not path.is_file():
+            raise SpecjaxError(
+                f"--chat-template {template!r} is neither a file nor one of {', '.join(TEMPLATES)}"
+            )
+        with readable(path):
+            text = path.read_text(encoding="utf-8")
+    changed = deepcopy(tokenizer)
+    changed.chat_template = text
+    return changed
+
+
 def encode_chat(tokenizer: Any, text: str, **options: Any) -> Any:
     """Tokenizes a text that `chat_text` returned, with at most one BOS.
 
@@ -92,17 +124,3 @@ def opening_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     ids = tuple(tokenizer(text, verbose=False)["input_ids"])
     has_bos = tokenizer.bos_token_id in (None, *ids[:1])
     return ids if has_bos else (tokenizer.bos_token_id, *ids)
-
-
-def _vicuna(messages: Sequence[Message], end: str, is_answer_next: bool) -> str:
-    """Formats a Vicuna chat: a space ends a user message, `end` an assistant message."""
-    system = SYSTEM
-    if messages[0]["role"] == "system":
-        system, messages = messages[0]["content"], messages[1:]
-    text = f"{system} "
-    for message in messages:
-        if message["role"] == "assistant":
-            text += f"ASSISTANT: {message['content']}{end}"
-        else:
-            text += f"USER: {message['content']} "
-    return text + "ASSISTANT:" * is_answer_next
