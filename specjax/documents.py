@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
+
+from huggingface_hub import hf_hub_download
 
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-# A hub id, which may go on with a configuration and a split, or the address of a JSON file.
-DATASET_ID = re.compile(rf"{HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
+# A hub id, which may go on with a configuration and a split, or with a file; or a file's address.
+DATASET_ID = re.compile(rf"{HUB_ID.pattern}((:[\w.-]*)?(:[\w.-]+)?|/[\w./-]+)|https?://\S+")
 NUM_SHOWN = 3  # broken lines of a source that are named one by one
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
@@ -143,23 +146,23 @@ def _texts_from_hub(name: str) -> Iterator[str]:
 
 
 def hub_rows(name: str) -> Iterator[Any]:
-    """Yields the rows of a hub dataset, streamed on demand.
+    """Yields the rows of a hub dataset, streamed on demand, or of a JSON file on hub or web.
 
     Args:
         name: OWNER/NAME, OWNER/NAME:CONFIGURATION or OWNER/NAME:CONFIGURATION:SPLIT; the
-            configuration may be empty, and the split is "train" by default. Or the address of a
-            JSON file.
+            configuration may be empty, and the split is "train" by default. Or OWNER/NAME/FILE, or
+            an address, for a file with a JSON object per line or with a JSON list of objects.
 
     Raises:
         SpecjaxError: if the dataset cannot be read or the package `datasets` is not installed.
     """
     os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
+        if "://" in name or name.count("/") > 1:
+            yield from _json_rows(_content_of(name))
+            return
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
-        if "://" in name:
-            yield from load_dataset("json", data_files=name, split="train", streaming=True)
-            return
         owner, configuration, split = f"{name}::".split(":", 2)
         given = [configuration] if configuration else []
         yield from load_dataset(owner, *given, split=split.rstrip(":") or "train", streaming=True)
@@ -173,3 +176,18 @@ def hub_rows(name: str) -> Iterator[Any]:
         raise SpecjaxError(
             f"dataset {name} could not be read ({reason}); check its name, or try again"
         ) from error
+
+
+def _content_of(name: str) -> bytes:
+    if "://" in name:
+        with urlopen(name, timeout=60) as answer:
+            return answer.read()
+    owner, short, file = name.split("/", 2)
+    return Path(hf_hub_download(f"{owner}/{short}", file, repo_type="dataset")).read_bytes()
+
+
+def _json_rows(content: bytes) -> Iterator[Any]:
+    if content.lstrip()[:1] == b"[":
+        yield from json.loads(content)
+    else:
+        yield from (json.loads(line) for line in content.splitlines() if line.strip())

@@ -1,5 +1,6 @@
 """Which prompts are measured: pocket's tasks, every format of question files, and broken files."""
 
+import io
 import json
 import re
 import sys
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.pocket.tokenizer import train_tokenizer
+from specjax import documents
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
 from specjax.pocket import corpus, edits
@@ -95,21 +97,33 @@ def test_edits_are_asked_in_a_chat_as_pld_plus_asks_them(read, record, parts):
         assert part in task.text
 
 
-def test_tasks_come_from_a_hub_dataset_by_configuration_and_split(monkeypatch):
-    asked = []
+def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
+    row, asked = {"question": "How many?", "answer": "4"}, []
 
-    def load_dataset(*names, **options):
-        asked.append((*names, options.pop("split"), *options.values()))
-        return [{"question": "How many?", "answer": "4"}]
+    def load_dataset(*names, split, streaming):
+        asked.append((*names, split))
+        return [row]
 
+    def download(name, file, repo_type):
+        asked.append((name, file, repo_type))
+        return tmp_path / "rows"
+
+    (tmp_path / "rows").write_text(json.dumps(row) + "\n")
+    listed = io.BytesIO(json.dumps([row]).encode())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    for source in ("a/sums:main:test", "a/sums", "a/sums::dev", "https://x.org/sums.json"):
+    monkeypatch.setattr(documents, "hf_hub_download", download)
+    monkeypatch.setattr(
+        documents, "urlopen", lambda address, timeout: asked.append(address) or listed
+    )
+    sources = ("a/sums:main:test", "a/sums", "a/sums::dev", "a/sums/v1/x.jsonl", "https://x/y.json")
+    for source in sources:
         assert [task.text for task in read_tasks(source, 3)] == ["How many?"]
     assert asked == [
-        ("a/sums", "main", "test", True),
-        ("a/sums", "train", True),
-        ("a/sums", "dev", True),
-        ("json", "train", "https://x.org/sums.json", True),
+        ("a/sums", "main", "test"),
+        ("a/sums", "train"),
+        ("a/sums", "dev"),
+        ("a/sums", "v1/x.jsonl", "dataset"),
+        "https://x/y.json",
     ]
 
 
