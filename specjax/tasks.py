@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.core.chat import Message, chat_ids
 from specjax.core.errors import SpecjaxError, check_at_least, warn
-from specjax.decoding.prompt import chat_ids, from_ids
+from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_length, check_prompt
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
@@ -37,11 +38,20 @@ class Task:
     turns: tuple[str, ...]  # one text, or the user's messages in order
     is_chat: bool = False  # the target gets the messages in chat form
     is_opening: bool = False  # the text gets a BOS even if the tokenizer adds none
+    system: str | None = None  # the message before those of a chat
 
     @property
     def text(self) -> str:
         """The first turn."""
         return self.turns[0]
+
+    def messages(self, answers: Sequence[str] = ()) -> list[Message]:
+        """Returns the chat until the message of the user that follows these answers."""
+        found = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for message, answer in zip(self.turns, answers, strict=False):  # the last is not answered
+            found.append({"role": "user", "content": message})
+            found.append({"role": "assistant", "content": answer})
+        return [*found, {"role": "user", "content": self.turns[len(answers)]}]
 
 
 def read_tasks(
@@ -80,7 +90,7 @@ def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
         SpecjaxError: if the chat template refuses a user's message.
     """
     if task.is_chat:
-        return chat_ids(tokenizer, task.text)
+        return chat_ids(tokenizer, task.messages())
     ids = tuple(tokenizer(task.text)["input_ids"])
     has_bos = tokenizer.bos_token_id in (None, *ids[:1])
     return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
@@ -103,12 +113,7 @@ def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[
             f"a {form} of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
             "a chat with more turns than answers"
         )
-    messages = []
-    for message, answer in zip(task.turns, answers, strict=False):  # the last is not answered
-        messages.append({"role": "user", "content": message})
-        messages.append({"role": "assistant", "content": answer})
-    messages.append({"role": "user", "content": task.turns[len(answers)]})
-    return chat_ids(tokenizer, messages)
+    return chat_ids(tokenizer, task.messages(answers))
 
 
 def requests_of(

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from specjax.bench.summary import Measurement
 from specjax.hub import LoadedTarget
-from specjax.methods import METHODS
 from specjax.models.quantize import num_bytes
 
 NUM_BYTES = 2**29  # far more than a cache holds
@@ -47,7 +46,7 @@ def with_bandwidth_share(
 ) -> Measurement:
     """Adds the share of `bandwidth`, in bytes per second, that the rounds of a row must read."""
     # A peer has weights of its own and may run elsewhere.
-    if bandwidth is None or row.method not in METHODS or row.decode_seconds is None:
+    if bandwidth is None or row.peak_bytes is None or row.decode_seconds is None:
         return row
     num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes
     return replace(row, bandwidth_share=num_bytes / row.decode_seconds / bandwidth)

@@ -36,6 +36,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.hub import POCKET, LoadedTarget
 from specjax.loading import load_draft, load_drafter
+from specjax.methods import METHODS
 from specjax.models.fingerprint import params_fingerprint
 from specjax.models.quantize import dtype_name
 
@@ -114,14 +115,19 @@ def make_contestants(
         SpecjaxError: for an unknown method, or one that this target cannot have.
     """
     sampling = sampling_of(options, stage.temperature)
-    sources, given = sources_in(options.drafter), settings_in(options.set)
     prompts = [request.ids for request in requests]
     named = methods_in(options.methods, target.model, target.name == POCKET)
+    sources, given = sources_in(options.drafter, named), settings_in(options.set, named)
     made: list[Contestant] = []
+    known: dict[Any, Any] = {}  # variants that read the same head share one copy
     for name in dict.fromkeys([PLAIN, *named, *sources, *given]):
-        loaded = load_drafter(name, target, sources.get(name), **given.get(name, {}))
+        method = named.get(name, name)
+        drafter, params = load_drafter(method, target, sources.get(name), **given.get(name, {}))
+        if head := METHODS[method].head:
+            source = sources.get(name, METHODS[method].part)
+            params = known.setdefault((head.kind, source), params)
         shared = prompts, options.max_new_tokens, sampling, options.seed
-        made.append(OwnMethod.for_prompts(name, target, *loaded, *shared))
+        made.append(OwnMethod.for_prompts(name, target, drafter, params, *shared))
     if names_in(options.peers) and stage.temperature == 0:
         has_draft = target.name == POCKET or "draft-model" in sources
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None

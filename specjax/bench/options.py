@@ -24,7 +24,8 @@ class BenchOptions:
     methods: Annotated[str, arg(metavar="A,B")] = ""
     """Drafting methods with commas between, or all that this target can have; by default those
     that need nothing but the target, and those of --drafter and --set. Plain decoding is always
-    included."""
+    included. NAME=METHOD measures a method under a name of its own, which --drafter and --set then
+    take, so that several variants of one method run side by side."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder that a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore,
     draft-model=FOLDER (or a hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax
@@ -34,9 +35,16 @@ class BenchOptions:
     May be given several times."""
     tasks: str = "pocket"
     """pocket for edits and completions of its held-out code, or a file: Spec-Bench's questions,
-    HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
+    HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, CodeEditorBench, XATU or ArgRewrite as JSONL, or
+    lines with `prompt` or `turns`; or such a dataset on the hub: OWNER/NAME, with a FILE or with
+    CONFIGURATION and SPLIT, such as openai/gsm8k:main:test."""
     limit: int = 4
     """Prompts of each kind of task."""
+    system: str | None = None
+    """A system message before every chat."""
+    chat_template: Annotated[str | None, arg(metavar="FILE|vicuna")] = None
+    """The form of chats: a file with a Jinja template, or vicuna, as Spec-Bench has it for all
+    models; by default the target's own."""
     max_new_tokens: int = 128
     """New tokens per prompt at most."""
     temperature: Annotated[str, arg(metavar="X,X")] = "0"
@@ -110,8 +118,35 @@ def sampling_of(options: BenchOptions, temperature: float) -> "Sampling":
     return Sampling(temperature, verification=options.verification)
 
 
-def sources_in(assignments: Sequence[str]) -> dict[str, str]:
+def variants_in(text: str) -> dict[str, str]:
+    """Returns the methods by the names under which they run, from METHOD or NAME=METHOD.
+
+    Raises:
+        SpecjaxError: for an unknown method, a name with a dot, or one that is given twice or means
+            something else.
+    """
+    from specjax.methods import METHODS, check_settings
+
+    found: dict[str, str] = {}
+    for each in names_in(text):
+        name, equals, method = map(str.strip, each.rpartition("="))
+        name = name if equals else method
+        if method != ALL_METHODS or equals:
+            check_settings(method, {})
+        if equals and (not name or "." in name or name in METHODS or name == ALL_METHODS):
+            raise SpecjaxError(f"--methods {each!r}: {name!r} is no free name; write long=pld")
+        if name in found:
+            raise SpecjaxError(f"--methods names {name} twice; give each a name of its own")
+        found[name] = method
+    return found
+
+
+def sources_in(
+    assignments: Sequence[str], methods: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Returns the folder of each method, from texts of the form METHOD=FOLDER.
+
+    `methods` are those of contestants with names of their own, which then stand for METHOD.
 
     Raises:
         SpecjaxError: for a text of another form, or an unknown method.
@@ -123,7 +158,7 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
         method, equals, folder = assignment.partition("=")
         if not (equals and folder):
             raise SpecjaxError(f"--drafter {assignment!r} is not METHOD=FOLDER; write rest=FOLDER")
-        check_settings(method, {})
+        check_settings(methods.get(method, method), {})
         if method in sources:
             raise SpecjaxError(f"--drafter names {method} twice; keep one of them")
         sources[method] = folder
@@ -156,8 +191,8 @@ def settings_in(
     }
 
 
-def methods_in(text: str, model: "Target", has_parts: bool = False) -> list[str]:
-    """Returns the methods that `text` names; if it names none, all that need no params.
+def methods_in(text: str, model: "Target", has_parts: bool = False) -> dict[str, str]:
+    """Returns the methods that `text` names, as `variants_in`; if none, all that need no params.
 
     Args:
         text: names with commas between, or `all`.
@@ -167,15 +202,13 @@ def methods_in(text: str, model: "Target", has_parts: bool = False) -> list[str]
     Raises:
         SpecjaxError: for an unknown method.
     """
-    from specjax.methods import METHODS, check_settings
+    from specjax.methods import METHODS
 
-    names = names_in(text)
-    if ALL_METHODS in names and has_parts:
-        return list(METHODS)
-    names = [] if ALL_METHODS in names else names
-    for name in names:
-        check_settings(name, {})
-    return names or [name for name in METHODS if _needs_no_params(name, model)]
+    named = variants_in(text)
+    if named.pop(ALL_METHODS, None):
+        needed = [name for name in METHODS if has_parts or _needs_no_params(name, model)]
+        return {name: name for name in needed} | named
+    return named or {name: name for name in METHODS if _needs_no_params(name, model)}
 
 
 def _needs_no_params(method: str, model: "Target") -> bool:

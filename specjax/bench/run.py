@@ -24,7 +24,6 @@ from specjax.bench.measure import (
     watched,
 )
 from specjax.bench.options import (
-    ALL_METHODS,
     BenchOptions,
     batches_in,
     names_in,
@@ -32,6 +31,7 @@ from specjax.bench.options import (
     settings_in,
     sources_in,
     temperatures_in,
+    variants_in,
 )
 from specjax.bench.peers import check_peer
 from specjax.bench.report.terminal import show
@@ -39,13 +39,13 @@ from specjax.bench.results import Results, Stage, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
+from specjax.core.chat import read_template, with_template
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.files import locked
 from specjax.core.provenance import machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
-from specjax.methods import check_settings
 from specjax.models.fingerprint import fingerprint
 from specjax.tasks import read_tasks, requests_of
 
@@ -74,7 +74,12 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
             folder = make_folder(options.out)
             stack.enter_context(locked(folder))
         tasks = read_tasks(options.tasks, options.limit, options.seed)
+        if options.system is not None:
+            tasks = [replace(task, system=options.system) for task in tasks]
         target = load_target()
+        if options.chat_template is not None:
+            tokenizer = with_template(target.require_tokenizer(), options.chat_template)
+            target = replace(target, tokenizer=tokenizer)
         answer = answers_of(target, options.max_new_tokens)
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
         results = open_results(folder, about(target, options, requests))
@@ -99,9 +104,9 @@ def check(options: BenchOptions) -> None:
     for temperature in temperatures:
         sampling_of(options, temperature)
     batches_in(options.batch)
-    for name in names_in(options.methods):
-        if name != ALL_METHODS:
-            check_settings(name, {})
+    if options.chat_template is not None:
+        read_template(options.chat_template)
+    named = variants_in(options.methods)
     if options.peers and 0 not in temperatures:
         raise SpecjaxError(
             "peers draw with noise of their own, so texts differ; use temperature 0 with peers"
@@ -110,8 +115,8 @@ def check(options: BenchOptions) -> None:
         check_peer(name)
     if options.trace and options.out is None:
         raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
-    sources_in(options.drafter)
-    settings_in(options.set)
+    sources_in(options.drafter, named)
+    settings_in(options.set, named)
 
 
 def about(

@@ -90,23 +90,25 @@ def chat_text(
         ) from error
 
 
-def with_template(tokenizer: Any, template: str) -> Any:
-    """Returns a copy of a tokenizer that formats chats with a template of `TEMPLATES`, or a file's.
+def read_template(name: str) -> str:
+    """Returns a chat template of `TEMPLATES`, or that in a file.
 
     Raises:
         SpecjaxError: for a name that is neither, or a file that cannot be read.
     """
-    text = TEMPLATES.get(template)
-    if text is None:
-        path = expand_user(template)
-        if not path.is_file():
-            raise SpecjaxError(
-                f"--chat-template {template!r} is neither a file nor one of {', '.join(TEMPLATES)}"
-            )
-        with readable(path):
-            text = path.read_text(encoding="utf-8")
+    path = expand_user(name)
+    if name not in TEMPLATES and not path.is_file():
+        raise SpecjaxError(
+            f"--chat-template {name!r} is neither a file nor one of {', '.join(TEMPLATES)}"
+        )
+    with readable(path):
+        return TEMPLATES.get(name) or path.read_text(encoding="utf-8")
+
+
+def with_template(tokenizer: Any, name: str) -> Any:
+    """Returns a copy of a tokenizer with another chat template; see `read_template`."""
     changed = deepcopy(tokenizer)
-    changed.chat_template = text
+    changed.chat_template = read_template(name)
     return changed
 
 

@@ -380,7 +380,7 @@ def test_what_a_pass_reads(target):
 
 def test_by_default_all_methods_without_params_are_measured():
     assert {"plain", "pld", "pld-plus"} <= set(methods_in("", Transformer(CONFIG)))
-    assert methods_in(" pld,, plain ", Transformer(CONFIG)) == ["pld", "plain"]
+    assert list(methods_in(" pld,, plain ", Transformer(CONFIG))) == ["pld", "plain"]
     assert methods_in("all", Transformer(CONFIG)) == methods_in("", Transformer(CONFIG))
     assert {"eagle", "rest", "draft-model"} <= set(
         methods_in("all", Transformer(CONFIG), has_parts=True)
@@ -396,10 +396,33 @@ def test_settings_are_given_per_method_and_name_methods(target, requests):
     assert plus.num_tokens == 70
 
 
+def test_variants_of_a_method_run_under_names_of_their_own(target, requests):
+    given = ("K 5.num_tokens=5", "K 9.num_tokens=9")
+    made = contestants_of(target, requests, methods="K 5=pld, K 9=pld,pld", set=given)
+    assert [each.name for each in made] == ["plain", "K 5", "K 9", "pld"]
+    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, 10]
+
+
+def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.role[0] }}: {{ m.content }}; {% endfor %}")
+    tasks = tmp_path / "chat.jsonl"
+    tasks.write_text('{"turns": ["sum values"]}')
+    options = replace(OPTIONS, methods="plain", tasks=str(tasks), runs=1, out=tmp_path / "out")
+    options = replace(options, system="Be kind.", chat_template=str(template))
+    run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+    [text] = read_results(tmp_path / "out").texts
+    assert text["prompt"] == "s: Be kind.; u: sum values; "
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"methods": "pld,nonsense"}, "method 'nonsense' is unknown"),
+        ({"methods": "long=nonsense"}, "method 'nonsense' is unknown"),
+        ({"methods": "rest=pld"}, "'rest' is no free name"),
+        ({"methods": "a=pld,a=pld"}, "names a twice"),
+        ({"chat_template": "alpaca"}, "neither a file nor one of vicuna"),
         ({"runs": 0}, "runs 0 must be at least 1"),
         ({"limit": 0}, "limit 0 must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
