@@ -17,8 +17,9 @@ from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-# A hub id, which may go on with a configuration and a split, or with a file; or a file's address.
-DATASET_ID = re.compile(rf"{HUB_ID.pattern}((:[\w.-]*)?(:[\w.-]+)?|/[\w./-]+)|https?://\S+")
+# A hub id, which may go on with a configuration and a split; or the address of a JSON file.
+DATASET_ID = re.compile(rf"(?!.*\.jsonl?$){HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
+HUB_FILE = re.compile(r"https://huggingface\.co/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 NUM_SHOWN = 3  # broken lines of a source that are named one by one
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
@@ -150,15 +151,15 @@ def hub_rows(name: str) -> Iterator[Any]:
 
     Args:
         name: OWNER/NAME, OWNER/NAME:CONFIGURATION or OWNER/NAME:CONFIGURATION:SPLIT; the
-            configuration may be empty, and the split is "train" by default. Or OWNER/NAME/FILE, or
-            an address, for a file with a JSON object per line or with a JSON list of objects.
+            configuration may be empty, and the split is "train" by default. Or the address of a
+            file with a JSON object per line or with a JSON list of objects; the hub's are cached.
 
     Raises:
         SpecjaxError: if the dataset cannot be read or the package `datasets` is not installed.
     """
     os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
-        if "://" in name or name.count("/") > 1:
+        if "://" in name:
             yield from _json_rows(_content_of(name))
             return
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
@@ -178,12 +179,14 @@ def hub_rows(name: str) -> Iterator[Any]:
         ) from error
 
 
-def _content_of(name: str) -> bytes:
-    if "://" in name:
-        with urlopen(name, timeout=60) as answer:
-            return answer.read()
-    owner, short, file = name.split("/", 2)
-    return Path(hf_hub_download(f"{owner}/{short}", file, repo_type="dataset")).read_bytes()
+def _content_of(address: str) -> bytes:
+    if found := HUB_FILE.fullmatch(address):
+        owner, revision, file = found.groups()
+        return Path(
+            hf_hub_download(owner, file, repo_type="dataset", revision=revision)
+        ).read_bytes()
+    with urlopen(address, timeout=60) as answer:
+        return answer.read()
 
 
 def _json_rows(content: bytes) -> Iterator[Any]:

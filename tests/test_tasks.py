@@ -104,8 +104,8 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
         asked.append((*names, split))
         return [row]
 
-    def download(name, file, repo_type):
-        asked.append((name, file, repo_type))
+    def download(name, file, repo_type, revision):
+        asked.append((name, file, repo_type, revision))
         return tmp_path / "rows"
 
     (tmp_path / "rows").write_text(json.dumps(row) + "\n")
@@ -115,14 +115,15 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
     monkeypatch.setattr(
         documents, "urlopen", lambda address, timeout: asked.append(address) or listed
     )
-    sources = ("a/sums:main:test", "a/sums", "a/sums::dev", "a/sums/v1/x.jsonl", "https://x/y.json")
+    on_hub = "https://huggingface.co/datasets/a/sums/resolve/main/v1/x.jsonl"
+    sources = ("a/sums:main:test", "a/sums", "a/sums::dev", on_hub, "https://x/y.json")
     for source in sources:
         assert [task.text for task in read_tasks(source, 3)] == ["How many?"]
     assert asked == [
         ("a/sums", "main", "test"),
         ("a/sums", "train"),
         ("a/sums", "dev"),
-        ("a/sums", "v1/x.jsonl", "dataset"),
+        ("a/sums", "v1/x.jsonl", "dataset", "main"),
         "https://x/y.json",
     ]
 

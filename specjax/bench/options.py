@@ -36,8 +36,8 @@ class BenchOptions:
     tasks: str = "pocket"
     """pocket for edits and completions of its held-out code, or a file: Spec-Bench's questions,
     HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, CodeEditorBench, XATU or ArgRewrite as JSONL, or
-    lines with `prompt` or `turns`; or such a dataset on the hub: OWNER/NAME, with a FILE or with
-    CONFIGURATION and SPLIT, such as openai/gsm8k:main:test."""
+    lines with `prompt` or `turns`; or such a dataset: the address of a file, or the hub's
+    OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
     limit: int = 4
     """Prompts of each kind of task."""
     system: str | None = None
