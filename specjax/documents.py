@@ -16,6 +16,7 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, readable
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
+TURN_KEYS = ("messages", "conversations")  # the same, of a chat
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # A hub id, which may go on with a configuration and a split; or the address of a JSON file.
 DATASET_ID = re.compile(rf"(?!.*\.jsonl?$){HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
@@ -130,10 +131,16 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def _text_of(row: Any) -> str:
-    texts = [row[key] for key in TEXT_KEYS if key in row] if isinstance(row, dict) else []
-    if not texts or not isinstance(texts[0], str):
-        raise SpecjaxError(f"has no text under {' or '.join(map(repr, TEXT_KEYS))}")
-    return whole_characters(texts[0])
+    """Returns the text of a row, or all that is said in a chat."""
+    row = row if isinstance(row, dict) else {}
+    turns = next((row[key] for key in TURN_KEYS if key in row), None)
+    found = [row[key] for key in TEXT_KEYS if key in row][:1]
+    if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+        found = [turn.get("content", turn.get("value")) for turn in turns]
+    if not found or not all(isinstance(text, str) for text in found):
+        keys = " or ".join(map(repr, (*TEXT_KEYS, TURN_KEYS[0])))
+        raise SpecjaxError(f"has no text under {keys}")
+    return whole_characters("\n\n".join(found))
 
 
 def whole_characters(text: str) -> str:

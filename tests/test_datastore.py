@@ -325,12 +325,20 @@ def test_a_tokenizer_of_transformers_is_served(tmp_path):
     assert tokenizer_fingerprint(tokenizer) != before
 
 
+@pytest.mark.parametrize("form", [("messages", "content"), ("conversations", "value")])
+def test_a_chat_is_a_document(tmp_path, form):
+    turns, text = form
+    rows = [{turns: [{text: "one"}, {text: "two"}]}, {turns: []}, {turns: [{text: None}]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read(tmp_path / "a.jsonl") == ["one\n\ntwo"]
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
         ('{"text": ', "is not valid JSON"),
         ('{"text": "\udcff"}', "is not valid JSON"),
-        ('{"title": "a"}', "has no text under 'text' or 'content'"),
+        ('{"title": "a"}', "has no text under 'text' or 'content' or 'messages'"),
         ('{"text": 7}', "has no text"),
         ('["text"]', "has no text"),
         ("[" * 10**6, "is not valid JSON"),

@@ -14,7 +14,8 @@ class DatastoreCommand:
     """Build a datastore for --method rest from the text of many documents.
 
     Sources are text files (one document each), .jsonl files (one document per line, with the
-    key "text" or "content"), folders of such files, or hub ids of datasets (the train split).
+    key "text" or "content", or one chat with "messages"), folders of such files, or hub ids of
+    datasets (the train split).
     """
 
     examples: ClassVar[tuple[str, ...]] = (
