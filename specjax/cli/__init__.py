@@ -66,8 +66,8 @@ def _run(arguments: list[str]) -> None:
     quiet()
     if arguments == ["--version"]:
         print("specjax", __version__)
-    elif {"-h", "--help"} & set(arguments) and (text := _help(arguments)):
-        print(text)
+    elif {"-h", "--help"} & set(arguments):
+        print(_help(arguments))
     else:
         # The subcommands of `train` come from the registry, which imports JAX.
         training = arguments[:1] in (["train"], [COMPLETION])
@@ -87,18 +87,15 @@ def _run(arguments: list[str]) -> None:
 
 
 def _help(arguments: Sequence[str]) -> str:
-    """Returns the help that is asked for; none for a command that does not exist."""
+    """Returns the help that is asked for; for a command that does not exist, what there is."""
     name, what, *_ = [*arguments, "", ""]
-    if name in ("-h", "--help"):
-        return overview("specjax", DESCRIPTION, "COMMAND", COMMANDS, NOTES)
     if name not in COMMANDS:
-        return ""
+        return overview("specjax", DESCRIPTION, "COMMAND", COMMANDS, NOTES)
     words, command = f"specjax {name}", COMMANDS[name]
     if name in ("train", "tune"):
         commands = train_commands() if name == "train" else TUNE_COMMANDS
         if what not in commands:
-            about = command.__doc__ or ""
-            return overview(words, about, "WHAT", commands, "") if what[:1] in ("-", "") else ""
+            return overview(words, command.__doc__ or "", "WHAT", commands, "")
         words, command = f"{words} {what}", commands[what]
     return command_help(words, command)
 
