@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError, exit_code
-from specjax.decoding.request import check_length
+from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.tasks import Request, read_tasks, token_ids
+from specjax.tasks import Request, read_tasks, requests_of
 
 # ---- Options ------------------------------------------------------------------------------------
 
@@ -86,15 +86,13 @@ def at_least_1(options: Any, *names: str) -> None:
 def requests_for(
     target: LoadedTarget, tasks: str, limit: int, max_new_tokens: int
 ) -> list[Request]:
-    """Returns the first prompt of each task.
+    """Returns the prompts of the tasks, as `specjax bench` measures them.
 
     Raises:
-        SpecjaxError: for tasks that cannot be read, or a prompt that is too long.
+        SpecjaxError: for tasks that cannot be read.
     """
-    tokenizer = target.require_tokenizer()
-    requests = [Request(task.kind, token_ids(task, tokenizer)) for task in read_tasks(tasks, limit)]
-    check_length(max(len(each.ids) for each in requests), max_new_tokens, target.config)
-    return requests
+    answer = answers_of(target, max_new_tokens)
+    return requests_of(read_tasks(tasks, limit), target, max_new_tokens, answer)
 
 
 # ---- Tables -------------------------------------------------------------------------------------

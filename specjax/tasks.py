@@ -12,7 +12,7 @@ import numpy as np
 from specjax.core.chat import Message, chat_ids
 from specjax.core.errors import SpecjaxError, check_at_least, warn
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.request import check_length, check_prompt
+from specjax.decoding.request import check_prompt
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.task_files import read_questions
@@ -28,6 +28,7 @@ class Request(NamedTuple):
 
     kind: str
     ids: tuple[int, ...]
+    turn: int = 0  # of a chat, whose turns follow each other
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,16 @@ def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[
 
 
 def requests_of(
-    tasks: Sequence[Task], target: LoadedTarget, max_new_tokens: int, answer: Answer
+    tasks: Sequence[Task],
+    target: LoadedTarget,
+    max_new_tokens: int,
+    answer: Answer,
+    complain: Callable[[str], None] = warn,
 ) -> list[Request]:
     """Returns one prompt per turn, kind by kind.
+
+    A prompt that leaves the target no position to continue it is left out, and so are the turns
+    after it. One that leaves some, but fewer than `max_new_tokens`, is continued that far.
 
     Args:
         tasks: tasks of one kind stand together.
@@ -127,48 +135,63 @@ def requests_of(
         max_new_tokens: that the target adds to each.
         answer: plain greedy decoding. Later turns follow its answers, so that all methods get the
             same prompts.
+        complain: called for every prompt that is left out, and once for those that are cut.
 
     Raises:
-        SpecjaxError: for a target without a tokenizer, or a prompt that it cannot continue.
+        SpecjaxError: for a target without a tokenizer, a prompt that it cannot read, or if none is
+            left.
     """
-    tokenizer = target.require_tokenizer()
-    of_task = [[Request(task.kind, token_ids(task, tokenizer))] for task in tasks]
+    tokenizer, config = target.require_tokenizer(), target.config
+    of_task: list[list[Request]] = [[] for _ in tasks]
     answered: list[list[str]] = [[] for _ in tasks]
-    _check_newest(of_task, target.config, max_new_tokens)
-    for turn in range(1, max(len(task.turns) for task in tasks)):
-        going_on = [number for number, task in enumerate(tasks) if len(task.turns) > turn]
-        answers = answer([of_task[number][-1].ids for number in going_on])
-        for number, tokens in zip(going_on, answers, strict=True):
-            task = tasks[number]
-            answered[number].append(tokenizer.decode(tokens, skip_special_tokens=True))
-            ids = later_turn_ids(task, answered[number], tokenizer)
-            of_task[number].append(Request(task.kind, ids))
-        _check_newest(of_task, target.config, max_new_tokens)
-    return [request for requests in of_task for request in requests]
+    going_on, problem = list(range(len(tasks))), ""
+    for turn in range(max(len(task.turns) for task in tasks)):
+        going_on = [number for number in going_on if len(tasks[number].turns) > turn]
+        if turn:
+            answers = answer([of_task[number][-1].ids for number in going_on])
+            for number, tokens in zip(going_on, answers, strict=True):
+                answered[number].append(tokenizer.decode(tokens, skip_special_tokens=True))
+        for kind, numbers in groupby(going_on, lambda number: tasks[number].kind):
+            asked = {each: _turn_ids(tasks[each], answered[each], tokenizer) for each in numbers}
+            check_prompts(kind, list(asked.values()), config)
+            for place, (number, ids) in enumerate(asked.items()):
+                if len(ids) < config.longest_from(len(ids)):
+                    of_task[number].append(Request(kind, ids, turn))
+                    continue
+                going_on = [each for each in going_on if each != number]
+                problem = (
+                    f"turn {turn + 1} of {kind} prompt {place} has {len(ids)} tokens, and the "
+                    f"target {config.longest_text} positions"
+                )
+                complain(f"{problem}; it is left out")
+    found = [request for requests in of_task for request in requests]
+    if not found:
+        raise SpecjaxError(f"no prompt leaves room for an answer: {problem}; give other tasks")
+    if num_cut := count_cut(found, config, max_new_tokens):
+        complain(
+            f"{num_cut} of {len(found)} texts end at the target's {config.longest_text} positions, "
+            f"before {max_new_tokens} new tokens"
+        )
+    return found
 
 
-def check_prompts(
-    kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig, max_new_tokens: int
-) -> None:
-    """Raises SpecjaxError, with kind and number (from 0), for a prompt that cannot be served."""
+def count_cut(requests: Iterable[Request], config: TransformerConfig, max_new_tokens: int) -> int:
+    """Counts the prompts that leave the target fewer positions than `max_new_tokens`."""
+    lengths = [len(request.ids) for request in requests]
+    return sum(length + max_new_tokens > config.longest_from(length) for length in lengths)
+
+
+def check_prompts(kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig) -> None:
+    """Raises SpecjaxError, with kind and number (from 0), for a prompt that is no text."""
     try:
         prompt = from_ids(rows)
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)
     except SpecjaxError as error:
         raise SpecjaxError(f"{kind} {error}") from None
-    for number, ids in enumerate(rows):
-        try:
-            check_length(len(ids), max_new_tokens, config)
-        except SpecjaxError as error:
-            raise SpecjaxError(f"{kind} prompt {number}: {error}, or leave it out") from None
 
 
-def _check_newest(
-    of_task: Sequence[Sequence[Request]], config: TransformerConfig, max_new_tokens: int
-) -> None:
-    newest = [requests[-1] for requests in of_task]
-    for kind, group in groupby(newest, key=lambda request: request.kind):
-        check_prompts(kind, [request.ids for request in group], config, max_new_tokens)
+def _turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
+    return later_turn_ids(task, answers, tokenizer) if answers else token_ids(task, tokenizer)
 
 
 def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:

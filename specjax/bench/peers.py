@@ -46,7 +46,7 @@ def peers(
     settings.eos_token_id = list(target.eos) or None
     settings.pad_token_id = target.eos[0] if target.eos else 0  # what stands there does not matter
     lookup = {"prompt_lookup_num_tokens": PLD_TOKENS}
-    shared = model, target.eos, max_new_tokens
+    shared = model, target.eos, max_new_tokens, target.config.longest_text
     found: list[Contestant] = [
         Transformers("transformers", *shared),
         DraftingTransformers("transformers pld", *shared, lookup),
@@ -67,7 +67,7 @@ class LeftPadded(NamedTuple):
 class Generated(NamedTuple):
     """The result of one call."""
 
-    tokens: Any  # [B, M], without the prompts
+    tokens: Any  # without the prompts; a row for each
     passes: Sequence[Any] = ()  # the drafted tokens of each target pass, as a tensor
 
 
@@ -87,6 +87,7 @@ class Transformers(Contestant):
     model: Any = field(repr=False)
     eos: tuple[int, ...]
     max_new_tokens: int
+    longest: int  # text; the target's
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     dtype = "float32"
@@ -113,6 +114,8 @@ class Transformers(Contestant):
     def finish(self, state: LeftPadded) -> Generated:
         import torch
 
+        rooms = [self.longest - length for length in state.mask.sum(1).tolist()]
+        rooms = [min(self.max_new_tokens, room) for room in rooms]
         with torch.inference_mode(), _quiet():
             texts = self.model.generate(
                 state.tokens,
@@ -120,13 +123,14 @@ class Transformers(Contestant):
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
-                max_new_tokens=self.max_new_tokens,
+                max_new_tokens=max(rooms),
                 **self.settings,
             )
-        return Generated(texts[:, state.tokens.shape[1] :])
+        new = texts[:, state.tokens.shape[1] :].tolist()
+        return Generated([row[:room] for row, room in zip(new, rooms, strict=True)])
 
     def read(self, result: Generated) -> tuple[GeneratedText, ...]:
-        texts = [until_eos(row, self.eos) for row in result.tokens.tolist()]
+        texts = [until_eos(row, self.eos) for row in result.tokens]
         return tuple(replayed(text, [()] * len(text)) for text in texts)
 
 
@@ -157,7 +161,7 @@ class DraftingTransformers(Transformers):
         return generated._replace(passes=passes)
 
     def read(self, result: Generated) -> tuple[GeneratedText, ...]:
-        [tokens] = result.tokens.tolist()
+        [tokens] = result.tokens
         drafts = [draft.tolist() for draft in result.passes]
         return (replayed(until_eos(tokens, self.eos), drafts),)
 

@@ -47,7 +47,7 @@ from specjax.core.text import token_texts
 from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
-from specjax.tasks import read_tasks, requests_of
+from specjax.tasks import count_cut, read_tasks, requests_of
 
 NUM_DRAWN = 5  # rounds of a method that a report draws over time
 LONGEST_PROMPT = 600  # characters of a prompt's end that are kept
@@ -82,7 +82,8 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
             target = replace(target, tokenizer=tokenizer)
         answer = answers_of(target, options.max_new_tokens)
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
-        results = open_results(folder, about(target, options, requests))
+        num_turns = sum(len(task.turns) for task in tasks)
+        results = open_results(folder, about(target, options, requests, num_turns))
         benchmark = Benchmark(target, options, requests, results)
         rows = []
         try:
@@ -120,11 +121,12 @@ def check(options: BenchOptions) -> None:
 
 
 def about(
-    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request]
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], num_turns: int
 ) -> dict[str, Any]:
     """Describes a benchmark: target, device, prompts, methods, settings, versions, command.
 
-    It is resumed only if all of this but the command is the same.
+    It is resumed only if all of this but the command is the same. Of `num_turns` that the tasks
+    have, `requests` are those that fit the target.
 
     Raises:
         SpecjaxError: for a method that this target cannot have.
@@ -140,6 +142,8 @@ def about(
         "machine": machine(),
         "tasks": options.tasks,
         "num_prompts": len(requests),
+        "num_left_out": num_turns - len(requests),
+        "num_cut": count_cut(requests, target.config, options.max_new_tokens),
         "prompts": f"{zlib.crc32(prompts.encode()):08x}",
         "padded_length": own[0].padded_length,
         "methods": {each.name: each.settings for each in own},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +19,7 @@ from specjax.distillation import answers_of
 from specjax.hub import load
 from specjax.loading import load_draft
 from specjax.models.heads.length_classifier import TrainedClassifier
-from specjax.tasks import POCKET, Task, check_prompts, read_tasks, token_ids
+from specjax.tasks import POCKET, Request, Task, read_tasks, requests_of
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
 from specjax.training.heads import check_out
 from specjax.training.objectives.base import FrozenModel
@@ -101,26 +101,25 @@ class TrainDisco:
         use_compilation_cache()
         target = load(self.target, dtype=self.dtype, quantize=self.quantize)
         draft = load_draft(target, self.drafter)
-        tokenizer = target.require_tokenizer()
         tasks = self._training_tasks()
-        prompts = [token_ids(task, tokenizer) for task in tasks]
         test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
         test_tasks = read_tasks(test, self.test_limit) if test else ()
-        asked = [token_ids(task, tokenizer) for task in test_tasks]
-        for name, group in (("training", prompts), ("test", asked)):
-            if group:
-                check_prompts(name, group, target.config, self.max_new_tokens)
         frozen, reading = FrozenModel.of(target), FrozenModel.of(draft)
         watch = partial(watched, doing="The target writes")
         continue_all = answers_of(target, self.max_new_tokens, watch)
+        requests, test_requests = (
+            requests_of(each, target, self.max_new_tokens, continue_all) if each else []
+            for each in (tasks, test_tasks)
+        )
+        prompts = [request.ids for request in requests]
         trained = train_classifier(
             frozen, reading, prompts, continue_all, settings, out, self.run_folder
         )
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out}")
-        if test_tasks:
-            show_test(trained, test_tasks, tokenizer, continue_all, frozen, reading)
+        if test_requests:
+            show_test(trained, test_requests, continue_all, frozen, reading)
 
     def _training_tasks(self) -> list[Task]:
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)
@@ -134,16 +133,15 @@ class TrainDisco:
 
 def show_test(
     trained: TrainedClassifier,
-    tasks: Sequence[Task],
-    tokenizer: Any,
+    requests: Sequence[Request],
     continue_all: Generate,
     target: FrozenModel,
     draft: FrozenModel,
 ) -> None:
     """Prints the scores of the classifier and of a static length on each kind of task."""
     table = Table("test", "F1", "precision", "recall", "static F1", "tokens", box=None)
-    for kind, group in groupby(tasks, lambda task: task.kind):
-        prompts = [token_ids(task, tokenizer) for task in group]
+    for kind, group in groupby(requests, lambda request: request.kind):
+        prompts = [request.ids for request in group]
         pairs = zip(prompts, continue_all(prompts), strict=True)
         texts = [ContinuedPrompt(*pair) for pair in pairs]
         data = read_drafts(texts, target, draft, trained.position)

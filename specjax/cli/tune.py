@@ -77,16 +77,15 @@ class TuneCommand(ABC):
 
     def _prompts(self, target: "LoadedTarget") -> list[tuple[int, ...]]:
         """Reads the prompts; those of different kinds alternate."""
-        from specjax.decoding.request import check_length
-        from specjax.tasks import read_tasks, token_ids
+        from specjax.distillation import answers_of
+        from specjax.tasks import read_tasks, requests_of
 
-        tokenizer = target.require_tokenizer()
+        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
+        answer = answers_of(target, self.max_new_tokens)
         of_kind: dict[str, list[tuple[int, ...]]] = {}
-        for task in read_tasks(self.tasks, self.limit, is_validation=True):
-            of_kind.setdefault(task.kind, []).append(token_ids(task, tokenizer))
-        prompts = [ids for row in zip_longest(*of_kind.values()) for ids in row if ids is not None]
-        check_length(max(map(len, prompts)), self.max_new_tokens, target.config)
-        return prompts
+        for request in requests_of(tasks, target, self.max_new_tokens, answer):
+            of_kind.setdefault(request.kind, []).append(request.ids)
+        return [ids for row in zip_longest(*of_kind.values()) for ids in row if ids is not None]
 
 
 @dataclass(frozen=True)

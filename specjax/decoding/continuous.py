@@ -54,7 +54,8 @@ def generate_many(
         waiting: is emptied, and may be added to between two results.
         target: the model.
         sampling: temperature, filters, and the verification rule.
-        max_new_tokens: new tokens per prompt at most.
+        max_new_tokens: new tokens per prompt at most; a text also ends at the target's last
+            position.
         eos: token or tokens that end a continuation.
         batch_size: rows that are decoded together.
 
@@ -74,8 +75,8 @@ def generate_many(
                 waiting.remove(ask)
                 prompt = from_ids([ask.ids], width)
                 if state is None:
-                    engine.check(Params(params), prompt)
-                check_length(len(ask.ids), max_new_tokens, target.config)
+                    engine.check(Params(params), prompt, room=1)
+                check_length(len(ask.ids), 1, target.config)
                 started = engine.prefill(Params(params), prompt, ask.key)
                 state = _all_done(started, batch_size) if state is None else state
                 state, rows[row] = _put(state, started, row), ask

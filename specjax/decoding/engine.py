@@ -41,7 +41,7 @@ class Engine:
         target: the model.
         drafter: the method; it decides the speed, not the text.
         sampling: temperature, filters, and the verification rule.
-        max_new_tokens: new tokens per row at most.
+        max_new_tokens: new tokens per row at most; a row also ends at the target's last position.
         eos: tokens that end a row.
     """
 
@@ -51,8 +51,10 @@ class Engine:
     max_new_tokens: int = 256
     eos: tuple[int, ...] = ()
 
-    def check(self, params: Params, prompt: Prompt) -> None:
+    def check(self, params: Params, prompt: Prompt, room: int | None = None) -> None:
         """Checks a request before anything is compiled.
+
+        `room` is how many new tokens must fit the target's positions, by default `max_new_tokens`.
 
         Raises:
             SpecjaxError: if it cannot be served. Values that are still traced (under an outer
@@ -60,7 +62,7 @@ class Engine:
         """
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
-        check_request(params.target, prompt, self.target, self.max_new_tokens)
+        check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         rows = self.drafter.num_nodes + self.drafter.num_probes
         check_memory(prompt.tokens.shape, rows, self.num_slots, self.target.config)
 
@@ -160,7 +162,9 @@ class Engine:
         `state` holds the caches as `propose` and `verify` left them.
         """
         root_slot = state.length - 1
-        state, count = append(state, tree, verification, self.max_new_tokens, self.eos)
+        longest = state.prompt_length + self.max_new_tokens
+        longest = jnp.minimum(longest, self.target.config.longest_from(state.prompt_length))
+        state, count = append(state, tree, verification, longest, self.eos)
         path, cache = verification.path, state.cache
         is_chain, rows = tree.is_chain, tree.num_nodes
         cache = cache.advance(count) if is_chain else cache.keep(path, count, rows)
@@ -209,6 +213,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
         stats=Stats(
             rounds=jnp.zeros((batch,), jnp.int32),
             drafted=jnp.zeros((batch,), jnp.int32),
+            accepted=jnp.zeros((batch,), jnp.int32),
             accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
         ),
         min_width=jnp.ones((), jnp.int32),
@@ -219,10 +224,10 @@ def append(
     state: LoopState,
     tree: DraftTree,
     verification: Verification,
-    max_new_tokens: int,
+    longest: Int[Array, " B"],
     eos: tuple[int, ...],
 ) -> tuple[LoopState, Int[Array, " B"]]:
-    """Appends path and bonus, cut after EOS and at `max_new_tokens`; returns how many per row.
+    """Appends path and bonus, cut after EOS and at the `longest` text; returns how many per row.
 
     A row whose logits are not finite is done, and keeps the text it had.
     """
@@ -232,7 +237,7 @@ def append(
     drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
     fresh = jnp.where(is_drafted, drafted, verification.bonus[:, None])
 
-    room = state.prompt_length + max_new_tokens - state.length
+    room = longest - state.length
     count = jnp.minimum(verification.num_accepted + 1, room)
     ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
     has_eos = jnp.any(ends, axis=1)
@@ -252,6 +257,7 @@ def append(
     stats = Stats(
         rounds=state.stats.rounds + is_active,
         drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
+        accepted=state.stats.accepted + verification.num_accepted * is_active,
         accepted_lengths=state.stats.accepted_lengths
         + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
         * is_active[:, None],

@@ -19,6 +19,8 @@ from specjax.models.target import Target
 def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: int) -> None:
     """Checks what concerns the target alone; `params` are its own.
 
+    `max_new_tokens` must fit into the target's positions.
+
     Raises:
         SpecjaxError: if the request cannot be served. Values that are still traced (under an outer
             `jit`) are not checked; shapes are.

@@ -20,13 +20,14 @@ class Stats:
 
     rounds: Int[Array, " B"]  # target passes, prefill not counted
     drafted: Int[Array, " B"]  # valid nodes offered, roots not counted
+    accepted: Int[Array, " B"]  # drafted tokens on the paths, those cut off the text too
     accepted_lengths: Int[
         Array, "B L"
     ]  # histogram: entry n counts the rounds that committed n tokens
 
     @property
     def mean_accepted_length(self) -> jax.Array:
-        """Tokens per target pass, bonus included, over all rows."""
+        """Committed tokens per target pass, bonus included, over all rows."""
         lengths = jnp.arange(self.accepted_lengths.shape[1])
         rounds = jnp.maximum(jnp.sum(self.rounds), 1)
         return jnp.sum(self.accepted_lengths * lengths[None, :]) / rounds

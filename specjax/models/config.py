@@ -225,6 +225,16 @@ class TransformerConfig:
             return int(self.max_position_embeddings * self.rope.factor)
         return self.max_position_embeddings
 
+    def longest_from(self, prompt_length: Any) -> Any:
+        """Returns the longest text that a prompt of this length, or of each of these, may become.
+
+        LongRoPE has two tables, and a text keeps the one that it began with.
+        """
+        if self.rope.rope_type != "longrope":
+            return self.longest_text
+        switch = self.rope.original_max_position_embeddings
+        return self.longest_text - (prompt_length <= switch) * (self.longest_text - switch)
+
     def window_of(self, layer: int) -> int | None:
         """Returns how many positions a layer sees, its own included; None: all."""
         if self.layer_types and self.layer_types[layer] != SLIDING:

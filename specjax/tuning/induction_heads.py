@@ -5,7 +5,7 @@ prompt, it was most likely copied from the occurrence with the longest matching 
 that attends most to just that position while the token is decided is an induction head.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import from_ids, padded_length
+from specjax.bench.measure import watched
+from specjax.decoding.prompt import from_ids
+from specjax.distillation import answers_of
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target, causal_rows
@@ -27,21 +26,12 @@ CHUNK = 32  # rows per pass: bounds the attention rows of all heads
 BUCKET = 256  # texts share the programs of the next multiple
 
 
-def answers(workload: Workload) -> Iterator[tuple[list[int], int]]:
-    """Yields each prompt with the target's own greedy answer, and the prompt's length."""
-    target = workload.target
-    for ids in workload.prompts:
-        out = speculative_generate(
-            Params(target.params),
-            from_ids([ids], padded_length(workload.prompts)),
-            jax.random.key(0),
-            target=target.model,
-            drafter=PromptLookup(),
-            max_new_tokens=workload.max_new_tokens,
-            eos=target.eos,
-        )
-        answer = np.asarray(out.tokens)[0, : int(out.length[0])]
-        yield [*ids, *answer.tolist()], len(ids)
+def answers(workload: Workload) -> list[tuple[list[int], int]]:
+    """Returns each prompt with the target's own greedy answer, and the prompt's length."""
+    watch = partial(watched, doing="The target answers")
+    answer = answers_of(workload.target, workload.max_new_tokens, watch)
+    pairs = zip(workload.prompts, answer(workload.prompts), strict=True)
+    return [([*ids, *own], len(ids)) for ids, own in pairs]
 
 
 def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int]]:

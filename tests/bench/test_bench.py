@@ -40,7 +40,10 @@ from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.tasks import Request, Task, check_prompts, requests_of
 
-CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512, eos_token_id=(1,))
+WINDOW = 70  # less than the longest prompt and all new tokens
+CONFIG = TransformerConfig(
+    320, 32, 48, 1, 4, 2, 8, max_position_embeddings=WINDOW, eos_token_id=(1,)
+)
 OPTIONS = BenchOptions(methods="pld,pld-plus", max_new_tokens=24, runs=2)
 
 
@@ -120,6 +123,9 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
     assert {row.mean_accepted_length for row in plain} == {1.0}
     assert {row.round_overhead for row in plain} == {1.0}
     assert all(row.batch == num_rows for row in rows)
+    longest = next(row for row in rows if (row.method, row.task) == ("plain", "long"))
+    room = [min(24, WINDOW - length) for length in (40, 33, 51, 40)[: longest.num_prompts]]
+    assert longest.num_new_tokens == sum(room), "texts end with the window"
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
     assert all(row.peak_bytes > weights for row in rows)
     for row in rows:
@@ -368,6 +374,28 @@ def test_later_turns_stand_behind_plain_decodings_answers(target, tokenizer):
     assert history.index("sum") < history.index("def total") < history.index("more")
 
 
+def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer):
+    tasks = [
+        Task("chat", ("sum", "more", "again"), is_chat=True),
+        Task("chat", ("sum " * WINDOW,), is_chat=True),
+        Task("text", ("total(values)",)),
+    ]
+    with_tokenizer, said = replace(target, tokenizer=tokenizer), []
+    wide = ["total " * count for count in (1, WINDOW)]
+
+    def answer(prompts):
+        return [tuple(tokenizer(wide.pop(0))["input_ids"]) for _ in prompts]
+
+    found = requests_of(tasks, with_tokenizer, WINDOW, answer, said.append)
+    assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
+    assert said[0].startswith("turn 1 of chat prompt 1 has ")
+    assert said[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
+    assert said[1].startswith("turn 3 of chat prompt 0 has ")
+    assert said[2] == f"3 of 3 texts end at the target's {WINDOW} positions, before 70 new tokens"
+    with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
+        requests_of(tasks[1:2], with_tokenizer, 1, answer, said.append)
+
+
 def test_what_a_pass_reads(target):
     """320 x 32 numbers of the LM head; of the layer 2 x 32 x 32, 2 x 16 x 32 and 3 x 32 x 48."""
     weights = 320 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48 + 3 * 32
@@ -464,12 +492,8 @@ def test_a_folder_takes_one_benchmark_at_a_time(tmp_path):
         ((5,), r"^writing prompt 1 has 1 token\(s\)"),
         ((), "^writing prompt 1 is empty"),
         ((5, 320), "^writing prompt 1 holds token id 320"),
-        (
-            (5,) * 500,
-            "^writing prompt 1: 500 prompt tokens .* shorten the prompt, or leave it out$",
-        ),
     ],
 )
-def test_a_prompt_that_cannot_be_served_is_named(wrong, message):
+def test_a_prompt_that_is_no_text_is_named(wrong, message):
     with pytest.raises(SpecjaxError, match=message):
-        check_prompts("writing", [(5, 6, 7), wrong], CONFIG, max_new_tokens=24)
+        check_prompts("writing", [(5, 6, 7), wrong], CONFIG)

@@ -180,6 +180,7 @@ def test_accepted_length_follows_how_often_the_target_agrees():
     np.testing.assert_array_equal(always.stats.rounds, [37] * BATCH)
     assert (always.stats.accepted_lengths[:, 7] == 36).all()
     assert (always.stats.accepted_lengths[:, 4] == 1).all()
+    np.testing.assert_array_equal(always.stats.accepted, [36 * 6 + 4] * BATCH)  # one is cut off
     assert 1 < sometimes.stats.mean_accepted_length < always.stats.mean_accepted_length
 
 

@@ -36,6 +36,8 @@ LABELS = {
     "fingerprint": "fingerprint of the weights",
     "bandwidth": "memory bandwidth (measured, median of all stages)",
     "num_prompts": "number of prompts",
+    "num_left_out": "prompts left out, as too long for the target",
+    "num_cut": "texts that end at the target's last position, before all new tokens",
     "prompts": "checksum of the prompts",
     "max_new_tokens": "new tokens at most",
     "batch": "prompts at once",
