@@ -19,7 +19,7 @@ from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, wr
 from benchmarks.oracle_rule import Oracle
 from specjax import Params, Sampling, load, load_drafter
 from specjax.bench.contestants import OwnMethod
-from specjax.bench.measure import PLAIN, Program, Sample, batches_of, measure, warm_up
+from specjax.bench.measure import PLAIN, Program, Sample, Turn, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic
@@ -54,9 +54,9 @@ class WithTruth(OwnMethod):
 
     plain: OwnMethod | None = None
 
-    def prepare(self, rows: Sequence[Sequence[int]]) -> Any:
+    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> Any:
         assert self.plain is not None
-        prompt = self.plain.prepare(rows)
+        prompt = self.plain.prepare(rows, turn)
         found = self.plain.read(self.plain.finish(self.plain.start(prompt)))
         length = self.padded_length + self.engine.max_new_tokens
         texts = np.full((len(rows), length), -1, np.int32)

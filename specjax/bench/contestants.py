@@ -17,7 +17,9 @@ from specjax.bench.measure import (
     GeneratedText,
     Program,
     Request,
+    Turn,
     compilations,
+    turn_key,
 )
 from specjax.bench.options import (
     BenchOptions,
@@ -78,8 +80,10 @@ class OwnMethod(Contestant):
         """The drafter's fields and a checksum of its weights: what decides its figures."""
         return f"{self.engine.drafter!r} {params_fingerprint(self.params.drafter)}"
 
-    def prepare(self, rows: Sequence[Sequence[int]]) -> tuple[Prompt, jax.Array]:
-        prompt = from_ids(rows, bucket=self.padded_length), jax.random.key(self.seed)
+    def prepare(
+        self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)
+    ) -> tuple[Prompt, jax.Array]:
+        prompt = from_ids(rows, bucket=self.padded_length), turn_key(self.seed, turn)
         return jax.block_until_ready(prompt)
 
     def compile(self, prepared: tuple[Prompt, jax.Array]) -> Program:
@@ -143,6 +147,7 @@ def _text(found: Generation, row: int) -> GeneratedText:
         rounds=int(found.stats.rounds[row]),
         accepted_lengths=tuple(np.asarray(found.stats.accepted_lengths)[row].tolist()),
         from_draft=tuple(np.asarray(found.from_draft)[row, :length].tolist()),
+        accepted=int(found.stats.accepted[row]),
     )
 
 

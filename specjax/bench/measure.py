@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jaxtyping import Array, Key
 
 from specjax.core.errors import now_and_then
 from specjax.tasks import Request
@@ -26,6 +27,7 @@ Step = TypeVar("Step")
 
 
 Batch = tuple[Request, ...]  # prompts of one kind that are served at once
+Turn = tuple[int, int]  # the number of a batch, and the repeat; each has noise of its own
 
 
 class GeneratedText(NamedTuple):
@@ -35,6 +37,12 @@ class GeneratedText(NamedTuple):
     rounds: int  # passes of the target, prefill not counted
     accepted_lengths: tuple[int, ...] = ()  # entry n: rounds that committed n tokens
     from_draft: tuple[bool, ...] = ()  # which tokens were drafted
+    accepted: int | None = None  # drafted tokens, those cut off the text too; None: unknown
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted tokens that were accepted, as far as that is known: every round adds one more."""
+        return len(self.tokens) - self.rounds if self.accepted is None else self.accepted
 
 
 class Program(NamedTuple):
@@ -54,8 +62,8 @@ class Contestant(ABC):
     has_prefill: bool = True  # `start` is the prefill; if not, `finish` does everything
 
     @abstractmethod
-    def prepare(self, rows: Sequence[Sequence[int]]) -> Any:
-        """Returns the prompts in the form that `start` takes; not timed."""
+    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> Any:
+        """Returns the prompts, with the noise of their turn, as `start` takes them; not timed."""
 
     @abstractmethod
     def compile(self, prepared: Any) -> Program:
@@ -93,7 +101,7 @@ class Sample(NamedTuple):
         return (self.prefill_seconds or 0.0) + self.decode_seconds
 
     @property
-    def turn(self) -> tuple[int, int]:
+    def turn(self) -> Turn:
         """The turn it belongs to: all contestants run one batch and are compared in pairs."""
         return self.number, self.repeat
 
@@ -111,6 +119,12 @@ class Sample(NamedTuple):
     def speed(self) -> float:
         """New tokens per second; prefill counts."""
         return self.num_tokens / self.seconds
+
+
+def turn_key(seed: int, turn: Turn) -> Key[Array, ""]:
+    """Returns the key of a turn, which all contestants share."""
+    number, repeat = turn
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), repeat)
 
 
 def batches_of(requests: Iterable[Request], num_rows: int = 1) -> list[Batch]:
@@ -143,7 +157,7 @@ def measure_turns(
     contestants: Sequence[Contestant],
     batches: Sequence[Batch],
     num_runs: int,
-    known: Container[tuple[int, int]] = (),
+    known: Container[Turn] = (),
     before_repeat: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Sample]]:
     """Runs all contestants on all batches, `num_runs` times over, and yields turn by turn.
@@ -176,7 +190,7 @@ def measure(
 
 
 def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:
-    prepared = contestant.prepare([request.ids for request in batch])
+    prepared = contestant.prepare([request.ids for request in batch], (number, repeat))
     num_before = compilations()[COMPILED]
     started = time.perf_counter()
     state = contestant.start(prepared)

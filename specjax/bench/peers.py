@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.bench.measure import Contestant, GeneratedText, Program
+from specjax.bench.measure import Contestant, GeneratedText, Program, Turn
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
 from specjax.hub import LoadedTarget
@@ -93,7 +93,7 @@ class Transformers(Contestant):
     dtype = "float32"
     has_prefill = False
 
-    def prepare(self, rows: Sequence[Sequence[int]]) -> LeftPadded:
+    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> LeftPadded:
         import torch
 
         longest = max(map(len, rows))
@@ -177,12 +177,13 @@ def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Generate
 
     A round keeps its draft as far as it agrees with the text, and adds one token.
     """
-    committed, from_draft = [], []
+    committed, from_draft, num_accepted = [], [], 0
     for draft in drafts:
         rest = tokens[len(from_draft) :]
         pairs = zip(draft, rest, strict=False)
         accepted = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(rest)))
         new = ([True] * accepted + [False])[: len(rest)]
+        num_accepted += accepted
         committed.append(len(new))
         from_draft += new
     if len(from_draft) != len(tokens):
@@ -191,7 +192,9 @@ def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Generate
             "version of transformers drafts differently; leave --peers out"
         )
     lengths = [committed.count(length) for length in range(max(committed, default=0) + 1)]
-    return GeneratedText(tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft))
+    return GeneratedText(
+        tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft), num_accepted
+    )
 
 
 def _load(target: LoadedTarget) -> Any:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from specjax.bench.measure import Batch, GeneratedText, Program, Request, Sample
-from specjax.bench.summary import Measurement
+from specjax.bench.summary import Measurement, Published
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable, writable, writable_folder
 
@@ -276,6 +276,7 @@ def _row(line: Mapping[str, Any]) -> Measurement:
         values[name] = tuple(value) if isinstance(value, list) else value
     for name in ("ratio", "tokens_per_second", "mean_accepted_length", "temperature", "batch"):
         float(values[name])  # a TypeError is reported with its line
+    values["published"] = Published(*values["published"])
     return Measurement(**values)
 
 
@@ -306,4 +307,5 @@ def _text(values: Mapping[str, Any]) -> GeneratedText:
         values["rounds"],
         tuple(values["accepted_lengths"]),
         tuple(flag == "1" for flag in values["from_draft"]),
+        values["accepted"],
     )

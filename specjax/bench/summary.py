@@ -1,19 +1,25 @@
 """Sums up the timed runs of a benchmark: one row per method and kind of task."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import zip_longest
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 import numpy as np
 
 from specjax.bench.acceptance import Acceptance
-from specjax.bench.measure import PLAIN, Program, Sample
+from specjax.bench.measure import PLAIN, Program, Sample, Turn
 
 ALL = "all"  # the task of the rows that sum up all kinds
+GROUPS = {  # kinds that papers report as one
+    "mt-bench": (
+        *("writing", "roleplay", "reasoning", "math"),
+        *("coding", "extraction", "stem", "humanities"),
+    )
+}
 
 
 class TextMatch(IntEnum):
@@ -31,9 +37,11 @@ class TextPair(NamedTuple):
     method: str
     dtypes: tuple[str, str]  # of the method and of plain decoding
     ids: tuple[int, ...]
-    row: int  # of the batch: each row has noise of its own
     own: tuple[int, ...]
     plain: tuple[int, ...]
+    turn: Turn = (0, 0)  # each has noise of its own, and so has each row of a batch
+    row: int = 0
+    num_rows: int = 1
 
 
 Compare = Callable[[TextPair], TextMatch]
@@ -46,6 +54,21 @@ def exactly(texts: TextPair) -> TextMatch:
     return TextMatch.SAME if texts.own == texts.plain else TextMatch.DIFFERENT
 
 
+class Published(NamedTuple):
+    """Figures as papers form them: means over questions, and over runs of all of them.
+
+    A question is a prompt, or all turns of a chat (of a batch: all of its prompts). Deviations are
+    those of a sample, over the runs; None below two.
+    """
+
+    tokens_per_second: float  # of a question
+    tokens_per_second_std: float | None
+    speed_up: float  # the former over plain's, in the same run
+    speed_up_std: float | None
+    tau: float  # accepted drafted tokens per round and 1: mean over questions (EAGLE, HASS)
+    pooled_tau: float  # the same: mean over all rounds (Spec-Bench)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One method on all prompts of one kind, at one temperature and batch size."""
@@ -54,10 +77,12 @@ class Measurement:
     dtype: str
     task: str
     num_prompts: int
-    num_new_tokens: int  # of one run of each prompt
+    num_new_tokens: int  # of the first run of each prompt, as all that is counted
     rounds: int  # of all prompts
     passes: int  # of the target: a batch takes as many as its row with most rounds
-    mean_accepted_length: float  # new tokens per round, bonus included, over all prompts
+    # New tokens per round, bonus included, over all prompts; what EOS or the limit cuts off a draft
+    # does not count, as it does in `published.tau`.
+    mean_accepted_length: float
     accepted_lengths: tuple[int, ...]  # entry n: rounds that committed n tokens; empty: unknown
     mean_length: float  # tokens of prompt and text so far, mean over the rounds
     seconds: float  # of one run, prefill included: the sum of the batches' medians
@@ -77,6 +102,7 @@ class Measurement:
     compile_seconds: float
     is_cached: bool  # part of it came from a cache, so compile_seconds is too small
     peak_bytes: int | None  # weights, caches and temporaries together; unknown for peers
+    published: Published
     temperature: float = 0.0
     batch: int = 1  # prompts at once
     bandwidth_share: float | None = None  # of what the device can read; unknown for peers
@@ -100,7 +126,7 @@ def summarise(
     compare: Compare = exactly,
     temperature: float = 0.0,
 ) -> list[Measurement]:
-    """Returns one row per kind of task and method, then over all kinds if there are several.
+    """Returns one row per kind of task and method, then over `GROUPS` and all kinds of several.
 
     Args:
         samples: runs at one temperature and batch size, plain decoding's among them.
@@ -108,19 +134,22 @@ def summarise(
         compare: compares texts with plain decoding's.
         temperature: of the runs.
     """
-    matches = _matches(samples, compare)
+    matches = _matches(samples, compare, temperature)
     kinds = list(dict.fromkeys(sample.batch[0].kind for sample in samples))
-    tasks = [(kind, [each for each in samples if each.batch[0].kind == kind]) for kind in kinds]
-    if len(kinds) > 1:
-        tasks.append((ALL, list(samples)))
+    tasks: dict[str, tuple[str, ...]] = {kind: (kind,) for kind in kinds}
+    for name, members in {**GROUPS, ALL: kinds}.items():
+        found = [kind for kind in kinds if kind in members]
+        if len(found) > 1 and (name == ALL or len(found) < len(kinds)):
+            tasks[name] = tuple(found)
     rows = []
-    for place, (task, of_task) in enumerate(tasks):
+    for task, members in tasks.items():
+        of_task = [sample for sample in samples if sample.batch[0].kind in members]
         plain = {each.turn: each for each in of_task if each.method == PLAIN}
         for name, program in programs.items():
             own = [each for each in of_task if each.method == name]
             if own:
                 row = _summary(task, own, plain, program, matches)
-                rows.append(replace(row, temperature=temperature, is_total=place == len(kinds)))
+                rows.append(replace(row, temperature=temperature, is_total=len(members) > 1))
     return rows
 
 
@@ -132,17 +161,19 @@ def last_task_rows(rows: Sequence[Measurement]) -> list[Measurement]:
 Matches = Mapping[tuple[str, int], Sequence[TextMatch]]  # of a method on the rows of a batch
 
 
-def _matches(samples: Sequence[Sample], compare: Compare) -> Matches:
+def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) -> Matches:
     """Returns the worst match over the repeats."""
     plain = {each.turn: each for each in samples if each.method == PLAIN}
     worst: dict[tuple[str, int], list[TextMatch]] = {}
-    known: dict[TextPair, TextMatch] = {}  # most repeats say the same
+    known: dict[TextPair, TextMatch] = {}  # without noise most repeats say the same
     for own in samples:
         other = plain[own.turn]
         found = []
         for row, (text, baseline) in enumerate(zip(own.texts, other.texts, strict=True)):
             dtypes, ids = (own.dtype, other.dtype), own.batch[row].ids
-            texts = TextPair(own.method, dtypes, ids, row, text.tokens, baseline.tokens)
+            texts = TextPair(own.method, dtypes, ids, text.tokens, baseline.tokens)
+            if temperature > 0:
+                texts = texts._replace(turn=own.turn, row=row, num_rows=len(own.batch))
             if texts not in known:
                 known[texts] = compare(texts)
             found.append(known[texts])
@@ -154,11 +185,11 @@ def _matches(samples: Sequence[Sample], compare: Compare) -> Matches:
 def _summary(
     task: str,
     samples: Sequence[Sample],
-    plain: Mapping[tuple[int, int], Sample],
+    plain: Mapping[Turn, Sample],
     program: Program,
     matches: Matches,
 ) -> Measurement:
-    once = {sample.number: sample for sample in samples}.values()  # one run of each batch
+    once = {sample.number: sample for sample in reversed(samples)}.values()  # the first runs
     texts = [text for sample in once for text in sample.texts]
     num_new_tokens = sum(len(text.tokens) for text in texts)
     rounds = sum(text.rounds for text in texts)
@@ -201,8 +232,59 @@ def _summary(
         compile_seconds=program.compile_seconds,
         is_cached=program.is_cached,
         peak_bytes=program.peak_bytes,
+        published=_published(samples, plain),
         batch=len(samples[0].batch),
     )
+
+
+def _published(samples: Sequence[Sample], plain: Mapping[Turn, Sample]) -> Published:
+    runs = _whole_runs(samples)
+    speeds = [_throughput(run) for run in runs]
+    ratios = [
+        speed / _throughput([plain[sample.turn] for sample in run])
+        for speed, run in zip(speeds, runs, strict=True)
+    ]
+    questions = [question for run in runs for question in _questions(run)]
+    return Published(
+        fmean(speeds),
+        stdev(speeds) if len(speeds) > 1 else None,
+        fmean(ratios),
+        stdev(ratios) if len(ratios) > 1 else None,
+        fmean(map(_tau, questions)),
+        _tau(samples),
+    )
+
+
+def _whole_runs(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Returns the repeats that ran all batches; if none did, all that was run as one."""
+    found: dict[int, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.repeat, []).append(sample)
+    num_batches = len({sample.number for sample in samples})
+    return [run for run in found.values() if len(run) == num_batches] or [list(samples)]
+
+
+def _questions(run: Iterable[Sample]) -> list[list[Sample]]:
+    """Groups a run by question: the turns of a chat follow each other."""
+    found: list[list[Sample]] = []
+    for sample in sorted(run, key=lambda each: each.turn):
+        is_later_turn = sample.batch[0].turn > 0
+        if not found or not is_later_turn or len(sample.batch) > 1:
+            found.append([])
+        found[-1].append(sample)
+    return found
+
+
+def _throughput(run: Iterable[Sample]) -> float:
+    return fmean(
+        sum(each.num_tokens for each in question) / sum(each.seconds for each in question)
+        for question in _questions(run)
+    )
+
+
+def _tau(samples: Sequence[Sample]) -> float:
+    texts = [text for sample in samples for text in sample.texts]
+    return 1 + sum(text.num_drafted for text in texts) / max(1, sum(text.rounds for text in texts))
 
 
 def _middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -227,11 +309,17 @@ def _length_over_rounds(sample: Sample) -> float:
 
 
 def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
-    """Returns the sum over the batches of the median over their runs."""
-    found: dict[int, list[float]] = {}
+    """Returns the sum over the first runs of the batches, at the median over their runs.
+
+    At temperature 0 all runs of a batch say the same; above, the median is that per token.
+    """
+    found: dict[int, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.number, []).append(read(sample))
-    return sum(map(median, found.values()))
+        found.setdefault(sample.number, []).append(sample)
+    return sum(
+        runs[0].num_tokens * median(read(each) / each.num_tokens for each in runs)
+        for runs in found.values()
+    )
 
 
 def _round_seconds(sample: Sample) -> float:
@@ -239,10 +327,9 @@ def _round_seconds(sample: Sample) -> float:
 
 
 def _spread(samples: Sequence[Sample]) -> float | None:
-    """Returns how far apart the repeats of all batches lie; unfinished repeats do not count."""
-    found: dict[int, list[float]] = {}
-    for sample in samples:
-        found.setdefault(sample.repeat, []).append(sample.seconds)
-    num_batches = len({sample.number for sample in samples})
-    totals = [sum(seconds) for seconds in found.values() if len(seconds) == num_batches]
+    """Returns how far apart, per token, the repeats lie; unfinished ones do not count."""
+    totals = [
+        sum(sample.seconds for sample in run) / sum(sample.num_tokens for sample in run)
+        for run in _whole_runs(samples)
+    ]
     return (max(totals) - min(totals)) / median(totals) if len(totals) > 1 else None

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.bench.measure import PLAIN
+from specjax.bench.measure import PLAIN, turn_key
 from specjax.bench.summary import TextMatch, TextPair, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
@@ -54,18 +54,16 @@ class NearTies:
         if at == len(pairs):  # one text goes on where the other ends
             return match
         begun = (*texts.ids, *texts.plain[:at])
-        gap = self._gap(begun, pairs[at], texts.row, len(texts.ids))
+        gap = self._gap(begun, pairs[at], texts)
         return TextMatch.NEAR_TIE if gap <= near_tie_in(dtype) else match
 
-    def _gap(
-        self, text: tuple[int, ...], tokens: tuple[int, int], row: int, prompt_length: int
-    ) -> float:
+    def _gap(self, text: tuple[int, ...], tokens: tuple[int, int], place: TextPair) -> float:
         """Returns how far the worse of two next tokens is below the best, over the top logit."""
         logits, scores = _next_token(
             self.target.params,
             from_ids([text], bucket=PREFILL_CHUNK),
-            row_keys(jax.random.key(self.seed), row + 1)[row:],
-            jnp.asarray([prompt_length]),
+            row_keys(turn_key(self.seed, place.turn), place.num_rows)[place.row, None],
+            jnp.asarray([len(place.ids)]),
             target=self.target.model,
             sampling=self.sampling,
         )

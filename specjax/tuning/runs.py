@@ -1,12 +1,14 @@
 """Runs of several drafters on the same prompts in turn: what all tuning compares."""
 
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from specjax.bench.curves import Point
 from specjax.decoding.drafter import Drafter, Params
@@ -42,8 +44,12 @@ class Runner:
     padded_length: int  # one for all prompts, so that one program serves them all
 
     def given(self, ids: Ids) -> tuple[Prompt, jax.Array]:
-        """Returns the padded prompt and the key, on the device."""
-        return jax.block_until_ready((from_ids([ids], self.padded_length), jax.random.key(0)))
+        """Returns the padded prompt and its key, on the device.
+
+        The key follows from the prompt: repeats say the same, and only the machine differs.
+        """
+        key = jax.random.key(zlib.crc32(np.asarray(ids, np.int32).tobytes()))
+        return jax.block_until_ready((from_ids([ids], self.padded_length), key))
 
     def warm_up(self, ids: Ids) -> None:
         """Compiles everything and runs it once."""

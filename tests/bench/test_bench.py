@@ -133,6 +133,18 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
         assert (told, sum(row.accepted_lengths)) == (row.num_new_tokens, row.rounds)
 
 
+def test_every_prompt_and_every_run_is_drawn_with_noise_of_its_own(target, requests):
+    both = contestants_of(target, requests, 0.8, 2, methods="pld")
+    samples = measure(both, [(requests[0],) * 2] * 2, num_runs=2)
+    plain, pld = (
+        {each.turn: each.texts for each in samples if each.method == name}
+        for name in ("plain", "pld")
+    )
+    assert len({text.tokens for texts in plain.values() for text in texts}) == 8
+    for turn, texts in plain.items():
+        assert [text.tokens for text in texts] == [text.tokens for text in pld[turn]]
+
+
 def test_a_batch_says_what_its_prompts_say_alone(target, requests):
     """At temperature 0; and prefill and decoding together are all that generating takes."""
     _, alone = contestants_of(target, requests, methods="pld")
@@ -163,7 +175,7 @@ class Echo(Contestant):
     def compile(self, prepared):
         return Program()
 
-    def prepare(self, rows):
+    def prepare(self, rows, turn=(0, 0)):
         return rows
 
     def start(self, prepared):
@@ -247,7 +259,7 @@ def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperatur
     compare = NearTies(replace(target, params=twins), sampling, OPTIONS.seed)
 
     def match(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
-        return compare(TextPair("pld", dtypes, requests[0].ids, 0, (token, *rest), said))
+        return compare(TextPair("pld", dtypes, requests[0].ids, (token, *rest), said))
 
     assert said[0] != 9
     assert match(said[0]) == TextMatch.SAME

@@ -55,8 +55,8 @@ def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     assert fast.accepted_lengths == (0, 1, 0, 3, 0, 6)
     assert fast.rates == pytest.approx([9 / 10, 1.0, 6 / 9, 1.0])
     assert first.seconds == 1.5 + 4.0
-    assert fast.seconds == 0.5 + 3.0
-    assert fast.tokens_per_second == 40 / 3.5
+    assert fast.seconds == pytest.approx(0.5 + 3.0)
+    assert fast.tokens_per_second == pytest.approx(40 / 3.5)
     assert fast.ratio == 2.5
     assert fast.ratio_quartiles == (1.75, 3.25)
     assert fast.spread == pytest.approx((5.5 - 1.5) / 3.5)
@@ -66,6 +66,41 @@ def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     assert fast.round_overhead == pytest.approx(1.0)
     assert fast.round_overhead_quartiles == pytest.approx((1.0, 1.25))
     assert fast.mean_length == pytest.approx((4 * (5 + 5) + 6 * (5 + 15)) / 10)
+
+
+def test_figures_are_formed_as_papers_do():
+    """Over questions and runs: 10 and 30 tokens in 0.5 and 1 s, then in 0.5 and 5 s."""
+    first, fast = (row.published for row in summarise(SAMPLES, PROGRAMS))
+    assert fast.tokens_per_second == pytest.approx(((20 + 30) / 2 + (20 + 6) / 2) / 2)
+    assert fast.tokens_per_second_std == pytest.approx(12 / 2**0.5)
+    assert first.speed_up_std == 0
+    assert fast.speed_up == pytest.approx((25 / 10 + 13 / 5.5) / 2)
+    # The last drafts had 3 tokens more than the limit of 10 left room for.
+    longer = FAST[0]._replace(accepted=9), FAST[1]._replace(accepted=24)
+    cut = [
+        each._replace(texts=(longer[each.number],)) if each.method == "fast" else each
+        for each in SAMPLES
+    ]
+    _, fast = (row.published for row in summarise(cut, PROGRAMS))
+    assert fast.tau == pytest.approx((9 / 4 + 24 / 6) / 2 + 1)
+    assert fast.pooled_tau == pytest.approx((9 + 24) / 10 + 1)
+    chat = [
+        each._replace(batch=(each.batch[0]._replace(turn=each.number),)) for each in cut
+    ]  # of two turns, so one question
+    _, fast = (row.published for row in summarise(chat, PROGRAMS))
+    assert fast.tokens_per_second == pytest.approx((40 / 1.5 + 40 / 5.5) / 2)
+    assert fast.tau == fast.pooled_tau
+
+
+def test_kinds_that_papers_report_as_one_have_a_row():
+    kinds = ("writing", "coding", "qa")
+    samples = [
+        sample("plain", number, 0, plain(10), (0.0, 1.0), kind) for number, kind in enumerate(kinds)
+    ]
+    rows = summarise(samples, PROGRAMS)
+    told = [(row.task, row.num_prompts, row.is_total) for row in rows]
+    assert told == [*((kind, 1, False) for kind in kinds), ("mt-bench", 2, True), (ALL, 3, True)]
+    assert [row.task for row in summarise(samples[:2], PROGRAMS)] == ["writing", "coding", ALL]
 
 
 def test_a_batch_takes_as_many_passes_as_its_slowest_row():

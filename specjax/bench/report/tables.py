@@ -35,6 +35,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
+def with_std(mean: float, std: float | None, digits: int = 2) -> str:
+    """Formats a mean and its standard deviation; None is unknown."""
+    return number(mean, digits) + ("" if std is None else f" ± {number(std, digits)}")
+
+
 def quartiles(values: tuple[float, float] | None) -> str:
     """Formats a range; None is unknown."""
     return UNKNOWN if values is None else "-".join(map(number, values))
@@ -72,6 +77,33 @@ COLUMNS = (
         "new tokens per round, bonus token included",
         lambda row, _: number(row.mean_accepted_length),
         in_terminal=2,
+    ),
+    Column(
+        "tau",
+        "accepted length as EAGLE and HASS count it: drafted tokens beyond EOS and the limit count "
+        "too, and so does every question (all turns of a chat) the same",
+        lambda row, _: number(row.published.tau),
+    ),
+    Column(
+        "tau over rounds",
+        "the same as Spec-Bench counts it: every round counts the same",
+        lambda row, _: number(row.published.pooled_tau),
+        in_terminal=0,
+    ),
+    Column(
+        "speed-up",
+        "as papers form it: tokens per second, a mean over questions, over plain's of the same "
+        "run; mean over runs ± standard deviation",
+        lambda row, _: with_std(row.published.speed_up, row.published.speed_up_std),
+        in_terminal=0,
+    ),
+    Column(
+        "tokens/s per question",
+        "mean over questions, then over runs ± standard deviation",
+        lambda row, _: with_std(
+            row.published.tokens_per_second, row.published.tokens_per_second_std, 1
+        ),
+        in_terminal=0,
     ),
     Column(
         "round",
@@ -142,11 +174,15 @@ def main_table(rows: Sequence[Measurement], sampling: Sampling, caption: str) ->
 def task_tables(rows: Sequence[Measurement]) -> list[Grid]:
     """Makes the tables of accepted length and speed: methods as rows, tasks as columns."""
     tasks = list(dict.fromkeys(row.task for row in rows))
-    lengths = {(row.method, row.task): row.mean_accepted_length for row in rows}
-    speeds = {(row.method, row.task): row.ratio for row in rows}
+    figures: dict[str, Callable[[Measurement], float]] = {
+        "Accepted length per task": lambda row: row.mean_accepted_length,
+        "Speed over plain decoding (x plain) per task": lambda row: row.ratio,
+        "Tau, as papers form it, per task": lambda row: row.published.tau,
+        "Speed-up, as papers form it, per task": lambda row: row.published.speed_up,
+    }
     return [
-        _crossed("Accepted length per task", tasks, lengths),
-        _crossed("Speed over plain decoding (x plain) per task", tasks, speeds),
+        _crossed(caption, tasks, {(row.method, row.task): read(row) for row in rows})
+        for caption, read in figures.items()
     ]
 
 
