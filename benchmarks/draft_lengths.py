@@ -22,7 +22,7 @@ from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Program, Sample, Turn, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import Confidence, Fixed, Heuristic
+from specjax.decoding.drafters.length_rules import Fixed, Heuristic
 from specjax.hub import LoadedTarget
 from specjax.tasks import Request
 
@@ -41,8 +41,8 @@ class LengthOptions:
     tasks: str = option(TASKS, "pocket")
     limit: int = option("prompts of each kind of task", 4)
     max_new_tokens: int = option("new tokens per prompt at most", 128)
-    static_length: int = option("the best static length, from `specjax tune length`", 3)
-    max_length: int = option("the longest draft of the rules that choose", 20)
+    static_length: int = option("the best static length; by default the tuned one, or 5", 0)
+    max_length: int = option("the longest draft of the rules that choose; by default as tuned", 0)
     temperature: float = option("0 is greedy; above 0, tokens are sampled", 0.0)
     runs: int = option("how often each rule runs each prompt", 3)
     out: str = option("also keep the figures in this folder", "")
@@ -86,26 +86,32 @@ def contestants_of(
     Raises:
         SpecjaxError: for a draft or a classifier that is missing or does not fit.
     """
-    settings: dict[str, Any] = {"rule": "disco", "max_length": options.max_length}
-    if options.classifier:
-        settings["classifier"] = options.classifier
-    disco, params = load_drafter("draft-model", target, options.drafter or None, **settings)
-    assert isinstance(disco, DraftModel)
+    longest = {"max_length": options.max_length} if options.max_length else {}
+    classifier = {"classifier": options.classifier} if options.classifier else {}
+
+    def tuned(rule: str, **settings: Any) -> tuple[Any, Any]:
+        """Loads the draft with what was tuned for this rule, unless `settings` say otherwise."""
+        source = options.drafter or None
+        return load_drafter("draft-model", target, source, rule=rule, **settings)
+
+    disco, params = tuned("disco", **longest, **classifier)
+    best = options.static_length or tuned("fixed")[0].length
+    confidence, no_rule = tuned("confidence", **longest)
+    unbounded = replace(disco, **{"max_length": DraftModel.max_length, **longest})
     plain, _ = load_drafter(PLAIN, target)
-    no_rule, best = {**params, "rule": None}, options.static_length
     drafters: dict[str, tuple[Any, Any]] = {
         PLAIN: (plain, None),
-        "heuristic": (replace(disco, rule=Heuristic(5)), no_rule),
+        "heuristic": (replace(unbounded, rule=Heuristic(5)), no_rule),
         "static-5": (replace(disco, rule=Fixed(5), max_length=5), no_rule),
         "static-opt": (replace(disco, rule=Fixed(best), max_length=best), no_rule),
-        "confidence": (replace(disco, rule=Confidence()), no_rule),
+        "confidence": (confidence, no_rule),
         "disco": (disco, params),
     }
     prompts = [request.ids for request in requests]
     shared = prompts, options.max_new_tokens, Sampling(options.temperature)
     made = [OwnMethod.for_prompts(name, target, *own, *shared) for name, own in drafters.items()]
     first = made[0]
-    engine = replace(first.engine, drafter=replace(disco, rule=Oracle()))
+    engine = replace(first.engine, drafter=replace(unbounded, rule=Oracle()))
     oracle = Params(target.params, no_rule)
     return [*made, WithTruth(ORACLE, engine, oracle, first.padded_length, plain=first)]
 
@@ -198,18 +204,20 @@ def equation_1(rows: Sequence[Measurement], static: Mapping[str, int], cost: flo
 
 def run(options: LengthOptions) -> None:
     """Measures and prints the tables, and keeps the figures if asked to."""
-    at_least_1(options, "limit", "runs", "static_length", "max_new_tokens")
+    at_least_1(options, "limit", "runs", "max_new_tokens")
     target = load(options.target)
     requests = requests_for(target, options.tasks, options.limit, options.max_new_tokens)
     contestants, batches = contestants_of(target, options, requests), batches_of(requests)
     programs = warm_up(contestants, batches[0])
     samples = measure(contestants, batches, options.runs)
     measured = summarise(samples, programs, temperature=options.temperature)
-    static = {"static-5": 5, "static-opt": options.static_length}
-    names = "temperature", "runs", "max_new_tokens", "max_length"
+    rules: dict[str, Any] = {each.name: each.engine.drafter for each in contestants}
+    static = {name: rules[name].max_length for name in ("static-5", "static-opt")}
+    names = "temperature", "runs", "max_new_tokens"
     about = {"target": target.name, "device": device(), "dtype": str(target.dtype)}
     about |= {name: getattr(options, name) for name in names}
-    rules = [
+    about["max_length"] = rules["disco"].max_length
+    figures = [
         RuleFigures(
             *(row.task, row.method, 1e3 / row.tokens_per_second),
             *(row.ratio, row.ratio_quartiles, row.mean_accepted_length, row.identical),
@@ -218,7 +226,7 @@ def run(options: LengthOptions) -> None:
     ]
     cost = draft_cost(contestants, requests)
     lines = equation_1(measured, static, cost)
-    found = OracleResults(about, lengths_by_task(samples), rules, lines)
+    found = OracleResults(about, lengths_by_task(samples), figures, lines)
     if options.out:
         print(f"kept in {write_oracle(Path(options.out), found)}")
     show(found)

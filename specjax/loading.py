@@ -26,6 +26,7 @@ from specjax.tuned import AUTO, auto_choice, tuned_for
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
 TUNED_DRAFT, TUNED_HEAD = "draft", "head"
+OTHER_RULES = "other_rules"  # beside those of the rule tuned last: what was tuned for the others
 
 
 def load_drafter(
@@ -126,8 +127,9 @@ def _tuned_settings(
     known = dict(tuned_for(target, tuned).settings.get(method, {}))
     if method == "draft-model":
         is_same_draft = known.pop(TUNED_DRAFT, "") == fingerprint(part.config, part.params)
-        is_same_rule = given.get("rule", known.get("rule")) == known.get("rule")
-        return known if is_same_draft and is_same_rule else {}
+        others, rule = known.pop(OTHER_RULES, {}), known.get("rule")
+        known = known if given.get("rule", rule) == rule else others.get(given["rule"], {})
+        return known if is_same_draft else {}
     if not (known and METHODS[method].head):
         return known
     if known.pop(TUNED_HEAD, None) == params_fingerprint(part[1]):

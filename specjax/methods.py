@@ -34,7 +34,7 @@ from specjax.models.io.head_format import HeadFormat
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
-from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.hass import HassFirstStage, HassSecondStage, HassTraining
 from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
@@ -54,6 +54,7 @@ class Method:
     part: str = ""  # the folder among pocket's weights that it reads by default; "": it reads none
     head: HeadFormat | None = None  # the files of the head that it reads, if any
     training: type[HeadTraining] | None = None  # how `specjax train` makes that head
+    stages: tuple[type[HeadTraining], ...] = ()  # or, one after another, as its authors made it
     copies: bool = False  # drafts from the text, so accepted tokens have a source there
     tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
     # Settings that `specjax tune machine` tries; `auto` cannot use a method without any.
@@ -178,6 +179,7 @@ METHODS: dict[str, Method] = {
         part="hass",
         head=EAGLE,
         training=HassTraining,
+        stages=(HassFirstStage, HassSecondStage),
         search_space=BEAMS,
     ),
     "eagle3": Method(

@@ -6,14 +6,25 @@ import pytest
 from benchmarks import draft_lengths
 from benchmarks.draft_lengths import LengthOptions
 from benchmarks.oracle_file import ORACLE, read_oracle
+from specjax import load
 from specjax.core.errors import SpecjaxError
+from specjax.loading import OTHER_RULES, TUNED_DRAFT, load_draft
+from specjax.models.fingerprint import fingerprint
+from specjax.tasks import Request
+from specjax.tuned import Tuned, tuned_file, write_tuned
 
 
 def test_rules_and_oracle_are_measured_side_by_side(tmp_path, capsys):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "def total(values):"}\n{"prompt": "for value in values:"}\n')
     options = LengthOptions(
-        tasks=str(tasks), limit=2, max_new_tokens=16, max_length=6, runs=1, out=str(tmp_path)
+        tasks=str(tasks),
+        limit=2,
+        max_new_tokens=16,
+        static_length=3,
+        max_length=6,
+        runs=1,
+        out=str(tmp_path),
     )
     draft_lengths.run(options)
     printed = capsys.readouterr().out
@@ -30,6 +41,28 @@ def test_rules_and_oracle_are_measured_side_by_side(tmp_path, capsys):
     assert lengths.mean == pytest.approx(accepted["oracle"] - 1, abs=0.3)  # a cut round has none
     assert "static-5" in kept.equation_1[0]
     jax.clear_caches()
+
+
+def test_rules_draft_as_long_as_was_tuned_for_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = load("pocket")
+    draft = load_draft(target)
+    others = {
+        "fixed": {"rule": "fixed", "length": 4},
+        "confidence": {"rule": "confidence", "max_length": 10},
+    }
+    tuned = {"rule": "disco", "max_length": 7, OTHER_RULES: others}
+    tuned[TUNED_DRAFT] = fingerprint(draft.config, draft.params)
+    owner = fingerprint(target.config, target.params)
+    write_tuned(tuned_file(target), Tuned({"draft-model": tuned}), owner)
+
+    def longest(**options):
+        requests = [Request("x", (5, 6))]
+        made = draft_lengths.contestants_of(target, LengthOptions(**options), requests)
+        return [each.engine.drafter.max_length for each in made[1:]]
+
+    assert longest() == [20, 5, 4, 10, 7, 20]
+    assert longest(static_length=2, max_length=6) == [6, 5, 2, 6, 6, 6]
 
 
 def test_the_oracles_drafts_are_read_off_the_texts():

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from tyro.conf import arg
 
 Subcommand = TypeVar("Subcommand")
+EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ def train_commands() -> dict[str, type]:
     from specjax.cli.train_heads import train_command
     from specjax.methods import METHODS
 
-    trained = {name: row.training for name, row in METHODS.items() if row.training}
-    commands = {name: train_command(name, training) for name, training in trained.items()}
+    commands = {}
+    for name, row in METHODS.items():
+        if row.training:
+            commands[name] = train_command(name, row.training, EXAMPLE.format(name))
+        before = ""
+        for number, stage in enumerate(row.stages, 1):
+            command = f"{name}-stage-{number}"
+            commands[command] = train_command(name, stage, EXAMPLE.format(command) + before)
+            before = f" --start runs/{command}"
     return {**commands, "disco": TrainDisco}

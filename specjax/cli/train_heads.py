@@ -40,7 +40,6 @@ from specjax.training.ranges import check_at_least_one, check_not_negative
 NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
 SELF = "self"  # the source of questions that the target writes
 FLAT = arg(name="")  # its fields are flags without a prefix
-EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ class TrainHead:
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to start from: a folder or a hub id; by default a new one."""
     epochs: float = 0.0
-    """Train this many times on all texts; with --packing, on about as many tokens. --num-steps
-    overrides it."""
+    """Train this many times on all texts, by default as often as published; with --packing, on
+    about as many tokens. --num-steps overrides it."""
     eval_prompts: int = 24
     """Conversations held out from training, to measure the accepted length on: at most a tenth of
     all."""
@@ -213,7 +212,7 @@ class TrainHead:
         return drafter
 
 
-def train_command(name: str, kind: type[HeadTraining]) -> type:
+def train_command(name: str, kind: type[HeadTraining], example: str) -> type:
     """Returns the subcommand that trains the head of one method."""
     own = [
         ("training", Annotated[kind, FLAT], field(default_factory=kind)),
@@ -224,7 +223,7 @@ def train_command(name: str, kind: type[HeadTraining]) -> type:
         kind.__name__,
         own,
         bases=(TrainHead,),
-        namespace={"method": name, "__doc__": getdoc(kind), "examples": (EXAMPLE.format(name),)},
+        namespace={"method": name, "__doc__": getdoc(kind), "examples": (example,)},
         frozen=True,
         kw_only=True,
     )

@@ -228,7 +228,7 @@ class TuneLength(SweepCommand):
     """For disco: its classifier; by default pocket's own."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.loading import TUNED_DRAFT, load_drafter
+        from specjax.loading import OTHER_RULES, TUNED_DRAFT, load_drafter
         from specjax.models.fingerprint import fingerprint
         from specjax.tuned import Tuned
         from specjax.tuning.draft_length import LengthTuner
@@ -240,7 +240,15 @@ class TuneLength(SweepCommand):
         drafter, params = load_drafter(method, workload.target, self.drafter, **given)
         settings = LengthTuner(workload, drafter, params, self.show_curve).tune()
         draft = fingerprint(drafter.draft.config, params["draft"])
-        return Tuned({method: {**given, **settings, TUNED_DRAFT: draft}})
+        before = dict(known.settings.get(method, {}))
+        others = dict(before.pop(OTHER_RULES, {}))
+        if before.pop(TUNED_DRAFT, "") == draft:
+            others[before["rule"]] = before
+        else:
+            others.clear()
+        others.pop(self.rule, None)
+        own = {**given, **settings, TUNED_DRAFT: draft}
+        return Tuned({method: own | ({OTHER_RULES: others} if others else {})})
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class LoopOptions:
     """Length and intervals of a run, in steps; values out of range are refused."""
 
     num_steps: int | None = None
-    """Steps of the optimizer; by default 2000, or the steps that --epochs comes to."""
+    """Steps of the optimizer; by default those that --epochs comes to, or 2000 without epochs."""
     save_every: int = 500
     """Steps between checkpoints."""
     log_every: int = 20

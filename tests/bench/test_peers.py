@@ -139,8 +139,8 @@ def test_without_a_draft_nothing_is_assisted(target):
 def test_rounds_are_replayed_from_their_drafts():
     drafts = [(3, 4, 9), (), (7, 8, 9)]
     assert replayed((3, 4, 5, 6, 7, 8), drafts) == GeneratedText(
-        (3, 4, 5, 6, 7, 8), 3, (0, 1, 1, 1), (True, True, False, False, True, True)
+        (3, 4, 5, 6, 7, 8), 3, (0, 1, 1, 1), (True, True, False, False, True, True), 4
     )
-    assert replayed((), []) == GeneratedText((), 0, (0,), ())
+    assert replayed((), []) == GeneratedText((), 0, (0,), (), 0)
     with pytest.raises(SpecjaxError, match="2 rounds account for 4 of 6 tokens"):
         replayed((3, 4, 5, 6, 7, 8), drafts[:2])

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.cli import main
+from specjax.hub import load
+from specjax.loading import load_drafter
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from tests.cli.target import CONFIG, SHORT, VOCABULARY
@@ -148,11 +150,18 @@ def test_the_best_length_is_kept_and_used(
 
     assert main([*tune, "fixed"]) == 0
     assert settings()["rule"] == "fixed"
-    assert settings()["length"] in (1, 2)
+    assert (length := settings()["length"]) in (1, 2)
     assert main([*tune, "confidence"]) == 0
     assert settings()["rule"] == "confidence"
     assert settings()["threshold"] in (0.2, 0.7)
     assert settings()["max_length"] in (2, 3)
+    # What was found for one rule outlasts what is found for another.
+    loaded = load(str(target))
+    fixed, _ = load_drafter("draft-model", loaded, draft, rule="fixed")
+    last, _ = load_drafter("draft-model", loaded, draft)
+    assert (fixed.length, last.rule, last.max_length) == (
+        *(length, "confidence", settings()["max_length"]),
+    )
     capsys.readouterr()
     command = ["generate", "--target", str(target), *SHORT, "--method", "draft-model", "--json"]
     command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]

@@ -20,6 +20,7 @@ import pytest
 
 from specjax import __version__
 from specjax.bench.acceptance import advice
+from specjax.cli.train import train_commands
 from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -156,6 +157,17 @@ def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path
     config = json.loads((out / "config.json").read_text())
     assert config["loop"]["num_steps"] == round(0.5 * 22 / 2)
     assert config["data"]["longest"] == CONFIG.max_position_embeddings
+
+
+def test_runs_last_as_published_and_hass_comes_in_stages_too():
+    names = ("eagle", "hass", "eagle3", "hass-stage-1", "hass-stage-2")
+    made = {name: train_commands()[name](out=Path("x")) for name in names}
+    assert [each.epochs for each in made.values()] == [20, 40, 40, 40, 10]
+    hass, _, *stages = [made[name] for name in names[1:]]
+    assert [each.method for each in stages] == ["hass", "hass"]
+    assert [each.training.align_steps for each in stages] == [3, 3]
+    assert [each.training.top_weight for each in (hass, *stages)] == [1, 0, 1]
+    assert [each.optimizer.learning_rate for each in (hass, *stages)] == [3e-5, 3e-5, 1e-5]
 
 
 def test_packed_epochs_count_tokens():

@@ -51,7 +51,8 @@ class Eagle2(HeadDrafter):
     top_k: int = 10
     """Children per node, and nodes per depth that have any; at least 1."""
     depth: int = 6
-    """Tokens of the longest path; at least 1."""
+    """Tokens of the longest path, as in HASS's paper; at least 1. `depth` of the authors' code
+    counts passes after the first, so it is one less."""
     num_tokens: int = 60
     """Nodes that are verified, root included; at least 2."""
     noise_share: float = 0.8

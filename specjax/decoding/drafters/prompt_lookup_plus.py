@@ -116,8 +116,11 @@ class PromptLookupPlus(RankedLookup):
 
     @staticmethod
     def layer_for(config: TransformerConfig) -> int:
-        """Returns the layer at the same relative depth as the paper's 9 of 32."""
-        return max(1, round(config.num_hidden_layers * 9 / 32))
+        """Returns the paper's layer 9, or of fewer than 32 layers the one as deep as 9 of 32.
+
+        In deeper models the paper still finds layers 9 to 13 best.
+        """
+        return max(1, min(9, round(config.num_hidden_layers * 9 / 32)))
 
     def init(
         self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int

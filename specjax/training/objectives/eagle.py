@@ -85,6 +85,7 @@ class EagleTraining(FeatureTraining):
     fc_bias: bool = False
     """Give `fc` a bias, as the first published heads have; vLLM reads heads without one only."""
 
+    epochs: ClassVar[float] = 20.0
     measured_as: ClassVar[str] = "eagle2"
 
     def new_head(self, target: TransformerConfig) -> EagleHead:

@@ -44,6 +44,7 @@ class Eagle3Training(HeadTraining):
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=5e-5, warmup=0.015, weight_decay=0.0, clip="norm", clip_at=0.5, accumulate=2
     )
+    epochs: ClassVar[float] = 40.0
 
     def __post_init__(self):
         super().__post_init__()

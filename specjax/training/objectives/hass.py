@@ -8,11 +8,12 @@ distillation* (section 3.1): cross-entropy over the target's K most likely token
 losses.
 
 The released code multiplies attention logits by the alignment mask, which leaves masked columns in
-the softmax; here they are excluded. Features carry no gradient from step to step.
+the softmax; here they are excluded. Features carry no gradient from step to step. The paper has one
+stage of training; the released recipe has two, which are trainings of their own here.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from specjax.training.blocks import map_slots
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import Prediction, Step
 from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
 
@@ -45,6 +47,8 @@ class HassTraining(EagleTraining):
     token_alignment: float = 0.0
     """Probability that a slot reads the token drafted one step before instead of the text's
     (appendix B)."""
+
+    epochs: ClassVar[float] = 40.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -81,6 +85,24 @@ class HassTraining(EagleTraining):
         is_drafted = jax.random.bernoulli(key, self.token_alignment, slots.segments.shape)
         is_drafted = is_drafted & ~_is_first(slots.segments)
         return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
+
+
+@dataclass(frozen=True)
+class HassFirstStage(HassTraining):
+    """Train the first stage of HASS as released: in the contexts of drafting, without Top-K."""
+
+    top_weight: float = 0.0
+    """Its weight (w)."""
+
+    optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(accumulate=2)
+
+
+@dataclass(frozen=True)
+class HassSecondStage(HassTraining):
+    """Train the second stage of HASS as released: --start is the head of the first."""
+
+    optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(learning_rate=1e-5, accumulate=2)
+    epochs: ClassVar[float] = 10.0
 
 
 def next_features(

@@ -59,6 +59,7 @@ class HydraTraining(HeadTraining):
         clip="norm",
         clip_at=1.0,
     )
+    epochs: ClassVar[float] = 10.0
 
     def new_head(self, target: TransformerConfig) -> HydraHeads:
         return HydraHeads(

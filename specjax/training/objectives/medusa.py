@@ -81,6 +81,7 @@ class MedusaTraining(TokenTraining):
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=2e-3, decay="cosine", beta2=0.999, weight_decay=0.0, clip="norm", clip_at=1.0
     )
+    epochs: ClassVar[float] = 2.0
 
     def new_head(self, target: TransformerConfig) -> MedusaHeads:
         shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
