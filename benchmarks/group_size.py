@@ -9,18 +9,20 @@ the paper's; --train="--num-steps 500" shortens it. An interrupted run resumes.
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.comparison import compare_in_turn
-from benchmarks.harness import TARGET, TASKS, at_least_1, main, option, requests_for
-from benchmarks.heads import HeadOptions, HeadSource, contestants_of, show
-from specjax import Sampling, load
+from benchmarks.harness import TARGET, TASKS, main, option
+from specjax import load
+from specjax.bench import run as bench
+from specjax.bench.options import BenchOptions
+from specjax.bench.report.tables import depth_table
+from specjax.bench.report.terminal import print_grid
+from specjax.bench.summary import last_task_rows
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, writable_folder
 from specjax.hub import POCKET, LoadedTarget
-from specjax.methods import check_settings
-from specjax.tasks import Request
+from specjax.tasks import read_tasks
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,19 @@ class GroupSizeOptions:
     runs: int = option("how often each head runs each prompt", 3)
 
     @property
-    def tree(self) -> dict[str, str | int]:
-        """The settings of all drafters."""
-        return {"tree": "dynamic", "num_tokens": self.num_tokens}
+    def measured(self) -> BenchOptions:
+        """The options of `specjax bench`, without the heads."""
+        names = [f"K{number}" for number in self.masks]
+        tree = ("tree=dynamic", f"num_tokens={self.num_tokens}")
+        return BenchOptions(
+            methods=",".join(f"{name}={self.method}" for name in names),
+            set=tuple(f"{name}.{setting}" for name in names for setting in tree),
+            tasks=self.tasks,
+            limit=self.limit,
+            max_new_tokens=self.max_new_tokens,
+            temperature=str(self.temperature),
+            runs=self.runs,
+        )
 
 
 def train(options: GroupSizeOptions, num_masks: int) -> Path:
@@ -60,36 +72,30 @@ def train(options: GroupSizeOptions, num_masks: int) -> Path:
     return out
 
 
-def check(options: GroupSizeOptions) -> tuple[LoadedTarget, list[Request]]:
-    """Returns the target and the prompts; checks everything before the long training.
+def check(options: GroupSizeOptions) -> LoadedTarget:
+    """Checks everything before the long training, and returns the target.
 
     Raises:
         SpecjaxError: for anything that training and measuring would stop at later.
     """
     if not options.masks or min(options.masks) < 1 or len(set(options.masks)) < len(options.masks):
         raise SpecjaxError("masks must be different numbers from 1 on; give --masks 1 2 4")
-    at_least_1(options, "limit", "runs", "max_new_tokens")
     try:
         shlex.split(options.train)
     except ValueError as error:
         raise SpecjaxError(f"--train {options.train!r} cannot be read: {error}") from None
-    Sampling(options.temperature)
-    check_settings(options.method, options.tree)
+    bench.check(options.measured)
     writable_folder(options.out)
-    target = load(options.target)
-    return target, requests_for(target, options.tasks, options.limit, options.max_new_tokens)
+    read_tasks(options.tasks, options.limit)
+    return load(options.target)
 
 
 def run(options: GroupSizeOptions) -> None:
     """Trains, measures and prints the tables."""
-    target, requests = check(options)
-    runs = {f"K={number}": train(options, number) for number in options.masks}
-    heads = {
-        name: HeadSource(options.method, str(folder), options.tree) for name, folder in runs.items()
-    }
-    asked = HeadOptions(max_new_tokens=options.max_new_tokens)
-    contestants = contestants_of(target, heads, asked, options.temperature, requests)
-    show(compare_in_turn(contestants, requests, options.runs), options.temperature)
+    target = check(options)
+    heads = tuple(f"K{number}={train(options, number)}" for number in options.masks)
+    rows = bench.run_bench(lambda: target, replace(options.measured, drafter=heads))
+    print_grid(depth_table(last_task_rows(rows)))
 
 
 if __name__ == "__main__":

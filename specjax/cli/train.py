@@ -36,9 +36,11 @@ def train_commands() -> dict[str, type]:
     for name, row in METHODS.items():
         if row.training:
             commands[name] = train_command(name, row.training, EXAMPLE.format(name))
-        before = ""
+        example = EXAMPLE.format(f"{name}-stage-1")
         for number, stage in enumerate(row.stages, 1):
             command = f"{name}-stage-{number}"
-            commands[command] = train_command(name, stage, EXAMPLE.format(command) + before)
-            before = f" --start runs/{command}"
+            commands[command] = train_command(name, stage, example)
+            example = (
+                f"specjax train {name}-stage-{number + 1} --start runs/{command} --out runs/{name}"
+            )
     return {**commands, "disco": TrainDisco}

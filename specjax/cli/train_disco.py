@@ -7,11 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from rich.console import Console
-from rich.table import Table
 from tyro.conf import arg
 
 from specjax.bench.measure import watched
+from specjax.bench.report.tables import Grid, number
+from specjax.bench.report.terminal import print_grid
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, vacant
@@ -139,7 +139,7 @@ def show_test(
     draft: FrozenModel,
 ) -> None:
     """Prints the scores of the classifier and of a static length on each kind of task."""
-    table = Table("test", "F1", "precision", "recall", "static F1", "tokens", box=None)
+    rows = []
     for kind, group in groupby(requests, lambda request: request.kind):
         prompts = [request.ids for request in group]
         pairs = zip(prompts, continue_all(prompts), strict=True)
@@ -148,5 +148,5 @@ def show_test(
         static_length = trained.scores["static_length"]
         scores = score(trained.model, trained.params, data, trained.threshold, static_length)
         shares = [scores[name] for name in ("f1", "precision", "recall", "static_f1")]
-        table.add_row(kind, *(f"{share:.3f}" for share in shares), str(scores["num_tokens"]))
-    Console(soft_wrap=True, markup=False, highlight=False).print(table)
+        rows.append((kind, *(number(share, 3) for share in shares), str(scores["num_tokens"])))
+    print_grid(Grid("", ("test", "F1", "precision", "recall", "static F1", "tokens"), rows))

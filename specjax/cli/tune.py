@@ -142,12 +142,10 @@ class SweepCommand(TuneCommand):
 
     def show_curve(self, curve: "Curve") -> None:
         """Prints a curve as a table, and draws it if there are to be plots."""
-        columns = [title for name in curve.series for title in (name, "tokens/s")]
-        rows = [
-            [str(points[0].value), *(cell for point in points for cell in _cells(*point[1:]))]
-            for points in zip(*curve.series.values(), strict=True)
-        ]
-        show_table(curve.title, [curve.setting, *columns], rows)
+        from specjax.bench.report.tables import curve_table
+        from specjax.bench.report.terminal import print_grid
+
+        print_grid(curve_table(curve))
         if self.plots is not None:
             from specjax.bench.curves import keep_curve
             from specjax.bench.report.plots import save_curve
@@ -325,27 +323,20 @@ class Tune:
 
 def show_results(title: str, results: "Sequence[Result]") -> None:
     """Prints a title, and results as a table."""
+    from specjax.bench.report.tables import Grid, number
+    from specjax.bench.report.terminal import print_grid
+
     columns = ("candidate", "x plain", "accepted length", "tokens/s") if results else ("",)
-    rows = [(name, f"{speed:.2f}", *_cells(*figures)) for name, speed, *figures in results]
-    show_table(title, columns, rows)
-
-
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table; all columns but the first hold numbers."""
-    from rich.table import Table
-
-    from specjax.bench.report.terminal import print_table
-
-    table = Table(columns[0], title=title, box=None)
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
-
-
-def _cells(accepted_length: float, tokens_per_second: float) -> tuple[str, str]:
-    return f"{accepted_length:.2f}", f"{tokens_per_second:.0f}"
+    rows = [
+        (
+            each.name,
+            number(each.speed),
+            number(each.accepted_length),
+            f"{each.tokens_per_second:.0f}",
+        )
+        for each in results
+    ]
+    print_grid(Grid(title, columns, rows))
 
 
 def _tree_methods() -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.comparison import compare_in_turn
 from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
@@ -98,6 +97,12 @@ def contestants_of(target, requests, temperature=0.0, num_rows=1, **changes):
     )
 
 
+def compared(contestants, requests, num_runs, num_rows=1):
+    batches = batches_of(requests, num_rows)
+    programs = warm_up(contestants, batches[0])
+    return summarise(measure(contestants, batches, num_runs), programs)
+
+
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
@@ -108,7 +113,7 @@ def test_every_method_says_the_same_and_nothing_compiles_again(
     target, requests, temperature, methods, num_rows
 ):
     contestants = contestants_of(target, requests, temperature, num_rows, methods=methods)
-    rows = compare_in_turn(contestants, requests, OPTIONS.runs, num_rows=num_rows)
+    rows = compared(contestants, requests, OPTIONS.runs, num_rows=num_rows)
     names = ["plain", *methods.split(",")]
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
@@ -207,7 +212,7 @@ def test_methods_take_shuffled_turns_and_known_ones_are_left_out():
 def test_different_tokens_are_reported(target, requests):
     plain, *_ = contestants_of(target, requests)
     liar = Liar("liar", plain.engine, plain.params, plain.padded_length)
-    rows = compare_in_turn([plain, liar], requests[:2], 1)
+    rows = compared([plain, liar], requests[:2], 1)
     assert [row.num_different for row in rows] == [0, 1]
     assert not rows[1].identical
     [line] = complaints(rows)
@@ -234,7 +239,7 @@ def test_transformers_says_the_same(target, requests):
     contestants = contestants_of(
         target, requests, methods="plain", peers="transformers", max_new_tokens=12
     )
-    rows = compare_in_turn(contestants, requests[:2], 1)
+    rows = compared(contestants, requests[:2], 1)
     assert [row.method for row in rows] == ["plain", "transformers", "transformers pld"]
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1

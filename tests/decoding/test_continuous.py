@@ -68,4 +68,4 @@ def test_every_continuation_is_the_one_of_its_prompt_alone():
 
 def test_a_prompt_without_room_is_refused():
     with pytest.raises(SpecjaxError, match="exceed the model's 512 positions"):
-        list(many(asks([5, 480])))
+        list(many(asks([5, 512])))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.checks import complaints, near_ties
-from specjax.bench.report.tables import COLUMNS
+from specjax.bench.report.tables import COLUMNS, Grid
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import LOSSY, Sampling
 
@@ -51,6 +51,16 @@ def show(
         console.print(line, style="bold red")
     if sampling.is_lossy:
         console.print(LOSSY, style="bold red")
+
+
+def print_grid(grid: Grid) -> None:
+    """Prints a table of a report; all columns but the first hold numbers."""
+    table = Table(grid.header[0], title=grid.caption, box=None)
+    for title in grid.header[1:]:
+        table.add_column(title, justify="right")
+    for row in grid.rows:
+        table.add_row(*row)
+    print_table(table)
 
 
 def print_table(table: Table) -> None:
