@@ -22,6 +22,7 @@ from specjax.bench.summary import last_task_rows
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, writable_folder
 from specjax.hub import POCKET, LoadedTarget
+from specjax.methods import check_settings
 from specjax.tasks import read_tasks
 
 
@@ -42,10 +43,15 @@ class GroupSizeOptions:
     runs: int = option("how often each head runs each prompt", 3)
 
     @property
+    def tree(self) -> dict[str, str | int]:
+        """The settings of all drafters."""
+        return {"tree": "dynamic", "num_tokens": self.num_tokens}
+
+    @property
     def measured(self) -> BenchOptions:
         """The options of `specjax bench`, without the heads."""
         names = [f"K{number}" for number in self.masks]
-        tree = ("tree=dynamic", f"num_tokens={self.num_tokens}")
+        tree = [f"{setting}={value}" for setting, value in self.tree.items()]
         return BenchOptions(
             methods=",".join(f"{name}={self.method}" for name in names),
             set=tuple(f"{name}.{setting}" for name in names for setting in tree),
@@ -84,6 +90,7 @@ def check(options: GroupSizeOptions) -> LoadedTarget:
         shlex.split(options.train)
     except ValueError as error:
         raise SpecjaxError(f"--train {options.train!r} cannot be read: {error}") from None
+    check_settings(options.method, options.tree)
     bench.check(options.measured)
     writable_folder(options.out)
     read_tasks(options.tasks, options.limit)

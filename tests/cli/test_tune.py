@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import harness
+from specjax import distillation
 from specjax.bench.curves import read_curves
 from specjax.cli import main
+from specjax.cli.tune import TuneInductionHeads
 from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.hub import load
 from specjax.loading import load_drafter
@@ -19,6 +22,15 @@ from specjax.models.io.head_files import save_head
 from specjax.tuned import auto_choice, machine_of, tuned_file
 from specjax.tuning import machine, prompt_lookup
 from tests.cli.target import VOCABULARY
+
+
+def tuning_prompts(target, tasks):
+    return TuneInductionHeads(tasks=tasks)._prompts(target)
+
+
+def benchmark_prompts(target, tasks):
+    return [each.ids for each in harness.requests_for(target, tasks, 4, 24)]
+
 
 FEW = ("--limit", "1", "--max-new-tokens", "24")
 
@@ -49,6 +61,21 @@ def tune(tiny, tmp_path, monkeypatch):
 def found(tiny):
     """Reads what was found from the user's file."""
     return lambda: json.loads(tuned_file(load(tiny)).read_text())
+
+
+@pytest.mark.parametrize("read", [tuning_prompts, benchmark_prompts])
+def test_every_turn_that_fits_is_a_prompt(tiny, tmp_path, monkeypatch, capsys, read):
+    """For tuning, as for our benchmarks: these have 3 turns of one chat, and 320 positions."""
+    monkeypatch.setattr(distillation, "answers_of", lambda *_: lambda asked: [(5, 6)] * len(asked))
+    monkeypatch.setattr(harness, "answers_of", distillation.answers_of)
+    tasks = tmp_path / "chats.jsonl"
+    turns = {"turns": ["total", "value", "value " * 400]}
+    tasks.write_text(json.dumps(turns) + "\n" + json.dumps({"turns": ["value " * 400]}))
+    first, second = read(load(tiny), str(tasks))
+    assert first == second[: len(first)]
+    told = capsys.readouterr().err
+    assert "turn 1 of chats prompt 1 has" in told
+    assert "turn 3 of chats prompt 0 has" in told
 
 
 def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found, capsys, tmp_path):
