@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
 from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
-from benchmarks.oracle_rule import Oracle
 from specjax import Params, Sampling, load, load_drafter
 from specjax.bench.contestants import OwnMethod
-from specjax.bench.measure import PLAIN, Program, Sample, Turn, batches_of, measure, warm_up
+from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Fixed, Heuristic
 from specjax.hub import LoadedTarget
+from specjax.reproduce.figures import drafted_lengths, improvement_factor
+from specjax.reproduce.oracle import WithTruth
 from specjax.tasks import Request
 
 ORACLE = "oracle"
@@ -46,36 +46,6 @@ class LengthOptions:
     temperature: float = option("0 is greedy; above 0, tokens are sampled", 0.0)
     runs: int = option("how often each rule runs each prompt", 3)
     out: str = option("also keep the figures in this folder", "")
-
-
-@dataclass(frozen=True, eq=False)
-class WithTruth(OwnMethod):
-    """The oracle, which gets plain decoding's text of each prompt."""
-
-    plain: OwnMethod | None = None
-
-    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> Any:
-        assert self.plain is not None
-        prompt = self.plain.prepare(rows, turn)
-        found = self.plain.read(self.plain.finish(self.plain.start(prompt)))
-        length = self.padded_length + self.engine.max_new_tokens
-        texts = np.full((len(rows), length), -1, np.int32)
-        for text, ids, answer in zip(texts, rows, found, strict=True):
-            text[: len(ids) + len(answer.tokens)] = [*ids, *answer.tokens]
-        drafter_params = {**self.params.drafter, "rule": jnp.asarray(texts)}
-        return prompt, replace(self, params=Params(self.params.target, drafter_params))
-
-    def compile(self, prepared: Any) -> Program:
-        prompt, informed = prepared
-        return OwnMethod.compile(informed, prompt)
-
-    def start(self, prepared: Any) -> Any:
-        prompt, informed = prepared
-        return informed, OwnMethod.start(informed, prompt)
-
-    def finish(self, state: Any) -> Any:
-        informed, started = state
-        return OwnMethod.finish(informed, started)
 
 
 def contestants_of(
@@ -110,21 +80,7 @@ def contestants_of(
     prompts = [request.ids for request in requests]
     shared = prompts, options.max_new_tokens, Sampling(options.temperature)
     made = [OwnMethod.for_prompts(name, target, *own, *shared) for name, own in drafters.items()]
-    first = made[0]
-    engine = replace(first.engine, drafter=replace(unbounded, rule=Oracle()))
-    oracle = Params(target.params, no_rule)
-    return [*made, WithTruth(ORACLE, engine, oracle, first.padded_length, plain=first)]
-
-
-def drafted_lengths(from_draft: Sequence[bool]) -> list[int]:
-    """Returns how many drafted tokens each round committed: every other token ends a round."""
-    found, count = [], 0
-    for is_drafted in from_draft:
-        count += is_drafted
-        if not is_drafted:
-            found.append(count)
-            count = 0
-    return [*found, count] if count else found  # the last round may have been cut
+    return [*made, WithTruth.of(ORACLE, made[0], unbounded, params)]
 
 
 def oracle_lengths(task: str, runs: Iterable[Sequence[int]]) -> OracleLengths:
@@ -152,14 +108,6 @@ def lengths_by_task(samples: Sequence[Sample]) -> list[OracleLengths]:
             of_kind = runs.setdefault(sample.batch[0].kind, [])
             of_kind += [drafted_lengths(text.from_draft) for text in sample.texts]
     return [oracle_lengths(kind, of_kind) for kind, of_kind in runs.items()]
-
-
-def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
-    """Returns the gain of a static length by equation 1; `cost` is a draft pass over a target's."""
-    if acceptance_rate == 1:
-        return (length + 1) / (length * cost + 1)
-    tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)
-    return tokens / (length * cost + 1)
 
 
 def acceptance_rate(accepted_length: float, length: int) -> float:

@@ -167,7 +167,7 @@ def hub_rows(name: str) -> Iterator[Any]:
     os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
         if "://" in name:
-            yield from _json_rows(_content_of(name))
+            yield from _json_rows(content_of(name))
             return
         from datasets import load_dataset  # pyright: ignore[reportMissingImports]
 
@@ -186,7 +186,8 @@ def hub_rows(name: str) -> Iterator[Any]:
         ) from error
 
 
-def _content_of(address: str) -> bytes:
+def content_of(address: str) -> bytes:
+    """Returns the file at an address; the hub's are cached."""
     if found := HUB_FILE.fullmatch(address):
         owner, revision, file = found.groups()
         return Path(

@@ -8,6 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, NamedTuple
@@ -85,13 +86,16 @@ class Form(NamedTuple):
     is_chat: bool = False
 
 
-def read_questions(source: str | Path, complain: Callable[[str], None]) -> list[Question]:
+def read_questions(
+    source: str | Path, complain: Callable[[str], None], first: int | None = None
+) -> list[Question]:
     """Returns the questions of a file or a hub dataset, in their order.
 
     Args:
         source: a file, JSONL or one JSON array, in any of `FORMS`; or, where there is no such file,
             rows of the same forms as `documents.hub_rows` reads them.
         complain: called for every record that is left out, with file and line, if others are good.
+        first: read only this many records.
 
     Raises:
         SpecjaxError: for a file that cannot be read, or holds no good record; it then says what
@@ -108,7 +112,7 @@ def read_questions(source: str | Path, complain: Callable[[str], None]) -> list[
         records = ((f", row {number},", row) for number, row in rows)
     else:
         records = _records(_text_of(path), report)
-    for place, record in records:
+    for place, record in islice(records, first):
         try:
             questions.append(_question(record))
         except SpecjaxError as error:
@@ -181,7 +185,7 @@ def _question(record: Any) -> Question:
         raise SpecjaxError(
             f"has no known format: its fields are {found}; known formats are {known}"
         )
-    category = record.get("category")
+    category = record.get("category", record.get("data_source"))  # XATU's name for it
     if "category" in record and (not isinstance(category, str) or not category.strip()):
         raise SpecjaxError(f"has a category that is no name: {short(category)}")
     return Question(category, form.turns(record), form.is_chat)

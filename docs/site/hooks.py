@@ -2,7 +2,8 @@
 
 A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
 docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the list of all
-methods, and `{{ api: MODULE }}` the public names of a module.
+methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, and `{{ api: MODULE }}` the
+public names of a module.
 """
 
 import ast
@@ -21,6 +22,8 @@ from specjax.decoding import Drafter
 from specjax.hub import pocket_folder
 from specjax.methods import METHODS, Method
 from specjax.models.families import read_config
+from specjax.reproduce.estimate import rows
+from specjax.reproduce.recipe import shared_data
 from specjax.training import OptimizerOptions
 
 API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
@@ -36,6 +39,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = method_page(found[1], markdown)
     if "{{ methods }}" in markdown:
         markdown = markdown.replace("{{ methods }}", methods_list())
+    for name, make in {"recipes": recipes, "data": data_sets}.items():
+        if f"{{{{ {name} }}}}" in markdown:
+            markdown = markdown.replace(f"{{{{ {name} }}}}", make())
     return API.sub(lambda found: api_entries(found[1]), markdown)
 
 
@@ -47,6 +53,24 @@ def methods_list() -> str:
         first = re.split(r"(?<=\.)\s", prose)[0].replace("\n", " ")
         lines.append(f"- [**{name}**]({name}.md): {first} Needs {method.needs}.")
     return "\n".join(lines)
+
+
+def recipes() -> str:
+    """Returns the table of recipes: commands, and what they cost."""
+    header, *lines = rows()
+    shown = [(f"`specjax reproduce {name}`", *rest) for name, *rest in lines]
+    return table(("command", *header[1:]), shown)
+
+
+def data_sets() -> str:
+    """Returns the table of data sets: where they are, and their licenses."""
+    found: dict[tuple[str, ...], tuple[str, str]] = {}
+    for each in shared_data().values():
+        found.setdefault(each.files, (f"[{each.title.split(',')[0]}]({each.page})", each.license))
+    return table(
+        ("files in the folder of `--data`", "data", "license"),
+        [(", ".join(f"`{name}`" for name in files), *rest) for files, rest in found.items()],
+    )
 
 
 def method_page(name: str, prose: str) -> str:

@@ -16,6 +16,7 @@ import jax
 from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
 from specjax.bench.contestants import OwnMethod, make_contestants
 from specjax.bench.measure import (
+    Contestant,
     Request,
     Sample,
     batches_of,
@@ -49,11 +50,16 @@ from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.tasks import count_cut, read_tasks, requests_of
 
+MakeContestants = Callable[[LoadedTarget, BenchOptions, Sequence[Request], Stage], list[Contestant]]
 NUM_DRAWN = 5  # rounds of a method that a report draws over time
 LONGEST_PROMPT = 600  # characters of a prompt's end that are kept
 
 
-def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) -> list[Measurement]:
+def run_bench(
+    load_target: Callable[[], LoadedTarget],
+    options: BenchOptions,
+    make: MakeContestants = make_contestants,
+) -> list[Measurement]:
     """Measures, prints a table per temperature and batch size, and returns all rows.
 
     When it is interrupted, complete turns are shown and kept; the same options and folder resume.
@@ -61,6 +67,7 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
     Args:
         load_target: calls `specjax.load`, once all that needs no target has been checked.
         options: what to measure.
+        make: makes the contestants, plain decoding first.
 
     Raises:
         SpecjaxError: before anything is measured, for options, tasks or methods that cannot be
@@ -84,7 +91,7 @@ def run_bench(load_target: Callable[[], LoadedTarget], options: BenchOptions) ->
         requests = requests_of(tasks, target, options.max_new_tokens, answer)
         num_turns = sum(len(task.turns) for task in tasks)
         results = open_results(folder, about(target, options, requests, num_turns))
-        benchmark = Benchmark(target, options, requests, results)
+        benchmark = Benchmark(target, options, requests, results, make)
         rows = []
         try:
             for stage in benchmark.stages:
@@ -168,6 +175,7 @@ class Benchmark:
     options: BenchOptions
     requests: Sequence[Request]
     results: Results
+    make: MakeContestants
 
     @property
     def stages(self) -> list[Stage]:
@@ -181,7 +189,7 @@ class Benchmark:
     def measure(self, stage: Stage) -> None:
         """Runs what is not among the results yet, and adds it to them."""
         batches = batches_of(self.requests, stage.num_rows)
-        contestants = make_contestants(self.target, self.options, self.requests, stage)
+        contestants = self.make(self.target, self.options, self.requests, stage)
         known = {sample.turn for sample in self.results.samples(stage, batches)}
         num_missing = len(batches) * self.options.runs - len(known)
         if not num_missing:

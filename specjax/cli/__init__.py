@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import tyro
 
@@ -23,6 +24,7 @@ from specjax.cli.help import command_help, overview
 from specjax.cli.methods import Methods
 from specjax.cli.options import union_of
 from specjax.cli.report import ReportCommand
+from specjax.cli.reproduce import Reproduce
 from specjax.cli.train import Train, train_commands
 from specjax.cli.tune import TUNE_COMMANDS, Tune
 from specjax.core.errors import SpecjaxError, exit_code
@@ -43,6 +45,7 @@ COMMANDS: dict[str, type] = {
     "chat": Chat,
     "bench": BenchCommand,
     "report": ReportCommand,
+    "reproduce": Reproduce,
     "train": Train,
     "tune": Tune,
     "datastore": DatastoreCommand,
@@ -69,21 +72,30 @@ def _run(arguments: list[str]) -> None:
     elif {"-h", "--help"} & set(arguments):
         print(_help(arguments))
     else:
-        # The subcommands of `train` come from the registry, which imports JAX.
-        training = arguments[:1] in (["train"], [COMPLETION])
-        trains = Train[union_of(train_commands()) if training else None]
-        command = tyro.cli(
-            union_of({**COMMANDS, "train": trains}),
-            prog="specjax",
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        command = parsed(arguments)
         try:
             command.run()
         except Stopped as stopped:
             if not (advice := getattr(command, "if_stopped", "")):
                 raise
             raise Stopped(stopped.number, f"{str(stopped) or 'stopped'}; {advice}") from None
+
+
+def parsed(arguments: Sequence[str]) -> Any:
+    """Returns the command of a command line; its `run` does the work.
+
+    Raises:
+        SystemExit: if the arguments do not parse.
+    """
+    # The subcommands of `train` come from the registry, which imports JAX.
+    training = list(arguments[:1]) in (["train"], [COMPLETION])
+    trains = Train[union_of(train_commands()) if training else None]
+    return tyro.cli(
+        union_of({**COMMANDS, "train": trains}),
+        prog="specjax",
+        args=list(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
 
 
 def _help(arguments: Sequence[str]) -> str:

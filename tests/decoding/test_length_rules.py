@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.oracle_rule import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.length_rules import (
     Confidence,
@@ -19,6 +18,7 @@ from specjax.decoding.drafters.length_rules import (
     LengthRule,
 )
 from specjax.models.heads.length_classifier import LengthClassifier
+from specjax.reproduce.oracle import Oracle
 
 TEXTS, VOCAB, SLOTS = 200, 15, 12
 

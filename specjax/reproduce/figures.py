@@ -1,0 +1,170 @@
+"""Figures of a finished benchmark as a recipe wants them, and the table that sets them beside the
+published ones.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from specjax.bench.measure import PLAIN, Sample
+from specjax.bench.results import Stage, read_results, read_samples
+from specjax.bench.summary import Measurement
+from specjax.reproduce.recipe import ALL, Cell, Figure, Part, Recipe, RecipeColumn
+
+Figures = dict[Cell, Figure]
+NUM_PARTS = 10  # of a run, for the course of the draft lengths
+PLAIN_TITLE = "Plain"  # in the tables
+METRICS: Mapping[str, Callable[[Measurement], Figure]] = {
+    "speedup": lambda row: Figure(row.published.speed_up, row.published.speed_up_std),
+    "throughput": lambda row: Figure(
+        row.published.tokens_per_second, row.published.tokens_per_second_std
+    ),
+    "accepted_length": lambda row: Figure(row.published.tau),
+    "pooled_accepted_length": lambda row: Figure(row.published.pooled_tau),
+    "latency": lambda row: Figure(1e3 / row.published.tokens_per_second),  # ms per token
+}
+COUNTED = ("rate", "draft_length", "draft_share", "passes")  # metrics that rounds are counted for
+
+
+def figures_of(
+    recipe: Recipe, part: Part, folder: Path, titles: Mapping[str, str]
+) -> Iterator[tuple[Cell, Figure]]:
+    """Yields the figures of a finished benchmark.
+
+    Args:
+        recipe: that was run.
+        part: of it.
+        folder: of the benchmark, whose tasks are the titles of the data.
+        titles: of the rows, by the names under which the variants ran.
+    """
+    rows = {(row.temperature, row.method, row.task): row for row in read_results(folder).rows}
+    samples = read_samples(folder) if uses_samples(recipe) else {}
+    at = part.data[0] if recipe.model_of else ALL
+    for temperature, (name, title) in product(recipe.temperatures, titles.items()):
+        for column, wanted in recipe.columns.items():
+            data = [each for each in part.data if wanted.data in (ALL, each)]
+            found = [rows.get((temperature, name, each)) for each in data]
+            if not found or None in found:
+                continue
+            of_method = [
+                each for each in samples.get(Stage(temperature, 1), ()) if each.method == name
+            ]
+            figure = _figure(wanted, [row for row in found if row], of_method)
+            if figure is not None:
+                yield Cell(temperature, part.model, at, title, column), figure
+
+
+def uses_samples(recipe: Recipe) -> bool:
+    """Whether a recipe counts rounds, so that the timed runs must be read."""
+    return any(column.metric.split()[0] in COUNTED[1:] for column in recipe.columns.values())
+
+
+def _figure(
+    column: RecipeColumn, rows: Sequence[Measurement], samples: Sequence[Sample]
+) -> Figure | None:
+    metric, _, number = column.metric.partition(" ")
+    if read := METRICS.get(metric):
+        return _mean([read(row) for row in rows])
+    if metric == "rate":
+        rates = [row.rates[int(number) - 1] for row in rows if len(row.rates) >= int(number)]
+        return Figure(fmean(rates)) if rates else None
+    if metric == "passes":
+        return Figure(fmean(sample.passes for sample in samples))
+    runs = [
+        drafted_lengths(text.from_draft)
+        for sample in samples
+        if sample.repeat == 0
+        for text in sample.texts
+    ]
+    lengths = [length for run in runs for length in run]
+    if metric == "draft_share":
+        return Figure(lengths.count(int(number)) / len(lengths))
+    if metric == "draft_length" and number:
+        lengths = list(_in_part(runs, int(number) - 1))
+    return Figure(fmean(lengths), pstdev(lengths)) if lengths else None
+
+
+def _mean(figures: Sequence[Figure]) -> Figure:
+    """Returns the mean over data sets; its spread is the mean of theirs, as no run joins them."""
+    spreads = [each.spread for each in figures if each.spread is not None]
+    return Figure(fmean(each.value for each in figures), fmean(spreads) if spreads else None)
+
+
+def drafted_lengths(from_draft: Sequence[bool]) -> list[int]:
+    """Returns how many drafted tokens each round committed: every other token ends a round."""
+    found, count = [], 0
+    for is_drafted in from_draft:
+        count += is_drafted
+        if not is_drafted:
+            found.append(count)
+            count = 0
+    return [*found, count] if count else found  # the last round may have been cut
+
+
+def _in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
+    """Yields the lengths in one of `NUM_PARTS` parts of the runs."""
+    for run in runs:
+        yield from (length for n, length in enumerate(run) if n * NUM_PARTS // len(run) == part)
+
+
+def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
+    """Returns the gain of a static length by DISCO's equation 1.
+
+    Args:
+        acceptance_rate: of each drafted token.
+        length: tokens per draft.
+        cost: of a draft pass over a target's.
+    """
+    if acceptance_rate == 1:
+        return (length + 1) / (length * cost + 1)
+    tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)
+    return tokens / (length * cost + 1)
+
+
+# ---- The table -----------------------------------------------------------------------------------
+
+
+def comparison(recipe: Recipe, ours: Figures) -> list[list[str]]:
+    """Returns the lines of a table: in each cell our figure, theirs, and the difference.
+
+    Rows are those of either side, of the models that were run; the first line names the columns.
+    """
+    run = {cell[:3] for cell in ours}  # at which temperature, with which model, on which data
+    cells = [cell for cell in (*recipe.published, *ours) if cell[:3] in run]
+    rows = dict.fromkeys(cell._replace(column="") for cell in cells)
+    names = [name for name in Cell._fields[:4] if len({getattr(row, name) for row in rows}) > 1]
+    names = names or ["method"]
+    lines = [[*names, *recipe.columns]]
+    for row in rows:
+        label = [_label(name, getattr(row, name)) for name in names]
+        places = [row._replace(column=column) for column in recipe.columns]
+        lines.append(
+            [*label, *(_compared(ours.get(at), recipe.published.get(at)) for at in places)]
+        )
+    return lines
+
+
+def _label(name: str, value: float | str) -> str:
+    return f"T={value:g}" if name == "temperature" else str(value)
+
+
+def _compared(own: Figure | None, theirs: Figure | None) -> str:
+    if own is None or theirs is None:
+        return str(own) if own else f"- / {theirs}" if theirs else "-"
+    if theirs.value == 0:
+        return f"{own} / {theirs}"
+    return f"{own} / {theirs} ({own.value / theirs.value - 1:+.0%})"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Formats a table in Markdown."""
+    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    rule = ["---"] + ["---:"] * (len(cells[0]) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
+
+
+def titles_of(recipe: Recipe, names: Mapping[str, str]) -> dict[str, str]:
+    """Returns the titles by name, with plain decoding if the published rows have it."""
+    has_plain = any(cell.method == PLAIN_TITLE for cell in recipe.published)
+    return ({PLAIN: PLAIN_TITLE} if has_plain else {}) | dict(names)

@@ -1,0 +1,94 @@
+"""Draws the questions of a recipe and keeps them in one file that `specjax bench` reads."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from specjax.core.errors import SpecjaxError, warn
+from specjax.core.files import expand_user, writable
+from specjax.documents import content_of
+from specjax.reproduce.recipe import DataSet
+from specjax.task_files import Question, read_questions
+
+
+def sources_of(data: DataSet, folder: Path | None) -> list[str]:
+    """Returns the local files of a data set, all of which must be there, or else its sources.
+
+    Raises:
+        SpecjaxError: if there is neither.
+    """
+    if folder is not None:
+        files = [expand_user(folder) / name for name in data.files]
+        if missing := [str(file) for file in files if not file.is_file()]:
+            raise SpecjaxError(f"{data.title} needs {', '.join(missing)}; see {data.page}")
+        return list(map(str, files))
+    if not data.sources:
+        raise SpecjaxError(
+            f"{data.title} is not on the hub; get it from {data.page}, write it as "
+            f"{', '.join(data.files)} in a folder, and name that with --data"
+        )
+    return list(data.sources)
+
+
+def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> list[Question]:
+    """Returns the questions of a data set, at most `limit`.
+
+    Raises:
+        SpecjaxError: for data that is missing, or holds no such question.
+    """
+    groups: dict[str, list[Question]] = {}
+    for source in sources_of(data, folder):
+        for question in read_questions(source, warn, data.first):
+            if not data.kinds or question.category in data.kinds:
+                name = str(question.category) if data.per_kind else source
+                groups.setdefault(name, []).append(question)
+    if data.sample is not None:
+        for name, found in groups.items():
+            shuffled = Random(f"{seed}, {name}").sample(found, len(found))
+            groups[name] = shuffled[data.skip :][: data.sample] or shuffled[: data.sample]
+    drawn = list(chain.from_iterable(groups.values()))
+    if not drawn:
+        raise SpecjaxError(f"{data.title} holds no question of {', '.join(data.kinds)}")
+    if limit is not None and limit < len(drawn):  # spread over the groups
+        drawn = [drawn[number * len(drawn) // limit] for number in range(limit)]
+    return [each._replace(is_chat=each.is_chat or data.is_chat) for each in drawn]
+
+
+def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Path:
+    """Writes questions by title, which becomes their category, and returns the file.
+
+    Its name has a checksum of what it holds, so the same questions are the same file.
+    """
+    lines = []
+    for title, group in questions.items():
+        for each in group:
+            asked = {"turns": each.turns} if each.is_chat else {"prompt": each.turns[0]}
+            lines.append(json.dumps({"category": title, **asked}, ensure_ascii=False))
+    text = "\n".join(lines) + "\n"
+    path = folder / f"tasks-{zlib.crc32(text.encode()):08x}.jsonl"
+    with writable(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    return path
+
+
+def fetched(source: str, folder: Path) -> Path:
+    """Returns a local file, or a copy in `folder` of what stands at an address."""
+    if "://" not in source:
+        return Path(source)
+    path = folder / source.rsplit("/", 1)[-1]
+    if not path.is_file():
+        with writable(path):
+            path.write_bytes(content_of(source))
+    return path
+
+
+def num_words(questions: Sequence[Question]) -> float:
+    """Returns the mean number of words of a turn."""
+    return fmean(len(turn.split()) for each in questions for turn in each.turns)

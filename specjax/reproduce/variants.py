@@ -1,0 +1,76 @@
+"""Turns the methods of a recipe into variants of a benchmark, for a target."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
+from specjax.methods import METHODS
+from specjax.models.config import TransformerConfig
+from specjax.reproduce.recipe import RecipeMethod
+from specjax.tuning.induction_heads import all_heads
+
+TUNED = "tuned"
+OF_THE_TARGET = ("layer", "heads")  # published values that belong to the published target
+ORACLE = "oracle"  # a rule that only recipes know
+
+
+def needs_ranking(variants: Mapping[str, RecipeMethod]) -> bool:
+    """Whether a variant asks for the heads that copy most."""
+    return any(str(each.settings.get("heads", "")).startswith("top") for each in variants.values())
+
+
+def resolved(
+    variants: Mapping[str, RecipeMethod],
+    config: TransformerConfig,
+    ranked: Sequence[tuple[int, int, int]] = (),
+    tuned: Mapping[str, Mapping[str, Any]] = {},  # never written
+    is_published: bool = True,
+) -> Iterator[tuple[str, RecipeMethod]]:
+    """Yields the variants by title, with all settings as the methods take them.
+
+    Args:
+        variants: of the recipe.
+        config: of the target.
+        ranked: layer, head and count of the heads that copy, best first.
+        tuned: settings by the rule of a draft model that they belong to.
+        is_published: whether it is the target that the published settings are for; another one
+            takes its own tuned or default layer.
+    """
+    for title, variant in variants.items():
+        for number in range(1, config.num_hidden_layers + 1) if variant.each else (0,):
+            settings = {
+                name: value.format(number) if variant.each and isinstance(value, str) else value
+                for name, value in variant.settings.items()
+            }
+            if not (is_published or variant.each):
+                settings.pop("layer", None)
+            if "layer" in settings:
+                settings["layer"] = int(settings["layer"])
+            if "heads" in settings:
+                settings["heads"] = _heads(settings["heads"], config, ranked)
+            known = tuned.get(str(settings.get("rule")), {})
+            settings |= {name: known[name] for name in settings if settings[name] == TUNED}
+            yield title.format(number), replace(variant, settings=settings)
+
+
+def alias(title: str) -> str:
+    """Returns the name of a variant in a benchmark: commas, dots and signs would end it."""
+    return re.sub(r"[,.=]", "·", title).strip()
+
+
+def reads_something(method: str) -> bool:
+    """Whether a method needs a head, a draft or a datastore."""
+    return bool(METHODS[method].part)
+
+
+def _heads(
+    wanted: str, config: TransformerConfig, ranked: Sequence[tuple[int, int, int]]
+) -> tuple[tuple[int, int], ...]:
+    kind, _, number = wanted.partition(" ")
+    if kind == "top":
+        return tuple((layer, head) for layer, head, _ in ranked[: int(number)])
+    if kind == "layer":
+        return PromptLookupPlusAttention.heads_for(config, int(number) - 1)
+    return all_heads(config)

@@ -1,0 +1,134 @@
+"""`specjax reproduce` from end to end: a recipe that trains and measures, killed and resumed."""
+
+import json
+import signal
+
+import pytest
+
+from specjax.bench import run as run_module
+from specjax.bench.measure import measure_turns
+from specjax.cli import main
+from specjax.core.interrupts import Stopped
+from specjax.reproduce import recipe as recipe_module
+
+SHARED = {
+    "models": 'm = {target = "none/none", billions = 7.0, cache = [32, 4096]}',
+    "data": """
+[edits]
+title = "Edits"
+license = "MIT"
+page = "https://edits"
+sources = []
+files = ["edits.jsonl"]
+words = [9, 9]
+
+[texts]
+title = "Texts"
+license = "MIT"
+page = "https://texts"
+sources = []
+files = ["texts.jsonl"]
+sample = 100
+words = [9, 9]
+""",
+    "small-table-1": """
+title = "Small, table 1"
+device = "A100"
+models = ["m"]
+max_new_tokens = 24
+metric = "accepted_length"
+published = '''
+method      | Edits    | More edits | Mean
+PLD         | 2.0±0.1  | 2.5        | 2.25
+EAGLE, own  | 3.0      | 3.5        | 3.25
+Hydra       | 4.0      | 4.5        | 4.25
+'''
+
+[data]
+"Edits" = "edits"
+"More edits" = "edits"
+
+[columns]
+"Mean" = "accepted_length"
+
+[methods]
+"PLD" = {method = "pld"}
+"EAGLE, own" = {method = "eagle2", head = "own", settings = {top_k = 1, num_tokens = 3, depth = 2}}
+"Hydra" = {method = "hydra"}
+
+[heads.own]
+method = "eagle"
+data = "texts"
+""",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Recipes of our own, and their data."""
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    for name, text in SHARED.items():
+        (folder / f"{name}.toml").write_text(text)
+    rows = [{"prompt": f"count = {number}\nrun_length"} for number in range(2)]
+    (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [{"prompt": "Rename it.", "response": f"for value in values: {n}"} for n in range(20)]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(recipe_module, "recipes_folder", lambda: folder)
+    caches = recipe_module.shared_models, recipe_module.shared_data
+    for cached in caches:
+        cached.cache_clear()
+    yield folder
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
+    folder, tiny, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    command = ["reproduce", "small-table-1", "--target", str(tiny), "--data", str(folder)]
+    command += ["--limit", "1", "--runs", "2", "--out", str(out), "--train=--eval-tokens 4"]
+
+    def killed(*arguments):
+        for count, turn in enumerate(measure_turns(*arguments)):
+            if count == 2:
+                raise Stopped(signal.SIGTERM)
+            yield turn
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "measure_turns", killed)
+        assert main(command) == 143
+    first = capsys.readouterr().err
+    assert "Hydra is left out" in first and "specjax train eagle" in first
+    assert "the same command goes on" in first
+    [samples] = out.glob("bench/*/samples.jsonl")
+    before = samples.read_text()
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "specjax train" not in captured.err
+    assert samples.read_text().startswith(before)
+    assert samples.read_text().count("\n") == 4
+    lines = (out / "small-table-1.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[-4:]]
+    rows = {row[0]: row[1:] for row in cells}
+    assert rows["Hydra"] == ["- / 4.00", "- / 4.50", "- / 4.25"]
+    for name, published in (("PLD", ("2.00±0.10", "2.50", "2.25")), ("EAGLE, own", ("3.00",))):
+        for cell, theirs in zip(rows[name], published, strict=False):
+            own, rest = cell.split(" / ")
+            assert rest.startswith(f"{theirs} (") and float(own) >= 1
+    assert all(row in captured.out for row in ("PLD", "EAGLE, own", "Hydra"))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["big-table-1"], "recipe 'big-table-1' is unknown; choose one of small-table-1"),
+        (["small-table-1", "--model", "vicuna"], "has no model 'vicuna', but m"),
+        (["small-table-1", "--limit", "0"], "limit 0 must be at least 1"),
+        (["small-table-1"], "Edits is not on the hub; get it from https://edits"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(folder, tmp_path, capsys, arguments, message):
+    assert main(["reproduce", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
