@@ -1,8 +1,12 @@
 """specjax: lossless speculative decoding for Llama-family models in JAX and Flax.
 
     target = specjax.load("pocket")
+    print(specjax.generate_text(target, "import os\n", "pld-plus"))
+
+Or step by step, as a pure function of arrays:
+
     drafter, drafter_params = specjax.load_drafter("pld-plus", target)
-    prompt = specjax.encode(target.tokenizer, ["..."])
+    prompt = specjax.encode(target.tokenizer, ["import os\n"])
     out = specjax.speculative_generate(
         specjax.Params(target.params, drafter_params), prompt, jax.random.key(0),
         target=target.model, drafter=drafter,
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from specjax.models.config import TransformerConfig
     from specjax.models.target import Target
     from specjax.models.transformer import Transformer
+    from specjax.text import generate_text
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -43,6 +48,7 @@ _HOMES = {
     "Params": "specjax.decoding.drafter",
     "Sampling": "specjax.decoding.sampling",
     # generate
+    "generate_text": "specjax.text",
     "speculative_generate": "specjax.decoding.generate",
     "stream": "specjax.decoding.generate",
     "reference_generate": "specjax.decoding.reference",

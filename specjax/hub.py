@@ -29,7 +29,7 @@ from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
-from specjax.models.io.weights import import_torch
+from specjax.models.io.weights import import_torch, without_advice
 from specjax.models.precision import cache_dtype
 from specjax.models.quantize import check_kind, dtype_name
 from specjax.models.target import Target
@@ -336,7 +336,8 @@ def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:
 def _read_tokenizer(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    from transformers import AutoTokenizer
+    with without_advice():
+        from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

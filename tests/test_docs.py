@@ -47,9 +47,9 @@ def entries(nav) -> list[str]:
 
 def test_every_page_is_in_the_navigation_and_every_method_has_one():
     listed = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    assert sorted(listed) == sorted(
-        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
-    )
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    made = [f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert sorted(listed) == sorted(pages + made)
     methods = [name for name in listed if name.startswith("methods/")]
     assert methods == ["methods/index.md", *(f"methods/{name}.md" for name in METHODS)]
 
@@ -66,6 +66,21 @@ def test_the_page_of_a_method_holds_what_the_registry_says(name):
 def test_the_reference_has_every_public_name():
     text = text_of(DOCS / "api" / "specjax.md")
     assert re.findall(r"^::: specjax\.(\w+)$", text, re.MULTILINE) == specjax.__all__
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs():
+    png = {"image/png": "iVBORw0KGgo=\n", "text/plain": "<Figure>"}
+    outputs = [{"name": "stdout", "text": ["1\n", "2\n"]}, {"data": png}]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": outputs},
+    ]
+    assert hooks().notebook_page({"cells": cells}).split("\n\n") == [
+        "# Title\nText.",
+        "```python\nprint(1)\n```",
+        "```text\n1\n2\n```",
+        "![Output of the cell above](data:image/png;base64,iVBORw0KGgo=)\n",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

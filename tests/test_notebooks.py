@@ -1,57 +1,85 @@
-"""Every notebook runs from top to bottom on this interpreter, and is stored without outputs."""
+"""Every notebook runs from top to bottom on this interpreter, and is stored without outputs.
 
-import os
-import sys
+All run in this process, so they share what is compiled, at settings smaller than their own.
+"""
+
+from dataclasses import replace
 from pathlib import Path
 
+import jaxtyping
 import pytest
 
-pytest.importorskip("nbclient")
-pytest.importorskip("matplotlib")
+from specjax import notebook
+from specjax.bench import bandwidth
+from specjax.methods import METHODS
 
-import nbformat
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
+pytest.importorskip("matplotlib")
+nbformat = pytest.importorskip("nbformat")
+interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+config = pytest.importorskip("traitlets.config")
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-POCKET = ROOT / "specjax" / "pocket" / "weights" / "target" / "model.safetensors"
+TRAINING = """--limit 40 --num-steps 2 --eval-every 2 --log-every 1 --packing --longest 256
+    --batch-size 2 --accumulate 1 --learning-rate 6e-3 --eval-prompts 1 --eval-tokens 8"""
+SMALL = {
+    "01_quickstart": {"MAX_NEW_TOKENS": 48, "NUM_RUNS": 1},
+    "02_pld_plus": {"MAX_NEW_TOKENS": 48, "METHODS": ("plain", "pld-plus")},
+    "03_train_a_head": {"OPTIONS": TRAINING, "METHODS": ("eagle",)},
+    "04_parallel_spec": {"MAX_NEW_TOKENS": 24, "METHODS": ("plain", "parallel-eagle")},
+    "05_disco": {"LIMIT": 2, "MAX_NEW_TOKENS": 48, "NUM_STEPS": 20, "RULES": ("disco",)},
+    "06_lossless": {"MAX_NEW_TOKENS": 48, "NUM_TEXTS": 1, "METHODS": ("pld",)},
+    "07_your_own_model": {
+        "METHODS": "pld",
+        "OPTIONS": "--limit 1 --runs 1 --max-new-tokens 48",
+        "TUNE": "--limit 1 --max-new-tokens 48",
+    },
+}
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-class OwnKernel(AsyncKernelManager):
-    """The interpreter that runs this test, whatever kernels are installed."""
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="Python 3", language="python")
+def code_cells(path: Path) -> list:
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code"]
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+def test_all_are_run_smaller_than_they_are():
+    assert [path.stem for path in NOTEBOOKS] == list(SMALL)
+
+
+def test_the_first_cell_of_all_is_the_same():
+    first = {code_cells(path)[0].source for path in NOTEBOOKS}
+    assert len(first) == 1 and "%pip install" in first.pop()
 
 
 @each_notebook
 def test_it_is_stored_without_outputs(path):
-    cells = nbformat.read(path, as_version=4).cells
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    assert code
-    assert [cell.id for cell in code if cell.outputs or cell.execution_count] == []
+    cells = code_cells(path)
+    assert [cell.id for cell in cells if cell.outputs or cell.execution_count] == []
 
 
-@pytest.mark.skipif(not POCKET.is_file(), reason="pocket has no weights yet")
 @each_notebook
-def test_it_runs(path, monkeypatch):
+def test_it_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    client = NotebookClient(
-        nbformat.read(path, as_version=4),
-        kernel_manager_class=OwnKernel,
-        kernel_name="python3",
-        timeout=600,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute()  # raises on the first cell that does
+    monkeypatch.chdir(tmp_path)
+    one = replace(METHODS["pld"], search_space=({"num_tokens": (10,)},))
+    monkeypatch.setitem(METHODS, "pld", one)  # all that `tune machine` tries
+    monkeypatch.setattr(bandwidth, "NUM_BYTES", 2**20)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # tracing is faster
+    settings = config.Config(HistoryManager={"enabled": False})
+    shell = interactiveshell.InteractiveShell(config=settings)
+    for cell in code_cells(path):
+        result = shell.run_cell(cell.source, store_history=False)
+        result.raise_error()
+        if "parameters" in cell.metadata.get("tags", ()):
+            assert SMALL[path.stem].keys() <= shell.user_ns.keys()
+            shell.user_ns.update(SMALL[path.stem])
+
+
+def test_the_largest_target_that_fits_is_taken():
+    assert notebook.fitting(None) == ("pocket", None)
+    t4, l4, a100 = (notebook.fitting(gigabytes * 10**9) for gigabytes in (11, 17, 40))
+    assert t4 == ("HuggingFaceTB/SmolLM2-1.7B-Instruct", None)
+    assert l4 == ("Qwen/Qwen2.5-7B-Instruct", "int8")
+    assert a100 == ("Qwen/Qwen2.5-7B-Instruct", None)

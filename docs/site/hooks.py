@@ -3,11 +3,14 @@
 A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
 docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the list of all
 methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, and `{{ api: MODULE }}` the
-public names of a module.
+public names of a module. Every notebook becomes a page, with the outputs it holds: to have some,
+execute copies and name their folder in SPECJAX_NOTEBOOKS.
 """
 
 import ast
 import inspect
+import json
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +33,17 @@ API = re.compile(r"\{\{ api: ([\w.]+) \}\}")
 PAGE = re.compile(r"methods/([\w-]+)\.md")
 PAGES = Path(__file__).parent.parent / "methods"
 MAX_SHOWN = 60  # characters of a default
+NOTEBOOKS = Path(os.environ.get("SPECJAX_NOTEBOOKS", PAGES.parent.parent / "notebooks"))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by MkDocs with all files; adds a page for each notebook."""
+    from mkdocs.structure.files import File  # tests of this module do without MkDocs
+
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        page = notebook_page(json.loads(path.read_text()))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -43,6 +57,29 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if f"{{{{ {name} }}}}" in markdown:
             markdown = markdown.replace(f"{{{{ {name} }}}}", make())
     return API.sub(lambda found: api_entries(found[1]), markdown)
+
+
+def notebook_page(notebook: Mapping[str, Any]) -> str:
+    """Returns a notebook as Markdown."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts += [f"```python\n{source}\n```", *map(output, cell["outputs"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def output(found: Mapping[str, Any]) -> str:
+    """Returns an output of a cell: a picture, HTML, or text."""
+    data = {kind: "".join(text) for kind, text in found.get("data", {}).items()}
+    if picture := data.get("image/png"):
+        return f"![Output of the cell above](data:image/png;base64,{picture.strip()})"
+    if html := data.get("text/html"):
+        return f"<div>{html}</div>"
+    text = data.get("text/plain") or "".join(found.get("text", ()))
+    return f"```text\n{text.rstrip()}\n```" if text and found.get("name") != "stderr" else ""
 
 
 def methods_list() -> str:

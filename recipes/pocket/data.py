@@ -55,8 +55,8 @@ class TrainingData:
         modules: Sequence[str] | None = None,
     ) -> "TrainingData":
         """Tokenises pieces and modules once; by default all those of the training side."""
-        texts = list(corpus.pieces(False) if code_pieces is None else code_pieces)
-        modules = corpus.module_texts(False) if modules is None else modules
+        texts = list(corpus.pieces(held_out=False) if code_pieces is None else code_pieces)
+        modules = corpus.module_texts(held_out=False) if modules is None else modules
         lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(texts)])
         order = np.argsort(lengths, kind="stable")
         # One module at a time: the encodings of all at once would take much memory.

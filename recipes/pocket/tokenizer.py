@@ -56,8 +56,8 @@ CHAT_TEMPLATE = (
 
 def tokenizer_texts() -> Iterator[str]:
     """Yields what the tokenizer learns from: the training modules and a sample of instructions."""
-    yield from corpus.module_texts(False)
-    for index, piece in enumerate(corpus.pieces(False)):
+    yield from corpus.module_texts(held_out=False)
+    for index, piece in enumerate(corpus.pieces(held_out=False)):
         task = make_edit(KINDS[index % len(KINDS)], piece, random.Random(index))
         if task is not None:
             yield task.instruction

@@ -21,12 +21,12 @@ HARD_TEXTS = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return pocket_tokenizer.train_tokenizer(corpus.pieces(False)[:1500], 1024)
+    return pocket_tokenizer.train_tokenizer(corpus.pieces(held_out=False)[:1500], 1024)
 
 
 @pytest.fixture(scope="module")
 def data(tokenizer):
-    pieces, modules = corpus.pieces(False)[:600], corpus.module_texts(False)[:5]
+    pieces, modules = corpus.pieces(held_out=False)[:600], corpus.module_texts(held_out=False)[:5]
     return pocket_data.TrainingData.build(tokenizer, seed=3, code_pieces=pieces, modules=modules)
 
 

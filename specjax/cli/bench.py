@@ -11,7 +11,7 @@ from specjax.bench.options import BenchOptions
 
 @dataclass(frozen=True)
 class BenchCommand(BenchOptions):
-    """Measure methods against plain decoding, in turn on the same prompts, by medians."""
+    """Measure methods and plain decoding in turn on the same prompts, and compare medians."""
 
     sections: ClassVar[dict[str, str]] = {
         "target": "model",

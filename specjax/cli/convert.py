@@ -11,9 +11,9 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class Convert:
-    """Convert a target to a folder in Hugging Face format, which transformers reads too.
+    """Convert a target to Hugging Face format, or a head for other programs.
 
-    With --head-of TARGET, convert a head of that target instead.
+    With --head-of TARGET, it converts a head of that target: for its authors' code, vLLM or SGLang.
     """
 
     sections: ClassVar[dict[str, str]] = {"dtype": "weights", "head_of": "heads"}
@@ -36,7 +36,7 @@ class Convert:
     vllm or sglang where they support such heads. An unknown layout lists those available."""
     format: Literal["safetensors", "bin"] = "safetensors"
     """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
-    draft_vocab: Annotated[int | None, arg(metavar="INT")] = None
+    draft_vocab: Annotated[int | None, arg(metavar="N")] = None
     """Let the head draft only this many tokens, the most frequent in the answers of --data; 0: all.
     Drafting then reads less of the LM head. Other programs still draft all tokens."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()

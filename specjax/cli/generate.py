@@ -29,8 +29,8 @@ class Generate(DecodingOptions):
     }
     examples: ClassVar[tuple[str, ...]] = (
         "specjax generate --compare",
-        'specjax generate "def add(a, b):" --max-new-tokens 40',
-        "git diff | specjax generate --chat --system 'Summarise this change.'",
+        "specjax generate 'Name three rivers.' --chat --target FOLDER",
+        "git diff | specjax generate --system 'Summarise this.' --target FOLDER",
         "specjax generate --prompts questions.jsonl > answers.jsonl",
     )
 

@@ -13,6 +13,7 @@ import sysconfig
 import textwrap
 import tokenize
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,18 +72,18 @@ def is_validation(text: str) -> bool:
 
 
 @functools.cache
-def module_texts(held_out: bool) -> tuple[str, ...]:
+def module_texts(*, held_out: bool) -> tuple[str, ...]:
     """Returns the source of the held-out modules, or of the training modules, ordered by path."""
     texts = (_read_module(path) for path in module_paths() if is_held_out(path) == held_out)
     return tuple(text for text in texts if text is not None)
 
 
 @functools.cache
-def pieces(held_out: bool) -> tuple[str, ...]:
+def pieces(*, held_out: bool) -> tuple[str, ...]:
     """Returns the distinct pieces of one side; held-out ones that training has too are left out."""
-    texts = module_texts(held_out)
+    texts = module_texts(held_out=held_out)
     distinct = dict.fromkeys(piece for module in texts for piece in cut_pieces(module))
-    known = set(pieces(False)) if held_out else set()
+    known = set(pieces(held_out=False)) if held_out else set()
     return tuple(piece for piece in distinct if piece not in known)
 
 
@@ -93,7 +94,7 @@ def cut_pieces(module: str) -> Iterator[str]:
     parses on its own without a warning.
     """
     lines = module.split("\n")
-    for node in ast.walk(_quiet_parse(module)):
+    for node in _statements(_quiet_parse(module)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             first = min([node.lineno] + [d.lineno for d in node.decorator_list])
             piece = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])).rstrip()
@@ -101,6 +102,17 @@ def cut_pieces(module: str) -> Iterator[str]:
                 yield piece
 
 
+def _statements(module: ast.Module) -> Iterator[ast.AST]:
+    """Yields what `ast.walk` does, in its order, but no expressions."""
+    waiting: deque[ast.AST] = deque([module])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            waiting.extend(getattr(node, name, ()))
+
+
+@functools.cache
 def _read_module(path: str) -> str | None:
     """Returns the text of a module; None if it is too large, or does not decode or parse."""
     file = standard_library() / path
@@ -142,7 +154,7 @@ def _quiet_parse(text: str, action: Any = "ignore") -> ast.Module:
 
 def held_out_openings(count: int, seed: int = 0, validation: bool = False) -> tuple[str, ...]:
     """Returns the first lines of `count` held-out modules, to be continued freely."""
-    texts = [text for text in module_texts(True) if len(text) > 2 * OPENING_CHARACTERS]
+    texts = [text for text in module_texts(held_out=True) if len(text) > 2 * OPENING_CHARACTERS]
     texts = [text for text in texts if is_validation(text) == validation]
     chosen = random.Random(seed).sample(texts, min(count, len(texts)))
     return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)

@@ -31,7 +31,7 @@ def test_split_is_disjoint_and_about_five_percent():
     paths = corpus.module_paths()
     assert list(paths) == sorted(set(paths)) and len(paths) > 200
     assert 0.02 < np.mean([corpus.is_held_out(path) for path in paths]) < 0.09
-    assert not set(corpus.pieces(False)) & set(corpus.pieces(True))
+    assert not set(corpus.pieces(held_out=False)) & set(corpus.pieces(held_out=True))
 
 
 def test_split_is_stable():
@@ -41,7 +41,7 @@ def test_split_is_stable():
 
 
 def test_pieces_are_whole_definitions_of_moderate_size():
-    pieces = corpus.pieces(True)
+    pieces = corpus.pieces(held_out=True)
     assert len(pieces) > 100
     for piece in pieces:
         (node,) = ast.parse(piece).body
@@ -67,7 +67,7 @@ def test_openings_are_the_first_lines_of_held_out_modules():
     for opening in openings:
         assert 400 < len(opening) <= corpus.OPENING_CHARACTERS
         assert opening.endswith("\n")
-        assert any(module.startswith(opening) for module in corpus.module_texts(True))
+        assert any(module.startswith(opening) for module in corpus.module_texts(held_out=True))
     assert corpus.held_out_openings(5, seed=3) == openings != corpus.held_out_openings(5, seed=4)
 
 
@@ -79,7 +79,7 @@ def test_pieces_too_short_for_an_edit_are_refused():
 def test_held_out_tasks_are_deterministic_and_held_out():
     assert held_out_tasks(20, max_characters=500) == TASKS[:20]
     assert held_out_tasks(20, seed=1, max_characters=500) != TASKS[:20]
-    training = set(corpus.pieces(False))
+    training = set(corpus.pieces(held_out=False))
     assert not training & {task.source for task in TASKS} | training & {t.result for t in TASKS}
 
 
@@ -101,7 +101,7 @@ def tokenizer():
 def test_a_task_has_the_tokens_that_pocket_was_trained_on(tokenizer):
     rng, seen = random.Random(0), set()
     while seen < set(KINDS):
-        task = make_edit(rng.choice(KINDS), rng.choice(corpus.pieces(False)), rng)
+        task = make_edit(rng.choice(KINDS), rng.choice(corpus.pieces(held_out=False)), rng)
         if task is None:
             continue
         seen.add(task.kind)

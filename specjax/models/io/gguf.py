@@ -22,7 +22,7 @@ from specjax.core.files import readable
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.families import FAMILIES, config_from
 from specjax.models.io.huggingface import dtype_for, expected_weights, param_path, read_params
-from specjax.models.io.weights import FLOATS, StoredTensor
+from specjax.models.io.weights import FLOATS, StoredTensor, without_advice
 from specjax.models.shapes import mismatches
 
 AGAIN = "download it again"
@@ -310,7 +310,9 @@ def _tokenizer(metadata: Metadata) -> Any:
     given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
     try:
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-        from transformers import PreTrainedTokenizerFast
+
+        with without_advice():
+            from transformers import PreTrainedTokenizerFast
         from transformers.integrations.gguf import gguf_tokenizer_mapping as converter
 
         names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]

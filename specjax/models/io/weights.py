@@ -6,8 +6,10 @@ torch reads, with `weights_only=True`, if it is installed.
 
 import json
 import math
+import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -168,3 +170,16 @@ def import_torch(
             f"{path} needs torch to be {doing}; run `pip install torch`, or {instead}"
         ) from None
     return torch
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Keeps transformers from advising to install torch while it is imported."""
+    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    before = os.environ.get(name)
+    os.environ[name] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]

@@ -34,7 +34,7 @@ from specjax.training.optimizer import OptimizerOptions
 
 @dataclass(frozen=True)
 class HydraTraining(HeadTraining):
-    """Train Hydra heads: each knows the tokens drafted before; learned from the target's own
+    """Train Hydra heads: each knows the tokens drafted before it. They learn the target's
     distribution."""
 
     num_heads: int = 4
