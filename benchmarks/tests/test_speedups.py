@@ -1,13 +1,11 @@
 """The chart of the README: its figures, from a finished benchmark, and its bars."""
 
 import json
-from dataclasses import replace
 
-from benchmarks.speedups import ABOUT, FIGURES, SpeedupOptions, chart, figures_of, run
-from specjax.bench.measure import Program
+from benchmarks.speedups import ABOUT, FIGURES, SpeedupOptions, chart, run
 from specjax.bench.results import Results
-from specjax.bench.summary import Measurement
 from specjax.methods import METHODS
+from tests.bench.test_report import rows_at
 
 
 def test_the_chart_shows_the_figures_of_the_repository():
@@ -16,3 +14,24 @@ def test_the_chart_shows_the_figures_of_the_repository():
     assert {row["method"] for row in found["methods"]} <= set(METHODS)
     (axes,) = chart(found).axes
     assert [bar.get_width() for bar in axes.patches] == [row["x_plain"] for row in found["methods"]]
+    assert FIGURES.with_suffix(".svg").is_file()
+
+
+def test_figures_are_those_of_a_benchmark_over_all_tasks(tmp_path):
+    about = dict.fromkeys(ABOUT, "something") | {"target": "a model"}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    results = Results(tmp_path)
+    results.write_rows([*rows_at(0.0), *rows_at(1.0)])
+    results.write_texts([])
+    path = tmp_path / "speedups.json"
+    run(SpeedupOptions(str(tmp_path), str(path)))
+    found = json.loads(path.read_text())
+    (row,) = found["methods"]  # neither plain decoding nor a peer
+    assert (found["target"], found["temperature"]) == ("a model", 0.0)
+    assert row == {
+        "method": "medusa",
+        "accepted_length": 2.0,
+        "x_plain": 1.67,
+        "quartiles": [1.67, 1.67],
+    }
+    assert "1.67x" in path.with_suffix(".svg").read_text()

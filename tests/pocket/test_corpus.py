@@ -124,16 +124,20 @@ def test_conversations_use_no_held_out_code(monkeypatch):
     sides = []
     for name, whole in (("module_texts", modules), ("pieces", pieces)):
         monkeypatch.setattr(
-            corpus, name, lambda held_out, whole=whole: sides.append(held_out) or whole(held_out)
+            corpus,
+            name,
+            lambda held_out, whole=whole: sides.append(held_out) or whole(held_out=held_out),
         )
     made = pocket_conversations(40, edit_share=0.5, max_characters=300)
     assert set(sides) == {False}
     texts = [each.text for each in made if each.text]
-    assert texts and all(any(text in module for module in modules(False)) for text in texts)
+    known = modules(held_out=False)
+    assert texts and all(any(text in module for module in known) for text in texts)
+    held_out = pieces(held_out=True)
     for each in made:
         if each.turns:
             source = each.turns[0].text.split("\n", 1)[1]
-            assert source not in pieces(True) and each.turns[1].text not in pieces(True)
+            assert source not in held_out and each.turns[1].text not in held_out
 
 
 def test_the_share_of_edit_tasks_can_be_chosen():
