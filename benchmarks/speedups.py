@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import main, option
 from specjax.bench.measure import PLAIN
+from specjax.bench.options import names_in
 from specjax.bench.results import read_results
 from specjax.bench.summary import last_task_rows
 from specjax.core.files import expand_user, writable
-from specjax.methods import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +41,7 @@ def figures_of(folder: Path) -> dict[str, Any]:
     """
     results = read_results(folder)
     first = results.rows[0].temperature, results.rows[0].batch
+    others = names_in(results.about["peers"])
     rows = [row for row in results.rows if (row.temperature, row.batch) == first]
     methods = [
         {
@@ -50,7 +51,7 @@ def figures_of(folder: Path) -> dict[str, Any]:
             "quartiles": [round(value, 2) for value in row.ratio_quartiles],
         }
         for row in last_task_rows(rows)
-        if row.method in METHODS and row.method != PLAIN
+        if row.method != PLAIN and row.method.split()[0] not in others
     ]
     about = {name: results.about[name] for name in ABOUT}
     methods.sort(key=lambda row: -row["x_plain"])

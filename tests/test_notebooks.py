@@ -31,8 +31,9 @@ SMALL = {
     "06_lossless": {"MAX_NEW_TOKENS": 48, "NUM_TEXTS": 1, "METHODS": ("pld",)},
     "07_your_own_model": {
         "METHODS": "pld",
-        "OPTIONS": "--limit 1 --runs 1 --max-new-tokens 48",
-        "TUNE": "--limit 1 --max-new-tokens 48",
+        "MAX_NEW_TOKENS": 48,
+        "OPTIONS": "--limit 1 --runs 1",
+        "TUNE": "--limit 1",
     },
 }
 

@@ -18,7 +18,7 @@ def test_the_chart_shows_the_figures_of_the_repository():
 
 
 def test_figures_are_those_of_a_benchmark_over_all_tasks(tmp_path):
-    about = dict.fromkeys(ABOUT, "something") | {"target": "a model"}
+    about = dict.fromkeys(ABOUT, "something") | {"target": "a model", "peers": "peer"}
     (tmp_path / "run.json").write_text(json.dumps(about))
     results = Results(tmp_path)
     results.write_rows([*rows_at(0.0), *rows_at(1.0)])
