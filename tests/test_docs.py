@@ -101,3 +101,17 @@ def test_snippets_compile_and_commands_parse(page, monkeypatch):
                     assert cli.main(words[1:]) == 0, line
                 if words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "recipes")):
                     assert importlib.util.find_spec(words[2]), line
+
+
+def test_the_version_is_said_once_and_cited():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == specjax.__version__
+    assert cited["license"] == "Apache-2.0"
+
+
+def test_the_readme_is_short_and_its_links_lead_to_files():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
