@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from itertools import groupby
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -206,7 +207,9 @@ def draw_round(target: LoadedTarget, each: Round) -> None:
     nodes = _nodes(each)
     rows = _rows(nodes)
     depth = max(node[1] for node in nodes)
-    figure, axes = plt.subplots(figsize=(max(7, 0.9 * depth + 1.5), 1.1 * max(rows.values()) + 2))
+    figure, axes = plt.subplots(
+        figsize=(max(7, 0.9 * depth + 1.5), 0.62 * max(rows.values()) + 1.7)
+    )
     for node, (parent, column, token, kind) in enumerate(nodes):
         marker, area, fill, edge, sign, sign_colour = KINDS[kind]
         if node > 0:
@@ -243,13 +246,18 @@ def _nodes(each: Round) -> list[tuple[int, int, int, str]]:
 
 
 def _rows(nodes: Sequence[tuple[int, int, int, str]]) -> dict[int, int]:
-    """Returns the line of each node: the first for the path, further ones for branches."""
-    rows, ends = {0: 0}, {0}  # ends: the last node of each line so far
-    below = range(1, len(nodes))
-    for node in sorted(below, key=lambda node: (nodes[node][1], nodes[node][3] == "rejected")):
-        parent = nodes[node][0]
-        rows[node] = rows[parent] if parent in ends else max(rows.values()) + 1
-        ends = (ends - {parent}) | {node}
+    """Returns the line of each node: the path's is the first, and no two branches cross."""
+    rows, last = {0: 0}, 0
+    waiting = [0]
+    while waiting:
+        node = waiting.pop()
+        if node not in rows:
+            last += 1
+            rows[node] = last
+        children = [each for each in range(1, len(nodes)) if nodes[each][0] == node]
+        children.sort(key=lambda each: nodes[each][3] == "rejected")
+        rows |= dict.fromkeys(children[:1], rows[node])  # it goes on in its parent's line
+        waiting += reversed(children)
     return rows
 
 
@@ -276,7 +284,10 @@ def draw_bars(values: Mapping[str, float], label: str, form: str = "{:.2f}") -> 
 
 
 def draw_timeline(methods: Mapping[str, Sequence[Round]], num_rounds: int = 5) -> None:
-    """Draws the first rounds of each method over time: draft, then verify, and tokens added."""
+    """Draws the first rounds of each method over time: draft, then verify, and tokens added.
+
+    Their bars are as long as the medians over all rounds.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.8 * len(methods)))
@@ -286,8 +297,9 @@ def draw_timeline(methods: Mapping[str, Sequence[Round]], num_rounds: int = 5) -
     )
     for row, rounds in enumerate(methods.values()):
         at = 0.0
+        drafting = median(each.draft_seconds for each in rounds)
+        widths = 1e3 * drafting, 1e3 * median(each.verify_seconds for each in rounds)
         for each in rounds[:num_rounds]:
-            widths = 1e3 * each.draft_seconds, 1e3 * each.verify_seconds
             for width, style in zip(widths, styles, strict=True):
                 axes.barh(row, width, left=at, height=0.6, edgecolor="black", **style)
                 at += width
