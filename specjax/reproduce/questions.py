@@ -15,23 +15,28 @@ from specjax.reproduce.recipe import DataSet
 from specjax.task_files import Question, read_questions
 
 
+def is_there(data: DataSet, folder: Path | None) -> bool:
+    """Whether a data set can be read: from files in a folder, or else from hub or web."""
+    if folder is None:
+        return bool(data.sources)
+    return all((expand_user(folder) / name).is_file() for name in data.files)
+
+
 def sources_of(data: DataSet, folder: Path | None) -> list[str]:
     """Returns the local files of a data set, all of which must be there, or else its sources.
 
     Raises:
         SpecjaxError: if there is neither.
     """
-    if folder is not None:
-        files = [expand_user(folder) / name for name in data.files]
-        if missing := [str(file) for file in files if not file.is_file()]:
-            raise SpecjaxError(f"{data.title} needs {', '.join(missing)}; see {data.page}")
-        return list(map(str, files))
-    if not data.sources:
+    if not is_there(data, folder):
+        place = "on the hub" if folder is None else f"in {folder}"
         raise SpecjaxError(
-            f"{data.title} is not on the hub; get it from {data.page}, write it as "
+            f"{data.title} is not {place}; get it from {data.page}, write it as "
             f"{', '.join(data.files)} in a folder, and name that with --data"
         )
-    return list(data.sources)
+    if folder is None:
+        return list(data.sources)
+    return [str(expand_user(folder) / name) for name in data.files]
 
 
 def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> list[Question]:

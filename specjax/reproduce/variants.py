@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
-from specjax.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.reproduce.recipe import RecipeMethod
 from specjax.tuning.induction_heads import all_heads
@@ -58,11 +57,6 @@ def resolved(
 def alias(title: str) -> str:
     """Returns the name of a variant in a benchmark: commas, dots and signs would end it."""
     return re.sub(r"[,.=]", "·", title).strip()
-
-
-def reads_something(method: str) -> bool:
-    """Whether a method needs a head, a draft or a datastore."""
-    return bool(METHODS[method].part)
 
 
 def _heads(

@@ -175,7 +175,9 @@ def test_questions_are_drawn_by_seed_and_kind_and_kept(tmp_path):
     [line] = map(json.loads, file.read_text().splitlines())
     assert line == {"category": "Column", "turns": list(drawn[0].turns)}
     assert num_words(drawn[:1]) == len(drawn[0].turns[0].split())
-    with pytest.raises(SpecjaxError, match=r"X needs .*missing.jsonl; see https://x"):
+    with pytest.raises(
+        SpecjaxError, match=r"X is not in .*; get it from https://x, .*missing.json"
+    ):
         draw(DataSet(**common, files=("missing.jsonl",)), tmp_path, None, 0)
     with pytest.raises(SpecjaxError, match="X is not on the hub; get it from https://x"):
         draw(data, None, None, 0)

@@ -1,0 +1,429 @@
+"""One run of a recipe: the commands that it takes, and the table in the end."""
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
+from specjax.bench.contestants import make_contestants
+from specjax.bench.options import BenchOptions, sources_in
+from specjax.bench.report.tables import Grid
+from specjax.bench.report.terminal import print_grid
+from specjax.bench.run import run_bench
+from specjax.cli import parsed
+from specjax.cli.reproduce import Reproduce
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json, writable
+from specjax.hub import POCKET, LoadedTarget, load
+from specjax.loading import load_drafter, pocket_part
+from specjax.methods import METHODS
+from specjax.models.fingerprint import fingerprint
+from specjax.models.io.head_files import HEAD
+from specjax.models.quantize import num_bytes
+from specjax.quotesum import evaluate, read_quotesum
+from specjax.reproduce.estimate import DECODING, OTHER_SPEED, summary
+from specjax.reproduce.figures import (
+    Figures,
+    comparison,
+    figures_of,
+    improvement_factor,
+    markdown,
+    titles_of,
+)
+from specjax.reproduce.oracle import WithOracle
+from specjax.reproduce.questions import (
+    draw,
+    fetched,
+    is_there,
+    num_words,
+    sources_of,
+    write_tasks,
+)
+from specjax.reproduce.recipe import (
+    ALL,
+    Cell,
+    Figure,
+    Model,
+    OwnHead,
+    Part,
+    Recipe,
+    RecipeMethod,
+    shared_data,
+    shared_models,
+)
+from specjax.reproduce.variants import ORACLE, TUNED, alias, needs_ranking, resolved
+from specjax.task_files import Question
+from specjax.tuned import read_tuned
+
+TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
+ALL_TASKS = 10**9
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One run of a recipe."""
+
+    recipe: Recipe
+    options: Reproduce
+    out: Path
+
+    @property
+    def parts(self) -> list[Part]:
+        """What is run: with another target, only what one model was measured on.
+
+        Raises:
+            SpecjaxError: if the recipe has no such model.
+        """
+        parts = self.recipe.parts
+        if self.options.model:
+            parts = [part for part in parts if part.model == self.options.model]
+        elif self.options.target is not None and not self.recipe.model_of:
+            parts = parts[:1]
+        if not parts:
+            known = ", ".join(self.recipe.models)
+            raise SpecjaxError(
+                f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
+            )
+        return parts
+
+    def run(self) -> None:
+        """Measures part by part, and shows and keeps the table."""
+        print(self.recipe.title)
+        if self.recipe.note:
+            print(self.recipe.note)
+        print(summary(self.recipe), file=sys.stderr)
+        ours: Figures = {}
+        for number, part in enumerate(self.parts, start=1):
+            self.say(f"part {number} of {len(self.parts)}: {part.model} on {', '.join(part.data)}")
+            ours |= getattr(self, f"measure_{self.recipe.measure}")(part)
+            jax.clear_caches()
+        lines = comparison(self.recipe, ours)
+        self.show(lines)
+        path = self.out / f"{self.recipe.name}.md"
+        note = f"{self.recipe.note}\n\n" if self.recipe.note else ""
+        write(path, f"# {self.recipe.title}\n\n{note}{self.legend}\n\n{markdown(lines)}\n")
+        print(f"kept in {path}")
+
+    @property
+    def legend(self) -> str:
+        """Says what the cells hold."""
+        if not self.recipe.models:
+            return "Ours / published (difference)."
+        target = self.options.target or "the paper's models"
+        limit = f", {self.options.limit} questions of each data set" if self.options.limit else ""
+        return (
+            f"Ours ± deviation over runs / published (difference). Ours: {target}{limit}, "
+            f"{self.recipe.max_new_tokens} new tokens at most, {self.recipe.runs} run(s). "
+            f"Published: {self.recipe.device}."
+        )
+
+    def show(self, lines: Sequence[Sequence[str]]) -> None:
+        """Prints the table."""
+        print_grid(Grid(self.legend, lines[0], lines[1:]))
+
+    def say(self, text: str) -> None:
+        """Prints a line of progress."""
+        print(f"{self.recipe.name}: {text}", file=sys.stderr)
+
+    # ---- Kinds of measurement --------------------------------------------------------------------
+
+    def measure_bench(self, part: Part) -> Figures:
+        """Trains the heads that are missing, and measures all methods in turn."""
+        tasks = write_tasks(self.questions(part), self.out)
+        sources = self.sources(part, self.recipe.methods)
+        methods = {title: self.recipe.methods[title] for title in sources}
+        ranking = self.tuned("induction-heads", part, tasks) if needs_ranking(methods) else None
+        return self.measured(part, tasks, sources, ranking=ranking)
+
+    def measure_lengths(self, part: Part) -> Figures:
+        """Trains a classifier, tunes the rules, and measures them, and the oracle, in turn."""
+        tasks = write_tasks(self.questions(part), self.out)
+        variants = self.recipe.methods
+        sources = self.sources(part, variants)
+        tuned: dict[str, dict[str, Any]] = {}
+        if any(TUNED in each.settings.values() for each in variants.values()):
+            classifier, validation = self.classifier(part), self.tasks_of(part, 1)
+            for rule in ("fixed", "disco"):
+                given = ["--rule", rule, *self.drafter_flags(part)]
+                given += ["--classifier", str(classifier)] if rule == "disco" else []
+                file = self.tuned("length", part, validation, given)
+                tuned[rule] = read_json(file)["settings"]["draft-model"]
+            tuned["disco"]["classifier"] = str(classifier)
+        return self.measured(part, tasks, sources, tuned)
+
+    def measure_classifier(self, part: Part) -> Figures:
+        """Trains a classifier, and reads its scores in percent."""
+        scores = read_json(self.classifier(part) / "classifier.json")["scores"]
+        percent = {name: 100 * scores[name] for name in ("f1", "static_f1")}
+        return self.cells(part, dict.fromkeys(self.recipe.methods, percent))
+
+    def measure_attribution(self, part: Part) -> Figures:
+        """Scores the attribution of copied tokens."""
+        data = shared_data()[self.recipe.data[part.data[0]]]
+        [source] = sources_of(data, self.options.data)
+        examples, _ = read_quotesum(fetched(source, self.out))
+        target = self.load(self.target_of(part))
+        given: dict[str, Any] = {} if self.options.target else {"layer": 9}
+        drafter, _ = load_drafter("pld-plus", target, **given)
+        thresholds = {f"threshold {least}": least for least in (2, 5, 8)}
+        found = evaluate(
+            examples[: self.options.limit],
+            target.model,
+            target.params,
+            target.require_tokenizer(),
+            drafter.taps.hidden_layers[0],
+            drafter.max_depth,
+            tuple(thresholds.values()),
+        )
+        return self.cells(part, {title: found[n]._asdict() for title, n in thresholds.items()})
+
+    def measure_words(self, part: Part) -> Figures:
+        """Counts the words of the questions."""
+        [column] = self.recipe.columns
+        return {
+            self.cell(part, column, data=title): Figure(num_words(asked))
+            for title, asked in self.questions(part).items()
+        }
+
+    def measure_equation(self, part: Part) -> Figures:
+        """Computes equation 1 of DISCO."""
+        found = {
+            title: {
+                column.metric: improvement_factor(
+                    each.settings["alpha"], int(column.metric.split()[1]), each.settings["cost"]
+                )
+                for column in self.recipe.columns.values()
+            }
+            for title, each in self.recipe.methods.items()
+        }
+        return self.cells(part, found)
+
+    def cells(self, part: Part, rows: Mapping[str, Mapping[str, float]]) -> Figures:
+        """Returns the figures of rows by metric."""
+        return {
+            self.cell(part, column, method=title): Figure(values[wanted.metric])
+            for title, values in rows.items()
+            for column, wanted in self.recipe.columns.items()
+        }
+
+    def cell(self, part: Part, column: str, data: str = "", method: str = "") -> Any:
+        """Returns the place of a figure at the first temperature."""
+        data = data or (part.data[0] if self.recipe.model_of else ALL)
+        return Cell(self.recipe.temperatures[0], part.model, data, method, column)
+
+    # ---- Steps -----------------------------------------------------------------------------------
+
+    def measured(
+        self,
+        part: Part,
+        tasks: Path,
+        sources: Mapping[str, str | None],
+        tuned: Mapping[str, Mapping[str, Any]] | None = None,
+        ranking: Path | None = None,
+    ) -> Figures:
+        """Runs `specjax bench` with a variant per row of the table."""
+        target = self.load(self.target_of(part))
+        owner = fingerprint(target.config, target.params)
+        ranked = read_tuned(ranking, owner).induction_heads if ranking else ()
+        variants = {title: self.recipe.methods[title] for title in sources}
+        is_published = self.options.target is None
+        names, methods, drafters, settings, oracle = {}, [], [], [], None
+        for title, each in resolved(variants, target.config, ranked, tuned or {}, is_published):
+            name = alias(title)
+            names[name] = title
+            source = sources.get(title)
+            if each.settings.get("rule") == ORACLE:
+                oracle = WithOracle(name, source, each.settings["max_length"])
+                continue
+            methods.append(f"{name}={each.method}")
+            drafters += [f"{name}={source}"] if source else []
+            settings += [f"{name}.{key}={value}" for key, value in each.settings.items()]
+        options = BenchOptions(
+            methods=",".join(methods) or "plain",
+            drafter=tuple(drafters),
+            set=tuple(settings),
+            tasks=str(tasks),
+            limit=ALL_TASKS,
+            system=self.options.system,
+            chat_template=self.options.chat_template or self.model_of(part).chat_template,
+            max_new_tokens=self.recipe.max_new_tokens,
+            temperature=",".join(map(str, self.recipe.temperatures)),
+            runs=self.recipe.runs,
+            seed=self.options.seed,
+        )
+        folder = self.out / "bench" / f"{part.model}-{checksum(options, oracle, target.name)}"
+        self.say(f"{len(names)} methods, {self.machine_estimate(target, tasks, len(names))}")
+        run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
+        return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
+
+    def machine_estimate(self, target: LoadedTarget, tasks: Path, num_methods: int) -> str:
+        """Returns what the benchmark takes on this machine, by its memory bandwidth."""
+        with tasks.open(encoding="utf-8") as lines:
+            num_turns = sum(len(json.loads(line).get("turns", "1")) for line in lines)
+        seconds = bytes_per_pass(target, 512.0) / (DECODING * read_bandwidth())
+        runs = self.recipe.runs * len(self.recipe.temperatures) * (1 + num_methods / OTHER_SPEED)
+        hours = seconds * num_turns * self.recipe.max_new_tokens * runs / 3600
+        return f"at most about {hours:.2g} hours here, and {num_bytes(target.params) / 1e9:.2g} GB"
+
+    def trained(self, head: OwnHead, part: Part) -> Path:
+        """Trains a head unless it is there, and returns the folder of the run."""
+        data = shared_data()[head.data]
+        flags = ["--data", *sources_of(data, self.options.data), *self.target_flags(part)]
+        flags += ["--limit", str(data.sample), *head.options.split()]
+        if head.start:
+            start = self.source_of(head.start, part)
+            if start is None:
+                raise SpecjaxError(
+                    f"the heads of {self.recipe.name} start from one of {head.start}; name it with "
+                    f"--drafter {head.start}=FOLDER"
+                )
+            flags += ["--start", start]
+        if limit := self.options.limit:
+            flags += ["--limit", str(TRIAL * limit), "--num-steps", str(2 * limit)]
+            flags += ["--longest", "256", "--batch-size", "2", "--accumulate", "1"]
+            flags += ["--eval-prompts", "1", "--eval-tokens", "16", "--distill-tokens", "32"]
+        flags += self.options.train.split()
+        out = self.out / "heads" / f"{head.method}-{checksum(head.method, flags)}"
+        if not (out / HEAD).is_dir():
+            self.command("train", head.method, "--out", str(out), "--resume", *flags)
+        return out
+
+    def classifier(self, part: Part) -> Path:
+        """Trains DISCO's classifier unless it is there, and returns its folder."""
+        tasks = self.tasks_of(part, 0)
+        flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
+        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens), *self.drafter_flags(part)]
+        flags += ["--num-steps", str(20 * self.options.limit)] if self.options.limit else []
+        out = self.out / "classifiers" / f"{part.model}-{checksum(flags)}"
+        if not out.is_dir():
+            run_folder = out.with_name(f"{out.name}-run")
+            self.command(
+                "train", "disco", "--out", str(out), "--run-folder", str(run_folder), *flags
+            )
+        return out
+
+    def tuned(self, what: str, part: Part, tasks: Path, flags: Sequence[str] = ()) -> Path:
+        """Tunes unless that is done, and returns the file of the settings."""
+        flags = [*flags, "--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
+        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens)]
+        file = self.out / "tuned" / f"{part.model}-{what}-{checksum(flags)}.json"
+        if not file.is_file():
+            self.command("tune", what, "--out", str(file), *flags)
+        return file
+
+    def command(self, *arguments: str) -> None:
+        """Runs a command of specjax in this process."""
+        self.say(f"specjax {' '.join(arguments)}")
+        parsed(arguments).run()
+
+    # ---- What it runs on -------------------------------------------------------------------------
+
+    def tasks_of(self, part: Part, which: int) -> Path:
+        """Returns the file of the training (0) or the validation (1) questions."""
+        name = self.recipe.training[part.data[0]][which]
+        return write_tasks({part.data[0]: self.drawn(name, TRIAL)}, self.out)
+
+    def questions(self, part: Part) -> dict[str, list[Question]]:
+        """Draws the questions of all columns; leaves out those whose data is missing.
+
+        Raises:
+            SpecjaxError: if that is all of it.
+        """
+        found = {}
+        for title in part.data:
+            data = shared_data()[self.recipe.data[title]]
+            if is_there(data, self.options.data):
+                found[title] = self.drawn(self.recipe.data[title])
+            else:
+                self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
+        if not found:
+            sources_of(data, self.options.data)
+        return found
+
+    def drawn(self, name: str, times: int = 1) -> list[Question]:
+        """Draws questions of a data set, at most `times` the limit."""
+        limit = None if self.options.limit is None else times * self.options.limit
+        return draw(shared_data()[name], self.options.data, limit, self.options.seed)
+
+    def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
+        """Returns what each variant reads by title; leaves out those whose drafter is missing."""
+        found: dict[str, str | None] = {}
+        for title, variant in methods.items():
+            if variant.head is not None:
+                found[title] = str(self.trained(self.recipe.heads[variant.head], part))
+                continue
+            source = self.source_of(variant.method, part)
+            if METHODS[variant.method].part and source is None:
+                self.say(
+                    f"{title} is left out: nothing is known that {variant.method} could read; "
+                    f"give --drafter {variant.method}=FOLDER"
+                )
+                continue
+            found[title] = source
+        if not found:
+            raise SpecjaxError(f"no method of {self.recipe.name} is left; give --drafter")
+        return found
+
+    def source_of(self, method: str, part: Part) -> str | None:
+        """Returns what a method reads; None if nothing is known."""
+        known = {} if self.options.target else dict(self.model_of(part).drafters)
+        known |= self.given
+        if method == "eagle2" and method not in known:
+            method = "eagle"
+        if self.options.target == POCKET and METHODS[method].part:
+            known = {method: str(pocket_part(METHODS[method].part))} | known
+        return known.get(method)
+
+    @cached_property
+    def given(self) -> dict[str, str]:
+        """The drafters of the command line by method."""
+        return sources_in(self.options.drafter)
+
+    def model_of(self, part: Part) -> Model:
+        """Returns the model of a part; with another target, that one, without its template."""
+        model = shared_models()[part.model]
+        if self.options.target is None:
+            return model
+        return replace(model, target=self.options.target, drafters={}, chat_template=None)
+
+    def target_of(self, part: Part) -> str:
+        """Returns the target's name, folder or hub id."""
+        return self.model_of(part).target
+
+    def target_flags(self, part: Part) -> list[str]:
+        """Returns the flags of a command that name the target."""
+        flags = ["--target", self.target_of(part)]
+        for name in ("dtype", "quantize"):
+            if (value := getattr(self.options, name)) is not None:
+                flags += [f"--{name}", value]
+        return flags
+
+    def drafter_flags(self, part: Part) -> list[str]:
+        """Returns the flags of a command that name the draft model."""
+        source = self.source_of("draft-model", part)
+        return [] if source is None else ["--drafter", source]
+
+    def load(self, name: str) -> LoadedTarget:
+        """Loads a target."""
+        return load(name, dtype=self.options.dtype, quantize=self.options.quantize)
+
+
+def checksum(*values: Any) -> str:
+    """Returns a short name for what decides a result."""
+    return f"{zlib.crc32(repr(values).encode()):08x}"
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file in one step."""
+
+    partial = path.with_name(f".{path.name}")
+    with writable(path):
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
