@@ -23,7 +23,6 @@ from specjax.distillation import DistillOptions, distill, own_questions, prompt_
 from specjax.hub import LoadedTarget, load
 from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
-from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
@@ -190,7 +189,7 @@ class TrainHead:
         found = detect_format(find_head(self.start), HEAD_FORMATS)
         format = found if found.kind in self.training.adopts else _format_of(self.method)
         head, params = load_head(self.start, target, "float32", format)
-        if isinstance(head, LayeredHead) and not isinstance(head, Eagle3Head):
+        if isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False):
             head, params = with_draft_tokens(head, params, [])  # it learns all
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
         asked = shape_of(wanted)

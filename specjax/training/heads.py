@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, locked, writable
-from specjax.models.heads.eagle3 import Eagle3Head
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.models.io.head_format import HeadFormat
@@ -110,18 +109,16 @@ def new_params(
 
     A draft vocabulary is that of the tokens most frequent in the answers.
     """
-    key = jax.random.key(seed)
-    if isinstance(head, Eagle3Head):
-        params, table = head.initialise(key), target.model.lm_head(target.params)
-        if count := head.config.draft_vocab_size:
-            tokens, share = frequent_tokens(examples, head.config.vocab_size, count)
-            print(f"the {count} tokens to draft make up {share:.1%} of the answers")
-            params[DRAFT_TOKENS] = jnp.asarray(tokens)
-            table = table[params[DRAFT_TOKENS]]
-        return params | {"lm_head": {"weight": jnp.array(dequantized(table), jnp.float32)}}
-    if not getattr(head.config, "has_lm_heads", False):
-        return head.initialise(key)
-    return head.initialise(key, lm_head=dequantized(target.model.lm_head(target.params)))
+    config, key, table = head.config, jax.random.key(seed), target.model.lm_head(target.params)
+    drafted = {}
+    if count := getattr(config, "draft_vocab_size", 0):
+        tokens, share = frequent_tokens(examples, config.vocab_size, count)
+        print(f"the {count} tokens to draft make up {share:.1%} of the answers")
+        drafted = {DRAFT_TOKENS: jnp.asarray(tokens)}
+        table = table[drafted[DRAFT_TOKENS]]
+    if not getattr(config, "has_lm_heads", False):
+        return head.initialise(key) | drafted
+    return head.initialise(key, lm_head=dequantized(table)) | drafted
 
 
 def shape_of(head: Any) -> dict[str, Any]:

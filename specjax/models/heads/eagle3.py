@@ -9,17 +9,18 @@ Test".
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.layered import LayeredConfig, LayeredHead, Stream, layers_like
-from specjax.models.heads.training_attention import text_before, training_attention
+from specjax.models.heads.training_attention import training_attention
 from specjax.models.layers import DecoderLayer, Linear, LMHead, RMSNorm, Rotation, rotation_of
 from specjax.models.target import QueryRows, Target
 
@@ -35,6 +36,7 @@ class Eagle3Config(LayeredConfig):
     """
 
     tapped: tuple[int, ...] = ()  # layers of the target, as numbered by `Taps`
+    has_lm_heads: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.layers.num_hidden_layers != 1:
@@ -145,7 +147,11 @@ class Eagle3Head(LayeredHead):
         rotation: Rotation,
         is_far: Bool[Array, "B T T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
-        """See `step`."""
+        """Runs one step of training-time test; see `step`.
+
+        A slot sees the slots of its text up to itself as computed at step 1, and itself as computed
+        at later steps. From step 2 on `features` are what the step before returned.
+        """
         features, layer = self.narrow(features, embedded.dtype), self.layer
         query, key, value = layer.self_attn.query_key_value(
             layer.joined(embedded, features), rotation
@@ -154,36 +160,6 @@ class Eagle3Head(LayeredHead):
         far, *own = (*(stream[0] for stream in streams), (key, value))
         mixed = training_attention(query, far, is_far, [(each, is_near) for each in own])
         return layer.after_attention(features, layer.self_attn.merge(mixed)), ((key, value),)
-
-    @nn.nowrap
-    def step(
-        self,
-        params: Any,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T F"],
-        streams: tuple[Stream, ...],
-        positions: Int[Array, "B T"],
-        segments: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one step of training-time test over whole texts; pure.
-
-        At step n (from 1) slot t stands for the n-th token of a draft that begins behind it. It
-        sees the slots of its text up to itself as computed at step 1, and itself as computed at
-        later steps.
-
-        Args:
-            params: the head's.
-            embedded: embedding of the token n places after each slot, from the text.
-            features: the target's at step 1; later what the step before returned.
-            streams: the keys and values that steps 1 to n - 1 returned.
-            positions: slots within their texts.
-            segments: the number of each slot's text; slots see only their own text.
-        """
-        text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
-        rotation = rotation_of(positions + len(streams), self.config.layers, text_length)
-        variables, far = {"params": params}, text_before(segments)
-        arguments = (embedded, features, streams, rotation, far)
-        return cast(Any, self.apply(variables, *arguments, method=self.one_step))
 
     @nn.nowrap
     def logits(
@@ -203,3 +179,15 @@ class Eagle3Head(LayeredHead):
     def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
         """Returns None: the LM head is the head's own."""
         del params, target, target_params
+
+    @nn.nowrap
+    def initialise(
+        self,
+        key: Key[Array, ""],
+        dtype: DTypeLike = jnp.float32,
+        lm_head: Float[Array, "R D"] | None = None,
+    ) -> dict[str, Any]:
+        """Returns random params, with `lm_head`, rows of the target's, as the head's own."""
+        params = super().initialise(key, dtype)
+        own = {} if lm_head is None else {"lm_head": {"weight": jnp.array(lm_head, dtype)}}
+        return params | own

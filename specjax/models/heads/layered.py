@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
-from specjax.models.heads.training_attention import KeysAndValues
+from specjax.models.heads.training_attention import KeysAndValues, text_before
 from specjax.models.layers import DecoderLayer, lookup, rotation_of
 from specjax.models.quantize import QuantizedWeight, Weight
 from specjax.models.target import QueryRows, Target, causal_rows
@@ -92,6 +92,33 @@ class LayeredHead(nn.Module):
         embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
         output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
         return output, cache
+
+    @nn.nowrap
+    def step(
+        self,
+        params: Any,
+        embedded: Float[Array, "B T D"],
+        features: Float[Array, "B T F"],
+        streams: tuple[Stream, ...],
+        positions: Int[Array, "B T"],
+        segments: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Stream]:
+        """Runs one step of training over whole texts, which `one_step` defines; pure.
+
+        At step n (from 1) slot t stands for the n-th token of a draft that begins behind it.
+
+        Args:
+            params: the head's.
+            embedded: embedding of that token, from the text.
+            features: the target's at step 1, of the token before; F is 0 if the head reads none.
+            streams: the keys and values that steps 1 to n - 1 returned.
+            positions: slots within their texts.
+            segments: the number of each slot's text; slots see only their own text.
+        """
+        text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
+        rotation = rotation_of(positions + len(streams), self.config.layers, text_length)
+        arguments = (embedded, features, streams, rotation, text_before(segments))
+        return cast(Any, self.apply({"params": params}, *arguments, method="one_step"))
 
     @nn.nowrap
     def logits(

@@ -15,7 +15,7 @@ for Efficient Speculative Decoding", sections 4.1 and 4.3.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -33,8 +33,8 @@ from specjax.models.heads.layered import (
     layers_like,
     through_layers,
 )
-from specjax.models.heads.training_attention import text_before, training_attention
-from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation, rotation_of
+from specjax.models.heads.training_attention import training_attention
+from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation
 from specjax.models.target import QueryRows, Target
 
 
@@ -147,7 +147,7 @@ class ParallelHead(LayeredHead):
             features = jnp.where(is_mask, unknown, features)
         return jnp.where(is_mask, of_masks, embedded), features
 
-    def one_depth(
+    def one_step(
         self,
         embedded: Float[Array, "B T D"],
         features: Float[Array, "B T F"],
@@ -155,7 +155,12 @@ class ParallelHead(LayeredHead):
         rotation: Rotation,
         is_far: Bool[Array, "B T T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
-        """See `step`."""
+        """Runs one depth of the groups of all slots; see `step`.
+
+        Without streams the rows are the real slots, with i streams the i-th masks, for which
+        `embedded` and `features` are ignored. Its T rows see T real slots and i masks, so all
+        depths cost k + 1 times causal attention.
+        """
         if streams:  # the masks of one depth differ only by position
             x = self._joined_mask(len(streams), embedded.dtype)
             x = jnp.broadcast_to(x, embedded.shape)
@@ -177,40 +182,6 @@ class ParallelHead(LayeredHead):
         if self.config.reads_features:
             features = self.mask_hidden[None, None]
         return self.joined(embedded, features)
-
-    @nn.nowrap
-    def step(
-        self,
-        params: Any,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T F"],
-        streams: tuple[Stream, ...],
-        positions: Int[Array, "B T"],
-        segments: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one depth of the groups of all slots of whole texts; pure.
-
-        Without streams the rows are the real slots, with i streams the i-th masks. Its T rows see T
-        real slots and i masks, so all depths cost k + 1 times causal attention.
-
-        Args:
-            params: the head's.
-            embedded: embedding of the token after each slot, from the text.
-            features: the target's, of the token before; F is 0 if the head reads none.
-            streams: the keys and values that earlier depths returned.
-            positions: slots within their texts.
-            segments: the number of each slot's text; slots see only their own text.
-        """
-        text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
-        rotation = rotation_of(positions + len(streams), self.config.layers, text_length)
-        variables, far = {"params": params}, text_before(segments)
-        output, own = cast(
-            Any,
-            self.apply(
-                variables, embedded, features, streams, rotation, far, method=self.one_depth
-            ),
-        )
-        return output, own
 
     @nn.nowrap
     def teacher_forced(
