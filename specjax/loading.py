@@ -15,8 +15,16 @@ from specjax.datastore import load_datastore, tokenizer_fingerprint
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
+from specjax.decoding.drafters.hybrid import PARTS
 from specjax.hub import POCKET, LoadedTarget, head_folder, load, pocket_folder
-from specjax.methods import HEAD_FORMATS, METHODS, check_settings, make_drafter
+from specjax.methods import (
+    HEAD_FORMATS,
+    HYBRID,
+    METHODS,
+    check_settings,
+    make_drafter,
+    split_parts,
+)
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
@@ -54,9 +62,27 @@ def load_drafter(
     check_settings(method, settings, are_all=False)
     if method == AUTO:
         return _auto(target, source, tuned)
+    if method == HYBRID:
+        return _hybrid(target, source, tuned, settings)
     part = part_of(method, target, source)
     known = _tuned_settings(method, target, part, tuned, settings)
     return _build(method, target, source, part, {**known, **settings})
+
+
+def _hybrid(
+    target: LoadedTarget, source: str | Path | None, tuned: str | Path | None, settings: Any
+) -> tuple[Drafter, Any]:
+    own, of_parts = split_parts(HYBRID, METHODS[HYBRID].settings | settings)
+    sources = {"copy": own["copy_source"] or None, "head": source}
+    parts = {
+        name: load_drafter(own[name], target, sources[name], tuned, **of_parts[name])
+        for name in PARTS
+    }
+    drafters = {name: drafter for name, (drafter, _) in parts.items()}
+    params = {name: params for name, (_, params) in parts.items()}
+    drafter = make_drafter(HYBRID, target.config, own | drafters)
+    drafter.check(target.model, params)
+    return drafter, params
 
 
 # Of prompt lookup where nothing was measured: wide layers on two cores; elsewhere rows cost little.

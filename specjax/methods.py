@@ -1,6 +1,7 @@
 """The registry: one row per method, from which commands, loading, training and tests derive."""
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
@@ -14,6 +15,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hybrid import PARTS, Hybrid
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.medusa import Medusa
@@ -75,6 +77,7 @@ class Method:
         }
 
 
+HYBRID = "hybrid"
 COPIED = (3, 10, 31)  # tokens of a chain that is copied
 PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
 CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
@@ -212,6 +215,11 @@ METHODS: dict[str, Method] = {
         tuned=("choices",),
         search_space=DEPTH_TREES,
     ),
+    HYBRID: Method(
+        Hybrid,
+        "what its two methods need",
+        "PLD+ and HASS, or two other methods, in one tree",
+    ),
     "auto": Method(
         Auto,
         "what `specjax tune machine` chose for target and machine; else it is pld",
@@ -261,6 +269,10 @@ def check_settings(method: str, settings: dict[str, Any], are_all: bool = True) 
         raise SpecjaxError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     row = METHODS[method]
     declared = get_type_hints(row.drafter)
+    settings, of_parts = split_parts(method, settings)
+    for part, own in of_parts.items():
+        if isinstance(name := (row.settings | settings)[part], str):
+            check_settings(name, own, are_all=False)
     for name, value in settings.items():
         if name not in row.settings:
             has = f"it has {', '.join(row.settings)}" if row.settings else "it has none"
@@ -290,11 +302,40 @@ def read_settings(method: str, assignments: Sequence[str]) -> dict[str, Any]:
     Raises:
         SpecjaxError: if the method or a setting is unknown, or a value is not allowed.
     """
-    texts = dict(map(_split, assignments))
-    types = get_type_hints(METHODS[method].drafter) if method in METHODS else {}
-    settings = {name: _value(name, text, types.get(name, str)) for name, text in texts.items()}
+    each = [part for text in assignments for part in re.split(r",(?=[\w.-]+=)", text)]
+    settings = _values(method, dict(map(_split, each)))
     check_settings(method, settings, are_all=False)
     return settings
+
+
+def split_parts(
+    method: str, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Returns the settings of a method, and those of the methods that it wraps, by part.
+
+    Those of a part are named PART.NAME.
+    """
+    parts = PARTS if method == HYBRID else ()
+    own = {part: {} for part in parts}
+    rest = dict(settings)
+    for name in settings:
+        part, dot, inner = name.partition(".")
+        if dot and part in parts:
+            own[part][inner] = rest.pop(name)
+    return rest, own
+
+
+def _values(method: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values of the types that the method, or the one that is its part, declares."""
+    if method not in METHODS:
+        return dict(texts)
+    own, of_parts = split_parts(method, texts)
+    types = get_type_hints(METHODS[method].drafter)
+    values = {name: _value(name, text, types.get(name, str)) for name, text in own.items()}
+    for part, inner in of_parts.items():
+        found = _values((METHODS[method].settings | own)[part], inner)
+        values |= {f"{part}.{name}": value for name, value in found.items()}
+    return values
 
 
 def _split(assignment: str) -> tuple[str, str]:

@@ -62,9 +62,9 @@ class Scripted(Drafter):
         self.inner.check(target, params["inner"])
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, *room: int
     ) -> ScriptedState:
-        inner = self.inner.init(target, _of_inner(params), prompt, prefill, num_slots)
+        inner = self.inner.init(target, _of_inner(params), prompt, prefill, *room)
         return ScriptedState(inner, jnp.zeros((), jnp.int32), prompt.length)
 
     def propose(

@@ -139,12 +139,19 @@ class Drafter(ABC):
             )
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> State:
         """Returns the state before the first round.
 
         `prefill` holds the tapped hidden states of `prompt[:-1]` (no logits, no attention);
-        `num_slots` bounds the positions of text and rows together.
+        `num_slots` bounds the positions of text and rows together, and `max_depth` the drafted
+        tokens of a path: in a hybrid they may be more than this drafter's own.
         """
         return None
 

@@ -209,7 +209,7 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
         is_done=jnp.zeros((batch,), bool),
         row_keys=row_keys(key, batch),
         cache=replace(cache, length=prompt.length - 1),
-        drafter=drafter.init(target, params, prompt, prefilled, slots),
+        drafter=drafter.init(target, params, prompt, prefilled, slots, drafter.max_depth),
         stats=Stats(
             rounds=jnp.zeros((batch,), jnp.int32),
             drafted=jnp.zeros((batch,), jnp.int32),

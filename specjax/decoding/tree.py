@@ -30,6 +30,8 @@ class DraftTree:
     draft_probs: Float[Array, "B N V"] | None = None
     # Where in the text each token was copied from, if the drafter copies.
     source: Int[Array, "B N"] | None = None
+    # How likely the path to each node is, as a log-probability, if the drafter says so.
+    scores: Float[Array, "B N"] | None = None
     is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
 
     @property

@@ -78,7 +78,7 @@ def steps(kind: str, break_even: float, is_gated: bool) -> np.ndarray:
     @jax.jit
     def write(tokens):
         start = jnp.array([PROMPT])
-        state = gate.init(model, params, Prompt(tokens, start), nothing, LENGTH)
+        state = gate.init(model, params, Prompt(tokens, start), nothing, LENGTH, 0)
         carry = state, start, jnp.zeros(())
         goes_on = lambda carry: carry[1][0] < LENGTH  # noqa: E731
         return jax.lax.while_loop(goes_on, lambda carry: one_round(tokens, carry), carry)[2]

@@ -19,6 +19,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.medusa import Medusa
@@ -80,6 +81,14 @@ SMALL: Any = {
     Retrieval: lambda: Small(params=datastore(), settings={"max_drafted": 12}),
     PromptLookupPlusAttention: lambda: Small(settings={"num_tokens": 20}),
     Auto: lambda: Small((PromptLookup(), 0.5)),
+    Hybrid: lambda: Small(
+        params={"copy": None, "head": heads.EAGLE2.params},
+        settings={
+            "copy": PromptLookupPlus(8, layer=2),
+            "head": heads.EAGLE2.drafter,
+            "num_tokens": 14,
+        },
+    ),
 }
 OTHERS = {  # forms of the methods that run other code, and what no method does
     "hydra with prefix": heads.HYDRA_PREFIX[:2],

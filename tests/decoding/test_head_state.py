@@ -12,6 +12,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters._heads import HeadState
 from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -22,6 +23,7 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import LoopState
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.parallel import ParallelHead
 from tests.decoding.contract import KEY
@@ -81,25 +83,28 @@ def test_paths_of_all_lengths_are_accepted_and_rows_end_by_eos_and_by_length(nam
 def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name):
     """As from one pass over it: masks and drafted nodes leave nothing behind."""
     headed, played, pending = WITH_CACHE[name], played_by(name), set()
-    module = headed.drafter.head
     for state in [played[0].before, *(each.after for each in played)]:
-        tokens, kept = committed(state), state.drafter
-        features = features_for(module, features_of(headed.request, tokens, target()[0]))
-        _, fresh = predicted(headed.request, tokens, features, module)
-        np.testing.assert_array_equal(kept.cache.length + kept.num_pending, state.length - 1)
-        width = headed.drafter.max_depth + 1
-        assert kept.pending.shape == (BATCH, width, features.shape[2])
-        for row, held in enumerate(kept.cache.length):
-            count = kept.num_pending[row]
-            pending.add(int(count))
-            assert_close(kept.pending[row, :count], features[row, held : held + count])
-            if fresh.keys:
-                np.testing.assert_array_equal(kept.cache.positions[row, :held], np.arange(held))
-            for mine, its in zip(
-                kept.cache.keys + kept.cache.values, fresh.keys + fresh.values, strict=True
-            ):
-                assert_close(mine[row, :, :held], its[row, :, :held])
+        assert_of_text(headed, state, state.drafter, headed.drafter.max_depth)
+        pending.update(state.drafter.num_pending.tolist())
     assert len(pending) > 2
+
+
+def assert_of_text(headed: Headed, state: LoopState, kept: HeadState, max_depth: int) -> None:
+    """Asserts that a head's state is that of one pass over the committed texts."""
+    tokens = committed(state)
+    features = features_for(headed.drafter.head, features_of(headed.request, tokens, target()[0]))
+    _, fresh = predicted(headed.request, tokens, features, headed.drafter.head)
+    np.testing.assert_array_equal(kept.cache.length + kept.num_pending, state.length - 1)
+    assert kept.pending.shape == (BATCH, max_depth + 1, features.shape[2])
+    for row, held in enumerate(kept.cache.length):
+        count = kept.num_pending[row]
+        assert_close(kept.pending[row, :count], features[row, held : held + count])
+        if fresh.keys:
+            np.testing.assert_array_equal(kept.cache.positions[row, :held], np.arange(held))
+        for mine, its in zip(
+            kept.cache.keys + kept.cache.values, fresh.keys + fresh.values, strict=True
+        ):
+            assert_close(mine[row, :, :held], its[row, :, :held])
 
 
 def before_roots(state) -> np.ndarray:

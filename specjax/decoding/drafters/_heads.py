@@ -26,7 +26,7 @@ LAST_HIDDEN = Taps(hidden_layers=(-1,), logits=False)  # the target's features, 
 
 @pytree
 class HeadState:
-    """The state of a head. P = max_depth + 1, H the width of a feature."""
+    """The state of a head. P = max_depth of a round + 1, H the width of a feature."""
 
     cache: KVCache  # of the head: slots made of the target's own features only
     pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
@@ -95,7 +95,13 @@ class HeadDrafter(Drafter):
         check_head(self.head, target, params)
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> HeadState:
         features = self._features(prefill, prompt.tokens)
         batch, width, _ = features.shape
@@ -110,7 +116,7 @@ class HeadDrafter(Drafter):
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
             cache=cache,
-            pending=jnp.pad(last, ((0, 0), (0, self.max_depth), (0, 0))),
+            pending=jnp.pad(last, ((0, 0), (0, max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
             lm_head=self.head.lm_head_rows(params.drafter, target, params.target),
         )

@@ -206,6 +206,7 @@ def most_likely(
     if noise_share < 1:
         without = jax.nn.log_softmax(logits, axis=-1) + math.log(1 - noise_share)
         log_probs = jnp.logaddexp(log_probs + math.log(noise_share), without)
+        log_probs = jnp.minimum(log_probs, 0)  # rounding must not put a node above its parent
     best, ranked = best_tokens(log_probs, k)
     return best, draw.tokens(ranked)
 
@@ -215,7 +216,7 @@ def best_of_pool(
     tokens: Int[Array, "B S"],
     scores: Float[Array, "B S"],
     parents: Int[Array, "B S"],
-    pool_depth: np.ndarray,
+    pool_depth: np.ndarray | Int[Array, "B S"],
     num_nodes: int,
     is_chain: bool,
 ) -> DraftTree:
@@ -226,7 +227,7 @@ def best_of_pool(
         tokens: the pool's tokens; parents come before their children.
         scores: log-probabilities of the nodes' paths, -inf for nodes that do not exist.
         parents: places in the pool, -1 for the root.
-        pool_depth: `[S]`, the depth of each node.
+        pool_depth: `[S]` or `[B, S]`, the depth of each node.
         num_nodes: nodes of the tree, root included.
         is_chain: whether the pool is one path.
     """
@@ -239,8 +240,9 @@ def best_of_pool(
     tree = DraftTree(
         tokens=with_root(root[:, None], of_kept(tokens)),
         parents=with_root(first - 1, parents),
-        depth=with_root(first, jnp.asarray(pool_depth)[kept]),
+        depth=with_root(first, of_kept(jnp.broadcast_to(pool_depth, scores.shape))),
         valid=with_root(first == 0, of_kept(scores) > -jnp.inf),
+        scores=with_root(jnp.zeros(first.shape), of_kept(scores)),
         is_chain=is_chain,
     )
     return valid_first(tree)

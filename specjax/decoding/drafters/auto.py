@@ -94,11 +94,17 @@ class Auto(Drafter):
         self.inner.check(target, params)
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> GateState:
         none = jnp.zeros_like(prompt.length)
         return GateState(
-            inner=self.inner.init(target, params, prompt, prefill, num_slots),
+            inner=self.inner.init(target, params, prompt, prefill, num_slots, max_depth),
             mean=jnp.full(none.shape, CREDIT),
             budget=jnp.asarray(CREDIT),
             shadow=jnp.zeros((*none.shape, self.num_nodes - 1), jnp.int32),

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError, check_at_least
-from specjax.core.pytree import pytree
+from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_token
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.drafters.length_rules import (
@@ -43,6 +43,9 @@ class DraftState:
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
     num_wanted: Int[Array, " B"]  # draft passes that each row needed, one per drafted token
     num_passes: Int[Array, ""]  # draft passes that were run; one serves all rows
+    tokens: Int[Array, "B D"]  # drafted last
+    num_drafted: Int[Array, " B"]
+    max_missing: int = static()  # tokens of a text, root included, that the draft has not seen
 
 
 @pytree
@@ -73,7 +76,8 @@ class DraftModel(Drafter):
     The loop runs one pass of the draft for each token, and ends as soon as no row wants another;
     rows that have stopped do not change. The draft's own cache is cut to the committed text by
     setting its length. After a draft that was accepted whole it also lacks the last drafted token,
-    which the first pass of the next round feeds beside the root: that pass always has 2 rows.
+    which the first pass of the next round feeds beside the root: that pass always has 2 rows, but
+    in a hybrid as many as a round may commit.
 
     What differs from the published code: each row of a batch has its own draft length and accepted
     length; `coupled` drafts, see above; nothing is drafted beyond the draft's last position (its
@@ -155,7 +159,13 @@ class DraftModel(Drafter):
         self.length_rule.check(params["rule"])
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> DraftState:
         batch = prompt.length.shape[0]
         return DraftState(
@@ -165,6 +175,9 @@ class DraftModel(Drafter):
             is_finished=jnp.zeros((batch,), bool),
             num_wanted=jnp.zeros((batch,), jnp.int32),
             num_passes=jnp.zeros((), jnp.int32),
+            tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
+            num_drafted=jnp.zeros((batch,), jnp.int32),
+            max_missing=2 if max_depth == self.max_depth else max_depth + 1,
         )
 
     def propose(
@@ -205,9 +218,9 @@ class DraftModel(Drafter):
             fed = lax.dynamic_slice_in_dim(draft.tokens, draft.num_passes - 1, 1, axis=1)
             return draft_one(draft, fed, jnp.ones_like(draft.length))
 
-        at = state.cache.length[:, None] + jnp.arange(2)[None, :]
+        at = state.cache.length[:, None] + jnp.arange(state.max_missing)[None, :]
         missing = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
-        count = jnp.clip(context.length - state.cache.length, 1, 2)
+        count = jnp.clip(context.length - state.cache.length, 1, state.max_missing)
         draft = draft_one(self._empty(state.cache, most > 0, draw), missing, count)
         draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
         tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
@@ -216,18 +229,24 @@ class DraftModel(Drafter):
             cache=draft.cache,
             num_wanted=state.num_wanted + draft.length,
             num_passes=state.num_passes + draft.num_passes,
+            tokens=draft.tokens,
+            num_drafted=draft.length,
         )
 
     def update(
         self, target: Target, params: Params, state: DraftState, outcome: Outcome
     ) -> DraftState:
-        drafted = outcome.tree.num_valid() - 1
-        accepted = outcome.verification.num_accepted
-        known = jnp.minimum(state.cache.length, outcome.context.length - 1)
+        # In a hybrid the path may be another drafter's, so the text decides what was right.
+        steps = jnp.arange(self.max_depth)[None, :]
+        at = outcome.root_slot[:, None] + 1 + steps
+        said = jnp.take_along_axis(outcome.context.tokens, at, axis=1, mode="clip")
+        is_right = (said == state.tokens) & (steps < state.num_drafted[:, None])
+        num_right = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
+        known = jnp.minimum(outcome.context.length - 1, at[:, 0] + num_right)
         return replace(
             state,
-            cache=replace(state.cache, length=known),
-            rule=self.length_rule.update(state.rule, drafted, accepted, self.max_depth),
+            cache=replace(state.cache, length=jnp.minimum(state.cache.length, known)),
+            rule=self.length_rule.update(state.rule, state.num_drafted, num_right, self.max_depth),
             is_finished=outcome.num_committed == 0,
         )
 

@@ -105,7 +105,13 @@ class Lookahead(Drafter):
         return self.window_length - 1 + self.num_levels * self.window_length
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> LookaheadState:
         batch = prompt.length.shape[0]
         shape = (batch, target.config.vocab_size, self.num_guesses, self.max_depth)

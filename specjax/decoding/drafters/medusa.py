@@ -39,7 +39,13 @@ class Medusa(DepthTreeDrafter):
         return self.head.config.num_heads
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> Feature:
         assert prefill.hidden is not None
         return _row(prefill.hidden[:, :, 0], prompt.length - 2)

@@ -123,7 +123,13 @@ class PromptLookupPlus(RankedLookup):
         return max(1, min(9, round(config.num_hidden_layers * 9 / 32)))
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> SeenHidden:
         assert prefill.hidden is not None
         back = self.prefix_length - 1
@@ -212,7 +218,13 @@ class PromptLookupPlusAttention(RankedLookup):
         return tuple((layer, head) for head in range(config.num_attention_heads))
 
     def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, num_slots: int
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
     ) -> SeenAttention:
         weights = jnp.zeros((prompt.length.shape[0], num_slots))
         return SeenAttention(weights, prompt.length)

@@ -1,0 +1,256 @@
+"""Hybrid: two methods draft one tree, such as PLD+, which copies, and HASS, which predicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.pytree import pytree
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafters._trees import best_of_pool
+from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Draw, Sampling
+from specjax.decoding.tree import DraftTree
+from specjax.decoding.verify import follow
+from specjax.models.target import ModelOutput, Taps, Target
+
+PARTS = ("copy", "head")
+# Of first and of later tokens: once the first copied token is right, those after it mostly are.
+# Fitted, as is `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench.
+PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0]]]), np.array([[[2.0, 1.0]]])
+KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
+
+
+@pytree
+class HybridState:
+    """The states of both parts, and how their drafts of late compare with the text."""
+
+    parts: tuple[State, ...]
+    drafted: tuple[DraftTree, ...]  # in this round, before they were merged
+    # Of each part: drafted tokens that were right, and that were wrong behind right ones; first
+    # tokens of drafts apart from later ones.
+    right: Float[Array, "B 2 2"]
+    wrong: Float[Array, "B 2 2"]
+
+
+@dataclass(frozen=True)
+class Hybrid(Drafter):
+    """Merges the trees of two drafters under one budget of nodes; each grows with its success.
+
+    All nodes of both trees are candidates, those that both have only once, and the likeliest
+    `num_tokens - 1` are verified. A node of an EAGLE-2 tree is as likely as its head says. A node
+    of a tree without scores, such as a copied chain, is as likely as its drafter was right of late:
+    the rate of right first tokens, times that of later ones for each further token of its path. So
+    a chain is short while copies fail, and takes most of the budget while they are right.
+
+    `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
+    both parts choose their tokens, and each counts as drawn with certainty.
+
+    Raises:
+        SpecjaxError: for a budget of fewer than 2 nodes.
+    """
+
+    copy: str | Drafter = "pld-plus"
+    """The method that copies: any but plain and lookahead."""
+    head: str | Drafter = "hass"
+    """The method that predicts, which reads --drafter: likewise any."""
+    num_tokens: int = 60
+    """Nodes that are verified, root included; at least 2."""
+    copy_source: str = ""
+    """Folder or hub id that the copying method reads, if it reads any; by default pocket's own."""
+
+    def __post_init__(self):
+        check_at_least("num_tokens", self.num_tokens, 2, "it counts the root")
+
+    @property
+    def parts(self) -> tuple[Drafter, Drafter]:
+        """Both drafters.
+
+        Raises:
+            SpecjaxError: if they are still names.
+        """
+        if isinstance(self.copy, str) or isinstance(self.head, str):
+            raise SpecjaxError("a hybrid needs two drafters, not names; use specjax.load_drafter")
+        return self.copy, self.head
+
+    @property
+    def num_nodes(self) -> int:
+        return min(self.num_tokens, sum(part.num_nodes - 1 for part in self.parts) + 1)
+
+    @property
+    def max_depth(self) -> int:
+        return min(max(part.max_depth for part in self.parts), self.num_nodes - 1)
+
+    @property
+    def row_widths(self) -> tuple[int, ...] | None:
+        return None if all(part.row_widths is None for part in self.parts) else ()
+
+    @property
+    def taps(self) -> Taps:
+        first, second = (part.taps for part in self.parts)
+        return Taps(
+            hidden_layers=tuple(dict.fromkeys(first.hidden_layers + second.hidden_layers)),
+            attention_heads=tuple(dict.fromkeys(first.attention_heads + second.attention_heads)),
+            logits=first.logits or second.logits,
+        )
+
+    def check(self, target: Target, params: Any) -> None:
+        if not isinstance(params, Mapping) or set(params) != set(PARTS):
+            raise SpecjaxError(f"Hybrid needs the params of both its parts, by name: {PARTS}")
+        for name, part in zip(PARTS, self.parts, strict=True):
+            if part.num_probes or part.num_nodes < 2:
+                raise SpecjaxError(
+                    f"{type(part).__name__} cannot be the {name} of a hybrid: it drafts nothing or "
+                    "has probe rows; choose another"
+                )
+            part.check(target, params[name])
+
+    def init(
+        self,
+        target: Target,
+        params: Params,
+        prompt: Prompt,
+        prefill: ModelOutput,
+        num_slots: int,
+        max_depth: int,
+    ) -> HybridState:
+        def start(part: Drafter, own: Params) -> State:
+            seen = self._seen_by(part, prefill)
+            return part.init(target, own, prompt, seen, num_slots, max_depth)
+
+        def nothing(part: Drafter) -> DraftTree:
+            nodes = jnp.zeros((len(prompt.length), part.num_nodes), jnp.int32)
+            return DraftTree(nodes, nodes, nodes, nodes > 0)
+
+        none = jnp.zeros((len(prompt.length), 2, 2))
+        return HybridState(
+            parts=tuple(map(start, self.parts, _params(params))),
+            drafted=tuple(map(nothing, self.parts)),
+            right=none,
+            wrong=none,
+        )
+
+    def propose(
+        self, target: Target, params: Params, state: HybridState, context: Context, draw: Draw
+    ) -> tuple[Proposal, HybridState]:
+        if draw.sampling.needs_draft_probs:
+            draw = replace(draw, sampling=Sampling())
+        found = [
+            part.propose(target, own, kept, context, draw)
+            for part, own, kept in zip(self.parts, _params(params), state.parts, strict=True)
+        ]
+        trees = [proposal.tree for proposal, _ in found]
+        right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
+        rates = jnp.log(right / (right + wrong))
+        first, second = (
+            rates[:, part, :1] + (tree.depth - 1) * rates[:, part, 1:]
+            if tree.scores is None
+            else tree.scores
+            for part, tree in enumerate(trees)
+        )
+        tree = merge_trees(trees[0], trees[1], first, second, self.num_nodes, self.max_depth)
+        bare = (DraftTree(each.tokens, each.parents, each.depth, each.valid) for each in trees)
+        parts = tuple(kept for _, kept in found)
+        return Proposal(tree), replace(state, parts=parts, drafted=tuple(bare))
+
+    def update(
+        self, target: Target, params: Params, state: HybridState, outcome: Outcome
+    ) -> HybridState:
+        def learn(part: Drafter, own: Params, kept: State) -> State:
+            seen = replace(outcome, output=self._seen_by(part, outcome.output))
+            return part.update(target, own, kept, seen)
+
+        agreed = jnp.stack([num_agreed(tree, outcome) for tree in state.drafted], axis=1)
+        deepest = jnp.stack([_depth(tree) for tree in state.drafted], axis=1)
+        is_wrong = agreed < jnp.minimum(deepest, outcome.num_committed[:, None])
+        kept = jnp.where(deepest > 0, KEPT, 1.0)[..., None]
+        right = jnp.stack([agreed > 0, jnp.maximum(agreed - 1, 0)], axis=2)
+        wrong = jnp.stack([is_wrong & (agreed == 0), is_wrong & (agreed > 0)], axis=2)
+        return HybridState(
+            parts=tuple(map(learn, self.parts, _params(params), state.parts)),
+            drafted=state.drafted,
+            right=kept * state.right + right,
+            wrong=kept * state.wrong + wrong,
+        )
+
+    def _seen_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
+        """Returns what a part taps of the output."""
+        layers = [self.taps.hidden_layers.index(layer) for layer in part.taps.hidden_layers]
+        heads = [self.taps.attention_heads.index(head) for head in part.taps.attention_heads]
+        hidden, attention = output.hidden, output.attention
+        return ModelOutput(
+            logits=output.logits,
+            hidden=hidden[:, :, jnp.array(layers)] if hidden is not None and layers else None,
+            attention=attention[:, jnp.array(heads)] if attention is not None and heads else None,
+        )
+
+
+def _params(params: Params) -> list[Params]:
+    return [Params(params.target, params.drafter[name]) for name in PARTS]
+
+
+def _depth(tree: DraftTree) -> Int[Array, " B"]:
+    return jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
+
+
+def num_agreed(tree: DraftTree, outcome: Outcome) -> Int[Array, " B"]:
+    """Returns how many tokens of the longest path were committed, whether verified or not."""
+    context = outcome.context
+    after = outcome.root_slot[:, None] + tree.depth + 1
+    said = jnp.take_along_axis(context.tokens, after, axis=1, mode="clip")
+    wanted = jnp.where(after < context.length[:, None], said, -1)
+    return follow(tree, wanted, tree.num_nodes - 1).num_accepted
+
+
+def merge_trees(
+    first: DraftTree,
+    second: DraftTree,
+    first_scores: Float[Array, "B N"],
+    second_scores: Float[Array, "B M"],
+    num_nodes: int,
+    max_depth: int,
+) -> DraftTree:
+    """Returns the tree of the best nodes of two trees below the same root.
+
+    A node that both have gets the better score. Scores fall from parents to children.
+    """
+    twins = same_nodes(first, second, max_depth)
+    has_twin, twin = jnp.any(twins, axis=1), jnp.argmax(twins, axis=1)
+    count, others = first.num_nodes, jnp.arange(second.num_nodes)[None, :]
+    place = jnp.where(has_twin, twin, count - 1 + others)  # in the pool, counted from 1
+    parents = jnp.take_along_axis(place, jnp.maximum(second.parents, 0), axis=1)
+    of_twin = jnp.max(jnp.where(twins, second_scores[:, None, :], -jnp.inf), axis=2)
+    first_scores = jnp.where(first.valid, jnp.maximum(first_scores, of_twin), -jnp.inf)
+    second_scores = jnp.where(second.valid & ~has_twin, second_scores, -jnp.inf)
+    pool = lambda *values: jnp.concatenate([each[:, 1:] for each in values], axis=1)  # noqa: E731
+    return best_of_pool(
+        first.tokens[:, 0],
+        pool(first.tokens, second.tokens),
+        pool(first_scores, second_scores),
+        pool(first.parents, parents) - 1,
+        pool(first.depth, second.depth),
+        num_nodes,
+        is_chain=False,
+    )
+
+
+def same_nodes(first: DraftTree, second: DraftTree, max_depth: int) -> Bool[Array, "B N M"]:
+    """Returns whether the paths to node i and node j have the same tokens, at entry [b, i, j].
+
+    Each pass doubles the distance looked back, as in `ancestors`.
+    """
+    same = (
+        (first.tokens[:, :, None] == second.tokens[:, None, :])
+        & (first.depth[:, :, None] == second.depth[:, None, :])
+        & (first.valid[:, :, None] & second.valid[:, None, :])
+    )
+    above = [jnp.maximum(tree.parents, 0) for tree in (first, second)]
+    for _ in range(max(1, max_depth).bit_length()):
+        same = same & jax.vmap(lambda seen, i, j: seen[i][:, j])(same, *above)
+        above = [jnp.take_along_axis(jump, jump, axis=1) for jump in above]
+    return same

@@ -1,0 +1,136 @@
+"""Hybrid: the merged tree, the share of each part, and parts that follow the other's paths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.hybrid import Hybrid, merge_trees
+from specjax.decoding.drafters.length_rules import Fixed
+from specjax.decoding.drafters.lookahead import Lookahead
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.engine import Engine
+from specjax.decoding.tree import NO_PARENT, DraftTree
+from tests.decoding.contract import VOCAB, assert_lossless, p_value, whole_texts
+from tests.decoding.heads import EAGLE2, END
+from tests.decoding.rounds import rounds_of, some_path
+from tests.decoding.test_head_state import assert_of_text
+from tests.decoding.tiny import DrawnTree, Oracle, bigram, target
+
+Path = tuple[int, ...]
+
+
+# ---- The merged tree ---------------------------------------------------------------------------
+
+
+def random_tree(numbers: np.random.Generator, num_nodes: int) -> tuple[DraftTree, jax.Array]:
+    """One tree below the root 0, its siblings distinct, and scores that fall along its paths."""
+    tokens, parents, depth, scores = [0], [NO_PARENT], [0], [0.0]
+    while len(tokens) < num_nodes:
+        parent, token = (int(numbers.integers(end)) for end in (len(tokens), 3))
+        siblings = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
+        if token not in siblings:
+            tokens.append(token)
+            parents.append(parent)
+            depth.append(depth[parent] + 1)
+            scores.append(scores[parent] - numbers.uniform(0.1, 1))
+    valid = np.arange(num_nodes) < numbers.integers(1, num_nodes + 1)
+    arrays = (jnp.asarray([each]) for each in (tokens, parents, depth, valid))
+    return DraftTree(*arrays), jnp.array([scores])
+
+
+def paths(tree: DraftTree) -> list[Path]:
+    found: list[Path] = []
+    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
+        found.append(() if parent == NO_PARENT else (*found[parent], token))
+    return found
+
+
+def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
+    numbers, num_shared = np.random.default_rng(0), 0
+    merge = jax.jit(merge_trees, static_argnums=(4, 5))
+    for _ in range(40):
+        given = [random_tree(numbers, size) for size in (9, 12)]
+        best: dict[Path, float] = {}
+        for tree, scores in given:
+            for path, score, valid in zip(paths(tree), scores[0], tree.valid[0], strict=True):
+                num_shared += bool(valid) and path in best
+                if valid:
+                    best[path] = max(best.get(path, -np.inf), float(score))
+        merged = merge(given[0][0], given[1][0], given[0][1], given[1][1], 8, 8)
+        found = [path for path, valid in zip(paths(merged), merged.valid[0], strict=True) if valid]
+        wanted = sorted(best, key=lambda path: -best[path])[:8]
+        assert len(set(found)) == len(found) and set(found) == set(wanted)
+        assert merged.depth[0, : len(found)].tolist() == [len(path) for path in found]
+        order = [*merged.valid[0].tolist()]
+        assert order == sorted(order, reverse=True) and found[0] == ()
+    assert num_shared > 50
+
+
+# ---- Its parts ---------------------------------------------------------------------------------
+
+
+def known(sampling: str, batch: int) -> dict:
+    """The whole texts, for two oracles."""
+    return dict.fromkeys(("copy", "head"), whole_texts(sampling, batch))
+
+
+@pytest.mark.parametrize("is_copy_right", [True, False])
+def test_the_budget_goes_to_the_part_that_was_right(is_copy_right):
+    right, wrong = Oracle(max_depth=6), Oracle(max_depth=6, wrong_every=1)
+    parts = (right, wrong) if is_copy_right else (wrong, right)
+    cases = (("greedy", 3, False),)
+    found = assert_lossless(Hybrid(*parts, num_tokens=7), known, new_tokens=70, cases=cases)
+    counts = found["greedy", 3].stats.accepted_lengths
+    assert (counts[:, 7] >= 7).all(), "nearly all rounds accept six tokens of the right part"
+
+
+def test_a_head_follows_paths_that_were_copied():
+    drafter = Hybrid(PromptLookup(min_ngram=1, num_tokens=7, allow_shorter=True), EAGLE2.drafter)
+    params = EAGLE2.request._replace(drafter={"copy": None, "head": EAGLE2.params})
+    engine = Engine(target()[0], drafter, max_new_tokens=60, eos=END)
+    played, deepest = rounds_of(engine, params, verify=some_path), 0
+    for state in [played[0].before, *(each.after for each in played)]:
+        assert_of_text(EAGLE2, state, state.drafter.parts[1], max_depth=7)
+        deepest = max(deepest, *state.drafter.parts[1].num_pending.tolist())
+    assert deepest > EAGLE2.drafter.max_depth + 1, "no long copy was ever accepted"
+
+
+def test_a_draft_model_follows_paths_that_were_copied():
+    """It is the target itself, so as long as it knows the text all that it drafts is right."""
+    model, params = target()
+    copy = Oracle(max_depth=6, vary_length=True)
+    drafter = Hybrid(copy, DraftModel(model, Fixed(3), max_length=3))
+
+    def given(sampling, batch):
+        return {"copy": whole_texts(sampling, batch), "head": {"draft": params, "rule": None}}
+
+    found = assert_lossless(drafter, given, new_tokens=60, cases=(("sampled", 3, False),))
+    counts = found["sampled", 3].stats.accepted_lengths
+    assert (counts[:, :4].sum(axis=1) <= 1).all(), "only the last round may be cut"
+    assert counts[:, 6:].sum() > 3
+
+
+def test_merged_drafts_keep_the_distribution():
+    drafter = Hybrid(PromptLookup(num_tokens=2), DrawnTree())
+    assert p_value(drafter, {"copy": None, "head": bigram(VOCAB)}) > 1e-3
+
+
+# ---- What is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [Autoregressive(), Lookahead()])
+def test_drafters_that_cannot_be_a_part_are_refused(part):
+    with pytest.raises(SpecjaxError, match=f"{type(part).__name__} cannot be the head of a hybrid"):
+        Hybrid(PromptLookup(), part).check(target()[0], {"copy": None, "head": None})
+
+
+def test_names_and_params_that_are_no_pair_are_refused():
+    model = target()[0]
+    with pytest.raises(SpecjaxError, match="needs two drafters, not names"):
+        Hybrid().check(model, {"copy": None, "head": None})
+    with pytest.raises(SpecjaxError, match="the params of both its parts"):
+        Hybrid(PromptLookup(), PromptLookup()).check(model, None)
