@@ -21,7 +21,7 @@ class Chat(DecodingOptions):
     """Talk with a target in the terminal; drafted tokens are shown in green.
 
     Write a message and press Enter. /new starts another conversation, /quit or Ctrl-D ends, and
-    Ctrl-C drops an answer. Each answer reads the whole conversation again.
+    Ctrl-C drops an answer. The target reads each message once.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -35,27 +35,31 @@ class Chat(DecodingOptions):
     def run(self) -> None:
         """Answers until the input ends."""
         from specjax.cli.generate_report import GenerateOutput
+        from specjax.cli.measure import timed_text
 
         output = GenerateOutput(is_json=False)
         target, job_of = self.load()
         target.require_tokenizer()
         opening = [{"role": "system", "content": self.system}] if self.system is not None else []
-        messages, compiled = list(opening), set()
+        messages, state, compiled = list(opening), None, set()
         while (text := _next_message()) is not None:
             if text == "/new":
-                messages = list(opening)
+                messages, state = list(opening), None
                 output.notes.print("a new conversation")
             if not text or text == "/new":
                 continue
             messages.append({"role": "user", "content": text})
             try:
                 job = job_of(_prompt(target, messages))
-                job = replace(job, seed=job.seed + len(messages))
-                if (shape := job.prompt.tokens.shape) not in compiled:
+                seed = job.seed + len(messages)
+                job = replace(job, seed=seed, is_turn=True, earlier=state)
+                shape = job.prompt.tokens.shape, None if state is None else state.tokens.shape
+                if shape not in compiled:
                     with output.busy("compiling"):
                         job.compile()
                     compiled.add(shape)
-                result = output.stream(job)
+                run = output.stream(job)
+                state, result = run.state, timed_text(job, [run])
             except (SpecjaxError, KeyboardInterrupt) as error:
                 messages.pop()
                 output.notes.print(f"no answer kept: {error or 'interrupted'}; /new starts again")

@@ -78,7 +78,7 @@ class Generate(DecodingOptions):
             return
         assert source is not None
         from specjax.cli.generate_report import GenerateOutput
-        from specjax.cli.measure import time_in_turn
+        from specjax.cli.measure import time_in_turn, timed_text
         from specjax.cli.prompts import tokenize
 
         output = GenerateOutput(self.json)
@@ -90,7 +90,7 @@ class Generate(DecodingOptions):
             compile_seconds = [each.compile() for each in jobs]
         streamed = None if self.json else output.stream(job)
         if streamed and not self.compare:
-            results = [streamed]
+            results = [timed_text(job, [streamed])]
         else:
             with output.busy("measuring"):
                 results = time_in_turn(jobs, NUM_PAIRS if self.compare else 1)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from specjax.bench.acceptance import advice_on
 from specjax.bench.measure import PLAIN
-from specjax.cli.measure import Job, TimedText, timed_text
+from specjax.cli.measure import Job, TimedRun, TimedText
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
@@ -43,17 +43,16 @@ class GenerateOutput:
         if source.is_example and not self.is_json:
             self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
 
-    def stream(self, job: Job) -> TimedText:
+    def stream(self, job: Job) -> TimedRun:
         """Prints the text as it grows."""
         if self.output.is_terminal and self.output.color_system and not self.output.no_color:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
         live = LiveText(job.target.tokenizer, self.output, job.stop)
         try:
-            run = job.run(live.add)
+            return job.run(live.add)
         finally:
             live.finish()
-        return timed_text(job, [run])
 
     def figures(self, job: Job, results: Sequence[TimedText], compile_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""

@@ -1,20 +1,21 @@
 """Runs a request with one or more methods and times it without compilation."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Key
 
 from specjax.core.text import decode, token_texts
 from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import stream
+from specjax.decoding.generate import parts_of
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.state import Generation
+from specjax.decoding.state import Generation, LoopState
 from specjax.hub import LoadedTarget
 from specjax.loading import load_drafter
 
@@ -32,6 +33,8 @@ class Job:
     prompt: Prompt
     seed: int
     stop: tuple[str, ...] = ()  # texts that end it
+    is_turn: bool = False  # of a conversation
+    earlier: LoopState | None = None  # after the turn before
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -52,11 +55,17 @@ class Job:
         """
         started = time.perf_counter()
         self.engine.check(self.params, self.prompt)
-        self.engine.warm_up(self.params, self.prompt, jax.random.key(self.seed))
+        key = jax.random.key(self.seed)
+        self.engine.warm_up(self.params, self.prompt, key, self._begin)
         return time.perf_counter() - started
 
-    def run(self, show: Callable[[Generation], None] | None = None) -> tuple[Generation, float]:
-        """Returns the finished text, and the seconds that it took.
+    def _begin(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
+        if self.is_turn:
+            return self.engine.resume(params, self.earlier, prompt, key)
+        return self.engine.prefill(params, prompt, key)
+
+    def run(self, show: Callable[[Generation], None] | None = None) -> "TimedRun":
+        """Runs the request to its end.
 
         `show` gets the text as it grows, every few rounds; its own time does not count.
         """
@@ -64,17 +73,18 @@ class Job:
             return self._run_in_parts(show or (lambda generation: None))
         engine, key = self.engine, jax.random.key(self.seed)
         started = time.perf_counter()
-        state = engine.prefill(self.params, self.prompt, key)
+        state = self._begin(self.params, self.prompt, key)
         state = engine.run(self.params, state, engine.max_new_tokens)
         generation = jax.block_until_ready(engine.generation(state))
         seconds = time.perf_counter() - started
         generation.check()
-        return generation, seconds
+        return TimedRun(generation, seconds, state)
 
-    def _run_in_parts(self, show: Callable[[Generation], None]) -> tuple[Generation, float]:
+    def _run_in_parts(self, show: Callable[[Generation], None]) -> "TimedRun":
         started = time.perf_counter()
-        parts = self._stream()
-        generation, seconds = next(parts), time.perf_counter() - started
+        state = self._begin(self.params, self.prompt, jax.random.key(self.seed))
+        parts = parts_of(self.engine, self.params, state)
+        (generation, state), seconds = next(parts), time.perf_counter() - started
         while True:
             show(generation)
             started = time.perf_counter()
@@ -82,8 +92,8 @@ class Job:
             following = None if is_stopped else next(parts, None)
             seconds += time.perf_counter() - started
             if following is None:
-                return generation, seconds
-            generation = following
+                return TimedRun(generation, seconds, state)
+            generation, state = following
 
     def finish(self, generation: Generation) -> "Finish":
         """Returns the tokens of a text up to the first stop text, its text, and why it ends."""
@@ -97,17 +107,13 @@ class Job:
         is_over = tokens[-1:] and tokens[-1] in self.engine.eos
         return Finish(tokens, text, "eos" if is_over else "length")
 
-    def _stream(self) -> Iterator[Generation]:
-        return stream(
-            self.params,
-            self.prompt,
-            jax.random.key(self.seed),
-            target=self.engine.target,
-            drafter=self.engine.drafter,
-            sampling=self.engine.sampling,
-            max_new_tokens=self.engine.max_new_tokens,
-            eos=self.engine.eos,
-        )
+
+class TimedRun(NamedTuple):
+    """A finished text, and what is left of its run."""
+
+    generation: Generation
+    seconds: float  # that it took
+    state: LoopState
 
 
 class Finish(NamedTuple):
@@ -142,9 +148,9 @@ def time_in_turn(jobs: Sequence[Job], num_runs: int) -> list[TimedText]:
     return [timed_text(job, runs[number :: len(jobs)]) for number, job in enumerate(jobs)]
 
 
-def timed_text(job: Job, runs: Sequence[tuple[Generation, float]]) -> TimedText:
+def timed_text(job: Job, runs: Sequence[TimedRun]) -> TimedText:
     """Returns the text of the first of several runs, and the median of their times."""
-    generation, _ = runs[0]
+    generation = runs[0].generation
     tokens, text, reason = job.finish(generation)
     return TimedText(
         method=job.method,
@@ -154,7 +160,7 @@ def timed_text(job: Job, runs: Sequence[tuple[Generation, float]]) -> TimedText:
         source=tuple(np.asarray(generation.source)[0, : len(tokens)].tolist()),
         rounds=int(generation.stats.rounds[0]),
         mean_accepted_length=float(generation.stats.mean_accepted_length),
-        seconds=median(seconds for _, seconds in runs),
+        seconds=median(run.seconds for run in runs),
     )
 
 

@@ -6,6 +6,7 @@ the bonus becomes the next root. Prefill caches the prompt without its last toke
 round is like any other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.stages import Lowered
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.compilation import jit_loops
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_memory, check_request
@@ -23,8 +25,9 @@ from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
 from specjax.decoding.widths import pass_widths, verify_pass
-from specjax.models.cache import KVCache, align, write_slots
-from specjax.models.prefill import prefill, whole_chunks
+from specjax.models.cache import KVCache, align, resized, write_slots
+from specjax.models.config import TransformerConfig
+from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
 from specjax.models.target import ModelOutput, Target
 
 
@@ -80,6 +83,30 @@ class Engine:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""
         return _prefill(params, prompt, key, self._for_prefill)
 
+    def resume(
+        self, params: Params, state: LoopState | None, prompt: Prompt, key: Key[Array, ""]
+    ) -> LoopState:
+        """Prefills the next turn of a conversation: what the text so far lacks; compiled.
+
+        The prompt holds the whole conversation. Its longest beginning that is in the cache of
+        `state`, in all rows alike, is not read again by the target; a draft model, and a head,
+        prepare as for a new text. The tokens that follow are those of a fresh start, if the target
+        computes a token's keys and values alike in all passes.
+
+        Args:
+            params: of target and drafter.
+            state: what `run` made of a state of `resume`, with the same target and drafter; None
+                begins a conversation. It is not donated, and may be resumed several times.
+            prompt: as for `prefill`; its padding may differ from turn to turn.
+            key: decides the text of this turn.
+
+        Raises:
+            SpecjaxError: if the state is of `prefill`, and so lacks what the drafter reads.
+        """
+        if state is not None and state.hidden is None and self.drafter.taps.hidden_layers:
+            raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")
+        return _prefill(params, prompt, key, self._for_prefill, state, is_conversation=True)
+
     def round(self, params: Params, state: LoopState) -> LoopState:
         """Runs one round: propose, verify, commit, update."""
         state, proposal = self.propose(params, state)
@@ -113,13 +140,21 @@ class Engine:
         prefill = _prefill.lower(params, prompt, key, self._for_prefill)
         return prefill, Engine.run.lower(self, params, state, self.max_new_tokens)
 
-    def warm_up(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> None:
+    def warm_up(
+        self,
+        params: Params,
+        prompt: Prompt,
+        key: Key[Array, ""],
+        begin: Callable[[Params, Prompt, Key[Array, ""]], LoopState] | None = None,
+    ) -> None:
         """Compiles everything and runs one round at each width, which loads that pass's code.
+
+        `begin` stands for `prefill`.
 
         Without it the first round that drafts enough for a wider pass takes many times as long.
         """
         for width in pass_widths(self.drafter, self.target.dtype(params.target)):
-            state = self.prefill(params, prompt, key)
+            state = (begin or self.prefill)(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))
             jax.block_until_ready(self.generation(self.run(params, state, 1)))
 
@@ -176,7 +211,11 @@ class Engine:
             root_slot=root_slot,
         )
         drafter_state = self.drafter.update(self.target, params, state.drafter, outcome)
-        return replace(state, cache=cache, drafter=drafter_state)
+        state = replace(state, cache=cache, drafter=drafter_state)
+        if state.hidden is None or output.hidden is None:
+            return state
+        fresh = outcome.along_path(output.hidden)
+        return replace(state, hidden=write_slots(state.hidden, fresh, root_slot, axis=1))
 
     @property
     def _for_prefill(self) -> "Engine":
@@ -187,18 +226,34 @@ class Engine:
         return Draw(state.row_keys, state.length, self.sampling)
 
 
-@partial(jit_loops, static_argnames="engine")
-def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine) -> LoopState:
+@partial(jit_loops, static_argnames=("engine", "is_conversation"))
+def _prefill(
+    params: Params,
+    prompt: Prompt,
+    key: Key[Array, ""],
+    engine: Engine,
+    earlier: LoopState | None = None,
+    is_conversation: bool = False,
+) -> LoopState:
     target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
     batch, prompt_length = prompt.tokens.shape
     padded = whole_chunks(prompt_length)
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = engine.num_slots(prompt_length)
     cache = target.new_cache(params.target, batch, slots, prompt.length)
+    given, known = tokens, None
+    if earlier is not None:
+        cache, known = _known(earlier, prompt, cache, target.config)
+        given = jnp.pad(tokens, ((0, 0), (0, PREFILL_CHUNK)))
+        known = None if known is None else resized(known, given.shape[1], axis=1)
     prefilled, cache = prefill(
-        params.target, tokens, prompt.length - 1, cache, target, drafter.taps
+        params.target, given, prompt.length - 1, cache, target, drafter.taps, known
     )
     count = max_new_tokens + drafter.max_depth + 1
+    hidden = prefilled.hidden
+    if hidden is not None:
+        prefilled = replace(prefilled, hidden=hidden[:, :padded])
+        hidden = resized(hidden, padded + count, axis=1) if is_conversation else None
     return LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
@@ -217,7 +272,26 @@ def _prefill(params: Params, prompt: Prompt, key: Key[Array, ""], engine: Engine
             accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
         ),
         min_width=jnp.ones((), jnp.int32),
+        hidden=hidden,
     )
+
+
+def _known(
+    earlier: LoopState, prompt: Prompt, empty: KVCache, config: TransformerConfig
+) -> tuple[KVCache, Float[Array, "B S T D"] | None]:
+    """Returns what a conversation has cached of a prompt, in the place of an empty cache."""
+    width = min(prompt.tokens.shape[1], earlier.tokens.shape[1])
+    same = prompt.tokens[:, :width] == earlier.tokens[:, :width]
+    num_same = jnp.sum(jnp.cumprod(same, axis=1), axis=1, dtype=jnp.int32)
+    num_known = jnp.min(jnp.minimum(num_same, jnp.minimum(earlier.length, prompt.length) - 1))
+    if config.rope.rope_type in ("dynamic", "longrope"):  # keys depend on the prompt's length
+        num_known = jnp.zeros_like(num_known)
+    cache = replace(
+        earlier.cache.with_slots(empty.num_slots),
+        length=jnp.broadcast_to(num_known, empty.length.shape),
+        prompt_length=empty.prompt_length,
+    )
+    return cache, earlier.hidden
 
 
 def append(

@@ -99,7 +99,8 @@ def stream(
     )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
     engine.check(params, prompt)
-    return _parts(engine, params, engine.prefill(params, prompt, key), rounds_per_call)
+    state = engine.prefill(params, prompt, key)
+    return (generation for generation, _ in parts_of(engine, params, state, rounds_per_call))
 
 
 def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
@@ -129,16 +130,21 @@ def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
         raise SpecjaxError(f"max_new_tokens {max_new_tokens!r} is not a whole number; pass one")
 
 
-def _parts(
-    engine: Engine, params: Params, state: LoopState, rounds_per_call: int
-) -> Iterator[Generation]:
+def parts_of(
+    engine: Engine, params: Params, state: LoopState, rounds_per_call: int = 4
+) -> Iterator[tuple[Generation, LoopState]]:
+    """Yields the text so far, and the state, which the next step donates.
+
+    Raises:
+        SpecjaxError: where the target's logits are NaN or infinite.
+    """
     is_done, max_rounds = False, 0
     while not is_done:
         max_rounds += rounds_per_call
         state = engine.run(params, state, max_rounds)
         generation, is_done = engine.generation(state), bool(jnp.all(state.is_done))
         generation.check()
-        yield generation
+        yield generation, state
 
 
 @partial(jit_loops, static_argnames="engine")

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
@@ -75,6 +75,8 @@ class LoopState:
     drafter: Any
     stats: Stats
     min_width: Int[Array, ""]  # of the next pass, in nodes: 1, or more to load a wider pass's code
+    # The tapped hidden states of the text without its root, in a conversation: see `Engine.resume`.
+    hidden: Float[Array, "B S T D"] | None = None
 
     def generation(self, max_new_tokens: int) -> Generation:
         """Returns the new tokens so far."""

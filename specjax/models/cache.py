@@ -93,9 +93,25 @@ class KVCache:
             length=self.length + count,
         )
 
+    def with_slots(self, num_slots: int) -> "KVCache":
+        """Returns the cache with room for another number of slots; the last are cut off."""
+        return replace(
+            self,
+            keys=tuple(resized(keys, num_slots, axis=2) for keys in self.keys),
+            values=tuple(resized(values, num_slots, axis=2) for values in self.values),
+            positions=resized(self.positions, num_slots, axis=1),
+        )
+
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
         """Commits the first `count` scratch rows in place: those of a chain need no move."""
         return replace(self, length=self.length + count)
+
+
+def resized(buffer: Array, size: int, axis: int) -> Array:
+    """Cuts `buffer` along `axis`, or pads it with zeros."""
+    buffer = lax.slice_in_dim(buffer, 0, min(size, buffer.shape[axis]), axis=axis)
+    padding = [(0, size - have) if dim == axis else (0, 0) for dim, have in enumerate(buffer.shape)]
+    return jnp.pad(buffer, padding)
 
 
 def read_slots(buffer: Array, start: Int[Array, " B"], count: int, axis: int) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.models.cache import KVCache
 from specjax.models.target import ModelOutput, Taps, Target, causal_rows
@@ -26,27 +26,32 @@ def prefill(
     cache: KVCache,
     target: Target,
     taps: Taps,
+    hidden: Float[Array, "B P T D"] | None = None,
 ) -> tuple[ModelOutput, KVCache]:
-    """Writes the first `length` of `tokens` to an empty cache in chunks; P is whole chunks.
+    """Writes the first `length` of `tokens` to a cache in chunks; P is whole chunks.
 
-    Only as many chunks run as the longest prompt fills, so its length decides the cost, not P.
-    Returns the tapped hidden states; never logits or attention, whose size grows with P squared.
+    The cache is empty, or holds the first tokens of all rows, equally many; then `hidden` are their
+    hidden states, and P has room for a whole chunk behind the last. Only as many chunks run as the
+    longest prompt fills, so its length decides the cost, not P. Returns the tapped hidden states;
+    never logits or attention, whose size grows with P squared.
     """
     batch, padded = tokens.shape
     chunk = min(PREFILL_CHUNK, padded)
     taps = replace(taps, attention_heads=(), logits=False)
     shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
-    hidden = jnp.zeros(shape, target.dtype(params))
+    hidden = jnp.zeros(shape, target.dtype(params)) if hidden is None else hidden
+    start = cache.length[0]
 
     def write_chunk(index, carry):
         cache, hidden = carry
-        part = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
+        at = start + index * chunk
+        part = lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
         rows = causal_rows(part, cache.length)
         output, cache = target.run(params, rows, cache, taps)
         if output.hidden is not None:
-            hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, index * chunk, axis=1)
+            hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, at, axis=1)
         return cache.advance(jnp.full((batch,), chunk)), hidden
 
-    num_chunks = (jnp.max(length) + chunk - 1) // chunk
+    num_chunks = (jnp.max(length) - start + chunk - 1) // chunk
     cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))
     return ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None), cache

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -238,7 +239,13 @@ def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):
 
 def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     file = tmp_path / "messages"
-    prompts = []
+    prompts, goes_on, resume = [], [], Engine.resume
+
+    def watched(engine, params, state, *given):
+        goes_on.append(state is not None)
+        return resume(engine, params, state, *given)
+
+    monkeypatch.setattr(Engine, "resume", watched)
     monkeypatch.setattr(
         "specjax.cli.chat._prompt",
         lambda target, messages: prompts.append(list(messages)) or _prompt(target, messages),
@@ -254,6 +261,7 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.out.startswith(second[2]) and printed.out.count(second[2] + "\n") >= 2
     assert printed.err.count("accepted length") == 3
+    assert [value for value, _ in groupby(goes_on)] == [False, True, False]
 
 
 def test_compare_prints_both_speeds_their_ratio_and_equality(tiny, capsys):

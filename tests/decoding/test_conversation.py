@@ -1,0 +1,102 @@
+"""Conversations: a turn reads only what is new, and its text is that of a fresh start."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.hybrid import Hybrid
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.sampling import Sampling
+from specjax.models.config import Rope
+from specjax.models.transformer import Transformer
+from tests.decoding.heads import EAGLE2
+from tests.decoding.tiny import target
+
+READ: list[np.ndarray] = []  # the tokens of each pass that a program runs
+KEY, LATER = jax.random.split(jax.random.key(3))
+
+
+class Watched(Transformer):
+    """Notes what its passes read."""
+
+    @nn.nowrap
+    def run(self, params, rows, cache, taps):
+        jax.debug.callback(lambda tokens: READ.append(np.asarray(tokens)), rows.tokens)
+        return super().run(params, rows, cache, taps)
+
+
+def texts_of(state) -> list[list[int]]:
+    rows = zip(state.tokens, state.length, strict=True)
+    return [tokens[:length].tolist() for tokens, length in rows]
+
+
+def num_passes() -> int:
+    jax.effects_barrier()
+    return len(READ)
+
+
+def ids(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 40, count).tolist()
+
+
+def test_a_second_turn_reads_what_is_new_and_says_what_a_fresh_start_says():
+    model, params = target()
+    drafter = Hybrid(PromptLookupPlus(8, layer=2), EAGLE2.drafter)
+    sampling = Sampling(temperature=0.7)
+    engine = Engine(Watched(model.config), drafter, sampling, max_new_tokens=20, eos=(7,))
+    given = Params(params, {"copy": None, "head": EAGLE2.params})
+    asked = [ids(count, seed) for seed, count in enumerate((300, 275, 310))]
+    state = engine.run(given, engine.resume(given, None, from_ids(asked), KEY), 20)
+    said = texts_of(state)
+    assert len({len(text) - len(before) for text, before in zip(said, asked, strict=True)}) > 1
+    after = from_ids([[*text, *ids(30, seed)] for seed, text in enumerate(said)])
+
+    def read(begin):
+        READ.clear()
+        begun = jax.block_until_ready(begin())
+        return num_passes(), begun
+
+    passes, fresh = read(lambda: engine.prefill(given, after, LATER))
+    fewer, resumed = read(lambda: engine.resume(given, state, after, LATER))
+    assert (passes, fewer) == (3, 1)
+    start = min(map(len, said)) - 1
+    np.testing.assert_array_equal(READ[0][:, :30], after.tokens[:, start : start + 30])
+
+    fresh, resumed = (engine.run(given, begun, 20) for begun in (fresh, resumed))
+    assert texts_of(resumed) == texts_of(fresh)
+    np.testing.assert_array_equal(resumed.stats.accepted_lengths, fresh.stats.accepted_lengths)
+    # A third turn, after the user has changed the second one.
+    changed = from_ids([[*text[:250], *ids(20, seed)] for seed, text in enumerate(said)])
+    passes, third = read(lambda: engine.resume(given, resumed, changed, KEY))
+    assert passes == 1
+    alone = engine.run(given, engine.prefill(given, changed, KEY), 20)
+    assert texts_of(engine.run(given, third, 20)) == texts_of(alone)
+
+
+def test_keys_that_depend_on_the_length_of_the_prompt_are_not_kept():
+    model, params = target()
+    rope = Rope(rope_type="dynamic", factor=2.0)
+    model = Watched(replace(model.config, rope=rope, max_position_embeddings=64))
+    engine = Engine(model, PromptLookup(), max_new_tokens=4)
+    given, asked = Params(params), ids(60, 0)
+    state = engine.run(given, engine.resume(given, None, from_ids([asked]), KEY), 4)
+    READ.clear()
+    engine.resume(given, state, from_ids([[*asked, *ids(3, 1)]]), KEY)
+    assert num_passes() == 1 and READ[0][0, :60].tolist() == asked
+
+
+def test_a_state_without_hidden_states_is_refused():
+    model, params = target()
+    engine = Engine(model, PromptLookupPlus(8, layer=2), max_new_tokens=4)
+    given, asked = Params(params), from_ids([ids(9, 0)])
+    state = engine.prefill(given, asked, KEY)
+    with pytest.raises(SpecjaxError, match="the state comes from prefill"):
+        engine.resume(given, state, asked, KEY)
