@@ -86,12 +86,13 @@ def published(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
     return []
 
 
-def first_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
-    """As our docstring says: the longest n-gram first, then the first occurrence of it."""
+def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
+    """As our docstring says: the longest n-gram first, then the first or last occurrence of it."""
     length = len(text)
     least = 1 if drafter.allow_shorter else drafter.num_tokens
     for n in range(drafter.max_ngram, drafter.min_ngram - 1, -1):
-        for i in range(length - n - least + 1):
+        places = range(length - n - least + 1)
+        for i in places if drafter.occurrence == "first" else reversed(places):
             if text[i : i + n] == text[max(length - n, 0) :]:
                 return text[i + n : i + n + drafter.num_tokens]
     return []
@@ -104,12 +105,12 @@ def test_pld_drafts_what_the_published_algorithm_drafts(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [(1, 3, 1), (2, 4, 2), (10, 3, 1, True), (2, 3, 2, True), (6, 5, 3, True)]
+    "settings", [(1, 3, 1), (2, 4, 2), (10, 3, 1, True), (6, 5, 3, True), (7, 30, 1, True, "last")]
 )
-def test_pld_drafts_the_first_occurrence_of_the_longest_ngram(settings):
+def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
     """Where the published search rules out overlaps, or what is shorter than asked for."""
     drafter = PromptLookup(*settings)
-    assert_drafts(drafter, partial(first_with_a_continuation, drafter))
+    assert_drafts(drafter, partial(one_with_a_continuation, drafter))
 
 
 def test_pld_defaults_are_those_published():
@@ -121,3 +122,5 @@ def test_pld_defaults_are_those_published():
 def test_pld_refuses_settings_that_draft_nothing(settings):
     with pytest.raises(SpecjaxError, match=r"must be at least 1|use 1 <= min_ngram <= max_ngram"):
         PromptLookup(*settings)
+    with pytest.raises(SpecjaxError, match="occurrence 'best' is unknown; use first or last"):
+        PromptLookup(occurrence="best")

@@ -17,12 +17,14 @@ class PromptLookup(CopyDrafter):
     """PLD: no weights, no taps; one chain of `num_tokens`.
 
     As published, the longest n-gram wins, of its occurrences the first, and only those followed by
-    `num_tokens` known tokens count; `allow_shorter` drafts what there is instead. An occurrence may
+    `num_tokens` known tokens count; `allow_shorter` drafts what there is instead. With a large
+    `max_ngram` and the last occurrence this is longest suffix matching. An occurrence may
     overlap the n-gram that is looked up, which the published code rules out; that can only matter
     where `num_tokens <= max_ngram`.
 
     Raises:
-        SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`.
+        SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`, or for an unknown
+            occurrence.
     """
 
     max_ngram: int = 3
@@ -31,6 +33,8 @@ class PromptLookup(CopyDrafter):
     """Shortest n-gram that is looked up; at least 1."""
     allow_shorter: bool = False
     """Draft what there is where fewer than num_tokens tokens follow; true or false."""
+    occurrence: str = "first"
+    """Of several longest matches, the one to copy from: first or last."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -39,6 +43,8 @@ class PromptLookup(CopyDrafter):
                 f"n-grams of {self.min_ngram} to {self.max_ngram} tokens make no range; use "
                 "1 <= min_ngram <= max_ngram"
             )
+        if self.occurrence not in ("first", "last"):
+            raise SpecjaxError(f"occurrence {self.occurrence!r} is unknown; use first or last")
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
@@ -64,4 +70,6 @@ class PromptLookup(CopyDrafter):
         is_candidate = (run >= self.min_ngram) & (ends + continuation < length)
         run = jnp.where(is_candidate, run, 0)
         best = jnp.argmax(run)  # the first of the longest
+        if self.occurrence == "last":
+            best = tokens.shape[0] - 1 - jnp.argmax(run[::-1])
         return best + 1, run[best] > 0
