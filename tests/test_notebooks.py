@@ -6,7 +6,7 @@ All run in this process, so they share what is compiled, at settings smaller tha
 from dataclasses import replace
 from pathlib import Path
 
-import jaxtyping
+import jax
 import pytest
 
 from specjax import notebook
@@ -67,7 +67,7 @@ def test_it_runs(path, monkeypatch, tmp_path):
     one = replace(METHODS["pld"], search_space=({"num_tokens": (10,)},))
     monkeypatch.setitem(METHODS, "pld", one)  # all that `tune machine` tries
     monkeypatch.setattr(bandwidth, "NUM_BYTES", 2**20)
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # tracing is faster
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # `tune` needs what `bench` compiled
     settings = config.Config(HistoryManager={"enabled": False})
     shell = interactiveshell.InteractiveShell(config=settings)
     for cell in code_cells(path):
