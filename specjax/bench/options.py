@@ -22,7 +22,7 @@ class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """Drafting methods with commas between, or all that this target can have; by default those
+    """Drafting methods, separated by commas, or all that this target can have; by default those
     that need nothing but the target, and those of --drafter and --set. Plain decoding is always
     included. NAME=METHOD measures a method under a name of its own, which --drafter and --set then
     take, so that several variants of one method run side by side."""
@@ -40,7 +40,7 @@ class BenchOptions:
     OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
     limit: int = 4
     """Prompts of each kind of task."""
-    system: str | None = None
+    system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
     chat_template: Annotated[str | None, arg(metavar="FILE|vicuna")] = None
     """The form of chats: a file with a Jinja template, or vicuna, as Spec-Bench has it for all
@@ -48,10 +48,10 @@ class BenchOptions:
     max_new_tokens: int = 128
     """New tokens per prompt at most."""
     temperature: Annotated[str, arg(metavar="X,X")] = "0"
-    """0 takes the most likely token; above, tokens are drawn. Several with commas between."""
+    """0 takes the most likely token; above, tokens are drawn. Several, separated by commas."""
     batch: Annotated[str, arg(metavar="N,N")] = "1"
     """Prompts of a kind that are served at once; where there are too few, the first ones are
-    repeated. Several with commas between."""
+    repeated. Several, separated by commas."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
     typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever

@@ -40,7 +40,7 @@ class Generate(DecodingOptions):
     """A UTF-8 file with the text to continue, used exactly, last newline included; - reads standard
     input."""
     prompt_ids: Annotated[str | None, arg(metavar="1,2,3")] = None
-    """Token ids to continue, with commas between."""
+    """Token ids to continue, separated by commas."""
     prompts: Path | None = None
     """Continue many prompts: a JSONL file, or - for standard input, with `prompt` or `messages` in
     each line. Prints a line of JSON for each, as --json does."""

@@ -32,8 +32,8 @@ class Reproduce:
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """The recipe, such as pld-plus-table-1."""
     target: str | None = None
-    """A target in place of the paper's: pocket, a folder, a GGUF file, or a hub id. It takes the
-    place of one model, and its own layer and draft length that of those tuned for that one."""
+    """A target in place of the paper's: pocket, a folder, a GGUF file, or a hub id. It
+    replaces one model, and what is tuned for it replaces the published layer and draft length."""
     model: str = ""
     """Run only this model of the recipe, such as vicuna-7b."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
@@ -44,7 +44,7 @@ class Reproduce:
     guide."""
     chat_template: Annotated[str | None, arg(metavar="FILE|vicuna")] = None
     """The form of chats, as in `specjax bench`; by default the recipe's."""
-    system: str | None = None
+    system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
     limit: int | None = None
     """Questions of each data set at most. Heads are then trained for twice as many steps: enough to
@@ -53,7 +53,7 @@ class Reproduce:
     """New tokens per question at most; by default the recipe's."""
     runs: int | None = None
     """Runs of each question; by default the recipe's."""
-    train: str = ""
+    train: Annotated[str, arg(metavar="FLAGS")] = ""
     """More flags of `specjax train` for the heads, as one text."""
     seed: int = 0
     """Seed of the samples of questions, and of the sampling."""

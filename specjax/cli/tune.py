@@ -102,7 +102,7 @@ class TuneMachine(TuneCommand):
     )
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """The methods to try, with commas between, besides those of --drafter and --set; by default all
+    """The methods to try, separated by commas, besides those of --drafter and --set; by default all
     that this target serves."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder or hub id that a method reads; by default pocket's own. May be given for several
