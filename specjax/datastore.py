@@ -18,7 +18,7 @@ from jaxtyping import Int32
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
+from specjax.core.files import expand_user, read_bytes
 
 SEPARATOR = -1  # follows every document; no query matches it, no draft crosses it
 SORTED_TOKENS = 32  # suffixes are sorted by this many tokens: query plus continuation
@@ -219,16 +219,17 @@ def load_datastore(folder: str | Path) -> Datastore:
     Raises:
         SpecjaxError: if the folder is missing, damaged, or not a datastore.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     folder = expand_user(folder)
     values = _read_metadata(folder / METADATA)
-    num_tokens = values.pop("num_tokens")
+    num_tokens, arrays = values.pop("num_tokens"), {}
     try:
-        arrays = load_file(folder / ARRAYS)
-        wrong = _contradiction(arrays, num_tokens, values)
-    except (SafetensorError, OSError) as error:
+        with safe_open(folder / ARRAYS, framework="numpy") as file:
+            if not (wrong := _misfits(file, num_tokens, values["num_documents"])):
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                wrong = _contradiction(arrays, num_tokens, values)
+    except (SafetensorError, OSError, MemoryError) as error:
         wrong = str(error)
     if wrong:
         raise SpecjaxError(
@@ -240,7 +241,7 @@ def load_datastore(folder: str | Path) -> Datastore:
 
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_bytes(file))
     except OSError:
         raise SpecjaxError(
             f"{file.parent} is not a datastore: it has no {file.name}; check the path or build one "
@@ -261,15 +262,22 @@ def _read_metadata(file: Path) -> dict[str, Any]:
     return kept | {"sources": tuple(map(str, kept["sources"]))}
 
 
+def _misfits(file: Any, num_tokens: int, num_documents: int) -> str:
+    """Returns how the header of the arrays contradicts the metadata; nothing is allocated yet."""
+    length = num_tokens + num_documents
+    expected = {"tokens": ("I32", [length]), "suffixes": ("I32", [num_tokens])}
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    found = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+    if found != expected or not 0 < num_tokens <= length <= MAX_TOKENS:
+        return f"arrays are {found}, expected {expected}"
+    return ""
+
+
 def _contradiction(
     arrays: Mapping[str, np.ndarray], num_tokens: int, values: Mapping[str, Any]
 ) -> str:
-    """Returns how the arrays contradict the metadata; empty if they agree."""
+    """Returns how the values of the arrays contradict the metadata; empty if they agree."""
     length = num_tokens + values["num_documents"]
-    expected = {"tokens": ("int32", (length,)), "suffixes": ("int32", (num_tokens,))}
-    found = {name: (str(each.dtype), each.shape) for name, each in arrays.items()}
-    if found != expected or num_tokens < 1:
-        return f"arrays are {found}, expected {expected}"
     tokens, suffixes = arrays["tokens"], arrays["suffixes"]
     if np.count_nonzero(tokens == SEPARATOR) != values["num_documents"] or tokens[-1] >= 0:
         return f"it does not hold {values['num_documents']} documents"

@@ -13,7 +13,13 @@ from urllib.request import urlopen
 from huggingface_hub import hf_hub_download
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import expand_user, readable
+from specjax.core.files import (
+    MAX_TEXT_BYTES,
+    bounded_lines,
+    expand_user,
+    read_bytes,
+    readable,
+)
 
 TEXT_KEYS = ("text", "content")  # of a line of .jsonl or a row of a hub dataset; the first wins
 TURN_KEYS = ("messages", "conversations")  # the same, of a chat
@@ -90,9 +96,10 @@ def _is_text(file: Path, folder: Path) -> bool:
 def _texts_in(file: Path) -> Iterator[str]:
     with reading(file), file.open("rb") as opened:
         if file.suffix != ".jsonl":
-            yield opened.read().decode("utf-8-sig")
+            yield read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
             return
-        lines = ((n, line) for n, line in enumerate(opened, start=1) if line.strip())
+        lines = enumerate(bounded_lines(opened, file), start=1)
+        lines = ((n, line) for n, line in lines if line.strip())
         yield from _valid(str(file), ((f"{file}:{n}", line) for n, line in lines))
 
 

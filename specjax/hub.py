@@ -22,8 +22,8 @@ from huggingface_hub.utils import (
 )
 from jax.typing import DTypeLike
 
-from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, read_json, readable
+from specjax.core.errors import SpecjaxError, warn
+from specjax.core.files import check_size, expand_user, read_json, readable
 from specjax.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
@@ -120,6 +120,7 @@ def load(
             config = _with_generation_eos(read_config(folder), folder)
             params = load_transformer(folder, config, dtype, progress, quantize)
             tokenizer = _read_tokenizer(folder)
+    config = _with_reachable_eos(config, name)
     return LoadedTarget(Transformer(config, cache_dtype()), params, tokenizer, config, str(name))
 
 
@@ -311,6 +312,17 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
     )
 
 
+def _with_reachable_eos(config: TransformerConfig, name: str | Path) -> TransformerConfig:
+    """Drops EOS tokens outside the vocabulary, which the model cannot say, with a warning."""
+    kept = tuple(token for token in config.eos_token_id if token < config.vocab_size)
+    if dropped := set(config.eos_token_id) - set(kept):
+        warn(
+            f"{name}: eos {min(dropped)} is outside the vocabulary of {config.vocab_size}, so it "
+            "ends no text"
+        )
+    return dataclasses.replace(config, eos_token_id=kept)
+
+
 def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:
     """Copies what a target has besides config and weights, in forms that transformers 4 reads too.
 
@@ -336,6 +348,9 @@ def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:
 def _read_tokenizer(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
+    for pattern in SMALL_FILES:
+        for path in folder.glob(pattern):
+            check_size(path)
     with without_advice():
         from transformers import AutoTokenizer
 

@@ -14,7 +14,7 @@ from reprlib import Repr
 from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
+from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
 from specjax.documents import DATASET_ID, hub_rows
 
 # DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
@@ -127,7 +127,7 @@ def read_questions(
 
 def _text_of(path: Path) -> str:
     try:
-        return expand_user(path).read_text(encoding="utf-8-sig")
+        return read_bytes(expand_user(path), MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise SpecjaxError(

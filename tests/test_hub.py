@@ -107,6 +107,13 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos):
     assert target.eos == target.model.config.eos_token_id == eos
 
 
+def test_eos_tokens_outside_the_vocabulary_are_left_out(folder, capsys):
+    size = hub.load(folder).config.vocab_size
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, size]}))
+    assert hub.load(folder).eos == (2, 9)
+    assert f"eos {size} is outside the vocabulary of {size}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,11 +1,17 @@
 """Chats as text and as tokens, in the tokenizer's chat template or, if it has none, Vicuna's."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from types import FrameType
 from typing import Any
 
 from specjax.core.errors import SpecjaxError, warn_once
 from specjax.core.files import expand_user, readable
+
+MAX_STEPS = 2_000_000  # lines of compiled template code for one chat: seconds
+MAX_CHARACTERS = 2**23  # more than models have positions
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -70,24 +76,48 @@ def chat_text(
             "chats take Vicuna's form; if the model expects another, add its chat_template to "
             "tokenizer_config.json"
         )
-    from jinja2 import TemplateError
-
     if today is not None and isinstance(template, str):
         template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
-        return tokenizer.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=is_answer_next,
-            chat_template=template if isinstance(template, str) else None,
-        )
-    except TemplateError as error:
+        with _bounded():
+            text = tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=is_answer_next,
+                chat_template=template if isinstance(template, str) else None,
+            )
+        if len(text) > MAX_CHARACTERS:
+            raise SpecjaxError(f"{len(text)} characters come of them")
+        return text
+    except Exception as error:  # Jinja's errors, and whatever the template computes wrongly
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
         raise SpecjaxError(
             f"the tokenizer's chat template refuses messages with roles {roles} ({reason}); drop "
             "the messages, or give the tokenizer another template"
         ) from error
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raises SpecjaxError once a template has run for `MAX_STEPS` lines, in this thread alone."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename != "<template>":  # as Jinja names it
+            return None
+        steps += 1
+        if steps > MAX_STEPS:
+            raise SpecjaxError(f"it does not end within {MAX_STEPS} steps")
+        return count
+
+    before = sys.gettrace()  # of a debugger, say
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def read_template(name: str) -> str:

@@ -70,6 +70,10 @@ def exit_code(run: Callable[[], None]) -> int:
         if advice := str(stopped):
             warn(advice)
         return stopped.exit_code
+    except MemoryError as error:
+        reason = f" ({error})" if str(error) else ""
+        print(f"specjax: there is not enough memory{reason}; ask for less", file=sys.stderr)
+        return USER_ERROR
     except BrokenPipeError:  # the reader of our output is gone
         _drop_output()
         return BROKEN_PIPE

@@ -8,11 +8,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
 from specjax.core.errors import SpecjaxError
+
+MAX_JSON_BYTES = 2**27  # of a file that is parsed whole, such as config.json or tokenizer.json
+MAX_TEXT_BYTES = 2**30  # of a text or a file of questions
+MAX_LINE_BYTES = 2**28  # of JSON lines
 
 
 def expand_user(path: str | Path) -> Path:
@@ -100,6 +104,49 @@ def check_writable(path: Path, is_file: bool = False) -> None:
         probe.unlink()
 
 
+def check_size(path: Path, max_bytes: int = MAX_JSON_BYTES) -> None:
+    """Raises SpecjaxError if the file is larger than those that are read whole."""
+    if (found := path.stat().st_size) > max_bytes:
+        raise _too_large(path, f"has {found:,} bytes", max_bytes)
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Reads a file whole; one without an end, such as a device, too.
+
+    Raises:
+        SpecjaxError: if it is too large.
+        OSError: if it cannot be read.
+    """
+    check_size(path, max_bytes)
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(path, "does not end", max_bytes)
+    return content
+
+
+def _too_large(path: Path, problem: str, max_bytes: int) -> SpecjaxError:
+    return SpecjaxError(
+        f"{path} is damaged or too large: it {problem}, and {max_bytes:,} bytes are the limit; "
+        "check it, or download it again"
+    )
+
+
+def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yields the lines of an open file.
+
+    Raises:
+        SpecjaxError: for a line that no memory should hold.
+    """
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise SpecjaxError(
+                f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes; write one JSON object "
+                "per line"
+            )
+        yield line
+
+
 @contextmanager
 def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
     """Makes a folder and keeps other processes out of it; the lock ends with the process at latest.
@@ -129,7 +176,7 @@ def read_json(path: Path) -> dict[str, Any]:
         SpecjaxError: if the file cannot be read, or does not hold a JSON object.
     """
     with readable(path):
-        content = path.read_bytes()
+        content = read_bytes(path)
     try:
         values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -62,7 +62,7 @@ def generate_many(
     Raises:
         SpecjaxError: for a prompt that cannot be served, or if logits are NaN or infinite.
     """
-    engine = Engine(target, Autoregressive(), sampling, max_new_tokens, as_tuple(eos))
+    engine = Engine(target, Autoregressive(), sampling, max_new_tokens, as_tuple(eos, target))
     while waiting:
         width = min(_width(ask) for ask in waiting)
         rows: dict[int, Ask] = {}

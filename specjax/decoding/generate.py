@@ -44,12 +44,13 @@ def speculative_generate(
     Args:
         params: the target's weights and whatever the drafter reads.
         prompt: at least 2 tokens per row.
-        key: decides the text above temperature 0.
+        key: decides the text above temperature 0; from `jax.random.key`. An old-style key is
+            refused: wrap it with `jax.random.wrap_key_data`.
         target: the model; static, as is everything after it but `max_rounds`.
         drafter: the method; it decides the speed, not the text.
         sampling: temperature, filters, and the verification rule.
         max_new_tokens: new tokens per row at most.
-        eos: token or tokens that end a row.
+        eos: token or tokens of the vocabulary that end a row.
         max_rounds: stop after this many rounds, even in the middle of the text. It is not static,
             so a short warm-up run compiles the same program as a full one.
 
@@ -64,7 +65,7 @@ def speculative_generate(
         sampling=sampling,
         max_new_tokens=max_new_tokens,
     )
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
+    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
     if max_rounds is None:
         max_rounds = max_new_tokens  # a round adds at least one token
@@ -97,7 +98,7 @@ def stream(
         sampling=sampling,
         max_new_tokens=max_new_tokens,
     )
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos))
+    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
     state = engine.prefill(params, prompt, key)
     return (generation for generation, _ in parts_of(engine, params, state, rounds_per_call))
@@ -123,7 +124,7 @@ def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
         raise SpecjaxError(
             f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
-            "jax.random.key(0)"
+            "jax.random.key(0), or jax.random.wrap_key_data(key)"
         )
     max_new_tokens = named["max_new_tokens"]
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):

@@ -34,7 +34,7 @@ def reference_generate(
         SpecjaxError: for a request that cannot be served, as `speculative_generate` does.
     """
     check_request(params, prompt, target, max_new_tokens)
-    return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos))
+    return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos, target))
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5, 6))

@@ -1,9 +1,7 @@
 """Checks of a request before anything is compiled: one clear line, not a failure inside XLA."""
 
 import operator
-import os
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any
 
 import jax
@@ -13,6 +11,7 @@ from jax.core import Tracer
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
+from specjax.models.precision import memory_bytes
 from specjax.models.target import Target
 
 
@@ -63,25 +62,24 @@ def check_memory(
         )
 
 
-@cache
-def memory_bytes() -> int:
-    """Returns the memory of all devices, or on a CPU of the machine."""
-    stats = [device.memory_stats() or {} for device in jax.devices()]
-    limits = [each.get("bytes_limit", 0) for each in stats]
-    return sum(limits) if all(limits) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def as_tuple(eos: Any) -> tuple[int, ...]:
+def as_tuple(eos: Any, target: Target) -> tuple[int, ...]:
     """Returns the end tokens as they are compiled in: sorted, each once.
 
     Raises:
-        SpecjaxError: for something other than token ids.
+        SpecjaxError: for something other than token ids, or ids that the target cannot say.
     """
     tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)
     try:
-        return tuple(sorted({operator.index(token) for token in tokens}))
+        tokens = tuple(sorted({operator.index(token) for token in tokens}))
     except TypeError:
         raise SpecjaxError(f"eos {eos!r} does not hold token ids; pass target.eos") from None
+    size = target.config.vocab_size
+    if outside := [token for token in tokens if not 0 <= token < size]:
+        raise SpecjaxError(
+            f"eos {outside[0]} is outside the vocabulary of {size} (0 to {size - 1}), so no text "
+            "would end; pass target.eos, or nothing for texts of full length"
+        )
+    return tokens
 
 
 def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: TransformerConfig) -> None:

@@ -4,9 +4,14 @@ A checkpoint is written in the background and gets its name once it is complete.
 shows as a checksum mismatch, or as an error of Orbax.
 """
 
+import logging
 import math
+import os
+import re
+import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -65,11 +70,39 @@ def read(manager: Any, step: int, state: PyTree) -> tuple[PyTree, Any]:
         position = found[POSITION]
         is_intact = position["checksum"] == checksum(found[STATE])
     except Exception as error:  # Orbax and TensorStore raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpecjaxError(shorten(reason, 80, placeholder="...")) from error
+        raise SpecjaxError(reason_of(error)) from error
     if not is_intact:
         raise SpecjaxError("checksum mismatch")
     return found[STATE], position["data"]
+
+
+def reason_of(error: Exception) -> str:
+    """Shortens what Orbax and TensorStore say to the system's reason, or to the first words."""
+    if number := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(number[1]))
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return shorten(reason, 80, placeholder="...")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Orbax from logging the tracebacks of errors that it also raises."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Deletes checkpoints that were not written whole, so that they take no space."""
+    for path in folder.glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def scores(manager: Any) -> dict[int, float]:

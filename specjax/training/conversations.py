@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import expand_user
+from specjax.core.files import MAX_TEXT_BYTES, bounded_lines, expand_user, read_bytes
 from specjax.documents import NUM_SHOWN, checked_hub_id, hub_rows, reading, whole_characters
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -157,11 +157,11 @@ def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
     with reading(file), file.open("rb") as opened:
         is_list = opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         if file.suffix == ".jsonl" or not is_list:
-            lines = enumerate(opened, start=1)
+            lines = enumerate(bounded_lines(opened, file), start=1)
             yield from ((f"{file}:{number}", line) for number, line in lines if line.strip())
             return
         try:
-            rows = json.loads(opened.read())
+            rows = json.loads(read_bytes(file, MAX_TEXT_BYTES))
         except (ValueError, RecursionError) as error:
             raise SpecjaxError(
                 f"{file} is not valid JSON ({error}); fix it, or write one object per line"
@@ -172,7 +172,8 @@ def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
 def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
     """Yields a text file as plain texts, a few paragraphs each."""
     with reading(file):
-        paragraphs = file.read_text(encoding="utf-8-sig").split("\n\n")
+        text = read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+    paragraphs = text.split("\n\n")
     part: list[str] = []
     for number, paragraph in enumerate(paragraphs, start=1):
         part.append(paragraph)

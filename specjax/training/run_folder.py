@@ -158,6 +158,7 @@ def open_run(
             claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
             _add_start(folder / RUN)
         with (
+            checkpoints.quiet(),
             checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
             SummaryWriter(str(folder / TENSORBOARD)) as board,
         ):
@@ -172,10 +173,10 @@ def _saving(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        checkpoints.drop_unfinished(folder / CHECKPOINTS)
         raise SpecjaxError(
-            f"a checkpoint in {folder} cannot be written ({reason}); free some space or choose "
-            "another folder"
+            f"a checkpoint in {folder} cannot be written ({checkpoints.reason_of(error)}); free "
+            "some space and go on from the last whole one with --resume, or choose another folder"
         ) from error
 
 

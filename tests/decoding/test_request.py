@@ -278,10 +278,19 @@ def test_an_argument_of_another_kind_is_one_line(name, value, told):
         check_arguments(**arguments | {name: value})
 
 
-@pytest.mark.parametrize("eos", ["</s>", [1.5], [None]])
-def test_eos_that_is_no_token_is_one_line(eos):
-    with pytest.raises(SpecjaxError, match="does not hold token ids; pass"):
-        as_tuple(eos)
+@pytest.mark.parametrize(
+    "eos, told",
+    [
+        ("</s>", "does not hold token ids; pass target.eos"),
+        ([1.5], "does not hold token ids"),
+        ([None], "does not hold token ids"),
+        (-1, "eos -1 is outside the vocabulary of 40 .*; pass target.eos, or nothing"),
+        ((2, 40), "eos 40 is outside the vocabulary"),
+    ],
+)
+def test_eos_that_is_no_token_is_one_line(eos, told):
+    with pytest.raises(SpecjaxError, match=told):
+        as_tuple(eos, target()[0])
 
 
 def test_a_draft_beyond_the_memory_is_refused_before_it_is_compiled():

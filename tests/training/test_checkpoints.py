@@ -1,12 +1,15 @@
 """Checkpoints: the newest and the best are kept, and a corrupt one is skipped."""
 
+import resource
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.training import checkpoints
-from specjax.training.run_folder import RunFolder
+from specjax.training.run_folder import RunFolder, open_run
 from tests.training.test_loop import damage
 
 SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
@@ -79,3 +82,27 @@ def test_nothing_is_warned_of_where_nothing_is_measured(tmp_path, caplog):
         checkpoints.write(manager, 1, state(1), None, None)
         manager.wait_until_finished()
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_full_disk_leaves_the_last_whole_checkpoint_and_one_line(tmp_path, caplog):
+    class Batches:
+        get_state = staticmethod(lambda: None)
+
+    weight = {"weight": jax.random.normal(jax.random.key(0), (200_000,))}
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_run(tmp_path, {}) as run:
+        run.save(1, weight, Batches, None)
+        run.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))  # writing more fails
+        try:
+            with pytest.raises(SpecjaxError) as caught:
+                run.save(2, weight, Batches, None)
+                run.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert "cannot be written (File too large); free some space and go on" in str(caught.value)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()] == ["1"]
+    with open_run(tmp_path, {}) as run:
+        step, restored = run.restored(jax.tree.map(jnp.zeros_like, weight), None)
+    assert step == 1 and np.array_equal(restored["weight"], weight["weight"])

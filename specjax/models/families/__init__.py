@@ -51,7 +51,7 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
             f"weights quantised by {method or 'another program'} are not supported; use the "
             "original model, with quantize int8 or int4 if it should be small"
         )
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         hint = " (its text model alone may be)" if "text_config" in values else ""
         raise SpecjaxError(
             f"model_type {kind!r} is not supported{hint}; specjax supports {', '.join(FAMILIES)}"
@@ -67,6 +67,11 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
         raise SpecjaxError(
             f"there is no {name!r}, which a {kind} model needs; check the config"
         ) from None
+    except SpecjaxError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as error:
+        reason = " ".join(f"{error}".split())[:80]
+        raise SpecjaxError(f"a value is of a wrong kind ({reason}); check the config") from error
 
 
 def read_config(folder: Path) -> TransformerConfig:

@@ -31,6 +31,7 @@ SCALARS: dict[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: 
 STRING, ARRAY = 8, 9  # types of values, as the keys above
 MAX_AXES = 4
 CHUNK = 2**22  # bytes dequantised at once
+MAX_HEADER, MAX_ITEMS, MAX_TENSORS = 2**26, 2**22, 2**17  # bytes; of one array; in a file
 FIELDS = {  # of "llama.", as config.json calls them
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -137,14 +138,15 @@ def _reading(path: Path) -> Iterator[tuple[Metadata, Tensors]]:
 
 
 class _Cursor:
-    """Reads one value after the other; raises ValueError at the end of the file."""
+    """Reads one value after the other; raises ValueError at the end of the file or header."""
 
     def __init__(self, data: mmap):
         self.data, self.at = data, 0
+        self.end = min(len(data), MAX_HEADER)
 
     def numbers(self, form: str) -> tuple:
         num_bytes = struct.calcsize(f"<{form}")
-        if num_bytes > len(self.data) - self.at:
+        if num_bytes > self.end - self.at:
             raise ValueError(f"{num_bytes} bytes are expected after byte {self.at}")
         self.at += num_bytes
         return struct.unpack_from(f"<{form}", self.data, self.at - num_bytes)
@@ -159,6 +161,8 @@ class _Cursor:
         if kind != ARRAY:
             return self.numbers(SCALARS[kind])[0]
         kind, count = self.numbers("IQ")
+        if count > MAX_ITEMS:
+            raise ValueError(f"an array of {count} values")
         if kind == STRING:
             return [self.string() for _ in range(count)]
         return list(self.numbers(f"{count}{SCALARS[kind]}"))
@@ -168,6 +172,8 @@ def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
     _, version, num_tensors, num_values = cursor.numbers("4sIQQ")
     if version not in (2, 3):
         raise SpecjaxError(f"GGUF version {version} is not supported; {OTHER}")
+    if num_tensors > MAX_TENSORS:
+        raise ValueError(f"{num_tensors} tensors")
     metadata: dict[str, Any] = {}
     for _ in range(num_values):
         name = cursor.string()
@@ -244,7 +250,7 @@ def _config(metadata: Metadata, tensors: Tensors) -> TransformerConfig:
         raise SpecjaxError(f"the metadata describes a larger model than the tensors; {AGAIN}")
     length = given.pop("rope.scaling.original_context_length", 8192)
     if ROPE_DIVISORS in tensors:
-        config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS].read(), length))
+        config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS], length))
     for name in ("rope.dimension_count", "attention.value_length"):
         if given.get(name) == config.head_dim:
             del given[name]
@@ -254,15 +260,16 @@ def _config(metadata: Metadata, tensors: Tensors) -> TransformerConfig:
     return config
 
 
-def _llama3(config: TransformerConfig, divisors: np.ndarray, original_length: int) -> Rope:
+def _llama3(config: TransformerConfig, tensor: PackedTensor, original_length: int) -> Rope:
     """Returns the scaling of Llama 3.1 that has these divisors."""
-    scaled = replace(
-        config.rope,
-        rope_type="llama3",
-        factor=float(divisors.max()),
-        original_max_position_embeddings=original_length,
-    )
-    if config.rope.rope_type == "default" and divisors.shape == (config.head_dim // 2,):
+    if config.rope.rope_type == "default" and tensor.shape == (config.head_dim // 2,):
+        divisors = tensor.read()
+        scaled = replace(
+            config.rope,
+            rope_type="llama3",
+            factor=float(divisors.max()),
+            original_max_position_embeddings=original_length,
+        )
         plain, slowed = (
             rope.inverse_frequencies(config.head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
             for rope in (config.rope, scaled)

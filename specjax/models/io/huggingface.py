@@ -29,7 +29,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
 from specjax.models.families.family import LLAMA_NAMES
 from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
-from specjax.models.precision import default_dtype
+from specjax.models.precision import default_dtype, memory_bytes
 from specjax.models.quantize import is_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.transformer import Transformer
@@ -120,8 +120,13 @@ def load_transformer(
         SpecjaxError: if a file is missing or damaged, or the weights do not fit `config`.
     """
     folder = Path(folder)
-    expected = expected_weights(config)
     stored = stored_tensors(folder)
+    if config.num_hidden_layers > len(stored):  # before so many are made
+        raise SpecjaxError(
+            f"{folder}: config.json describes {config.num_hidden_layers} layers, but there are "
+            f"{len(stored)} weights; check that both belong together"
+        )
+    expected = expected_weights(config)
     found = {
         name: tensor
         for name, tensor in stored.items()
@@ -255,9 +260,19 @@ def read_params(
     """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype.
 
     With `quantize`, each matrix is quantised before the next is read.
+
+    Raises:
+        SpecjaxError: before anything is read, if the params certainly do not fit into memory.
     """
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
+    bits = {None: 8 * jnp.dtype(dtype).itemsize, "int8": 8, "int4": 4}[quantize]
+    needed = sum(math.prod(tensor.shape) for tensor in tensors.values()) * bits // 8
+    if needed > (found := memory_bytes()):
+        raise SpecjaxError(
+            f"{title}: the weights need {needed / 1e9:,.0f} GB, and there are "
+            f"{found / 1e9:,.0f} GB; quantise them, or use a smaller model"
+        )
     with _progress_bar(title, total, progress) as advance:
         for path, tensor in tensors.items():
             leaf = jnp.array(tensor.read())

@@ -4,7 +4,6 @@ Safetensors are read without torch, bfloat16 included. Old `.bin` and `.pt` file
 torch reads, with `weights_only=True`, if it is installed.
 """
 
-import json
 import math
 import os
 import zipfile
@@ -19,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json
 
 FORMATS = (  # single file, index of shards; the first that exists counts
     ("model.safetensors", "model.safetensors.index.json"),
@@ -70,7 +70,7 @@ def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
         files = [index.parent / Path(name).name for name in sorted(names)]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SpecjaxError(f"{index} is not a valid index of shards; download it again") from None
@@ -129,7 +129,7 @@ def _from_safetensors(path: Path) -> list[StoredTensor]:
     try:
         with safe_open(path, framework="numpy") as file:
             return [tensor_of(name, file.get_slice(name)) for name in file.offset_keys()]
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise SpecjaxError(f"{path} is damaged or cut short ({error}); download it again") from None
 
 

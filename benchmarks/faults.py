@@ -1,0 +1,168 @@
+"""Kills training and benchmarks with SIGKILL at random moments: python -m benchmarks.faults WORK
+
+WORK is train or bench, on pocket. The same command starts over and over, and is killed after a
+random part of the time that a whole run takes, until a start comes to its end. Then the folder must
+hold what one run without a kill leaves: the same weights to the bit and a line of metrics per step,
+or the same tokens of every method and one timed run of each. Then the next folder begins.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.harness import at_least_1, main, option, table
+from specjax import cli
+from specjax.core.errors import SpecjaxError, now_and_then
+
+CHATS = "chats.jsonl"  # within the folder of all runs
+TRAIN = f"""train eagle --resume --data {CHATS} --num-steps 24 --save-every 1 --log-every 1
+ --eval-every 24 --eval-prompts 2 --eval-tokens 4 --batch-size 2 --longest 96"""
+BENCH = "bench --methods pld --limit 2 --runs 12 --max-new-tokens 16"
+WORKS = {"train": TRAIN.split(), "bench": BENCH.split()}
+WORDS = "total value best for in return count max if while".split()
+IMPORTS = ("specjax.cli.train_heads", "specjax.bench.run", "transformers", "orbax.checkpoint")
+TIMES = ("tokens_per_second", "seconds")  # of the metrics; the rest must be equal
+SHOWN = 3  # lines about what was lost
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """The options of this benchmark."""
+
+    work: str = option("train or bench", kind=str)
+    kills: int = option("processes to kill", 50)
+    seed: int = option("seed of the moments", 0)
+
+
+@dataclass
+class Log:
+    """What happened."""
+
+    whole_seconds: float
+    kills: int = 0
+    finished: int = 0  # folders
+    different: list[Path] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # lines about checkpoints that were skipped
+
+
+def inject(options: FaultOptions) -> None:
+    """Runs, and prints a table.
+
+    Raises:
+        SpecjaxError: for an unknown work, or if a folder differs from that of a whole run.
+    """
+    at_least_1(options, "kills")
+    if options.work not in WORKS:
+        raise SpecjaxError(f"work {options.work!r} is unknown; choose {' or '.join(WORKS)}")
+    for name in IMPORTS:  # once, for all the processes
+        import_module(name)
+    draw, note = random.Random(options.seed), now_and_then()
+    with TemporaryDirectory() as place:
+        folders = Path(place)
+        _write_chats(folders / CHATS)
+        _run(options.work, folders / "compiling", None)  # fills XLA's cache, if there is one
+        started = time.perf_counter()
+        _run(options.work, folders / "whole", None)
+        log = Log(time.perf_counter() - started)
+        expected = contents(options.work, folders / "whole")
+        while log.kills < options.kills:
+            folder, is_killed = folders / f"{log.finished}", True
+            while is_killed:
+                is_last = log.kills >= options.kills
+                limit = None if is_last else draw.uniform(0, log.whole_seconds)
+                is_killed, lines = _run(options.work, folder, limit)
+                log.kills += is_killed
+                log.said += lines
+                note(f"{log.kills} of {options.kills} kills")
+            log.finished += 1
+            if contents(options.work, folder) != expected:
+                log.different.append(folder)
+        print(report(log))
+    if log.different:
+        raise SpecjaxError(f"{len(log.different)} folders differ from that of a whole run")
+
+
+def _write_chats(file: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        row = {"prompt": " ".join(draw.choices(WORDS, k=3))}
+        row["response"] = " ".join(draw.choices(WORDS, k=12))
+        with file.open("a") as stream:
+            print(json.dumps(row), file=stream)
+
+
+def _run(work: str, folder: Path, limit: float | None) -> tuple[bool, list[str]]:
+    """Starts the work; returns whether it was killed, and what it said about checkpoints.
+
+    Raises:
+        SpecjaxError: if it failed by itself.
+    """
+    log = folder.with_name(f"{folder.name}.log")
+    process = get_context("fork").Process(target=_work, args=(work, folder, log))
+    process.start()
+    process.join(limit)
+    is_killed = process.is_alive()
+    process.kill()
+    process.join()
+    text = log.read_text() if log.exists() else ""
+    if not is_killed and process.exitcode:
+        raise SpecjaxError(f"{work} in {folder} failed: {text[-2000:]}")
+    return is_killed, [line for line in text.splitlines() if "corrupt" in line]
+
+
+def _work(work: str, folder: Path, log: Path) -> None:
+    os.chdir(folder.parent)
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os._exit(cli.main([*WORKS[work], "--out", str(folder)]))
+
+
+def contents(work: str, folder: Path) -> Any:
+    """Returns what must not depend on kills."""
+    if work == "train":
+        weights = sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest()
+        return weights, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
+    found = {}
+    for turn in _lines(folder / "samples.jsonl"):
+        place = turn["number"], turn["repeat"]
+        if place in found:
+            raise SpecjaxError(f"{folder}: turn {place} was measured twice")
+        found[place] = {
+            run["method"]: [text["tokens"] for text in run["texts"]] for run in turn["runs"]
+        }
+    return found
+
+
+def _untimed(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in line if name not in TIMES}
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    return map(json.loads, file.read_text().splitlines())
+
+
+def report(log: Log) -> str:
+    """Returns a table of what happened."""
+    rows = [
+        ("seconds of a whole run", f"{log.whole_seconds:.0f}"),
+        ("processes killed", log.kills),
+        ("folders that came to their end", log.finished),
+        ("of these unlike a whole run's", len(log.different)),
+        ("checkpoints skipped as corrupt, with a line", len(log.said)),
+        *(("", line) for line in log.said[:SHOWN]),
+    ]
+    return table(("", "found"), rows)
+
+
+if __name__ == "__main__":
+    main(inject, FaultOptions, __doc__)

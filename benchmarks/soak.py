@@ -1,0 +1,177 @@
+"""Decodes for long in one process: python -m benchmarks.soak
+
+Several threads share the programs of several methods; single greedy texts and drawn batches follow
+one another at random. Every text must be that of plain decoding. The memory of the
+process after the warm-up, in which each thread runs each program, is compared with that at the end.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.harness import TARGET, at_least_1, main, option, requests_for, table
+from specjax import Params, Prompt, Sampling, from_ids, load, load_drafter, speculative_generate
+from specjax.bench.options import names_in
+from specjax.core.errors import SpecjaxError, now_and_then
+from specjax.decoding.prompt import padded_length
+from specjax.hub import LoadedTarget
+
+METHODS = "pld,pld-plus,lookahead,rest,draft-model,medusa,eagle2,auto"
+PLAIN = "plain"
+MAX_GROWTH = 0.05
+NUM_SAMPLES = 20  # of the memory
+
+
+@dataclass(frozen=True)
+class SoakOptions:
+    """The options of this benchmark."""
+
+    target: str = option(TARGET, "pocket")
+    methods: str = option("methods, with commas between", METHODS)
+    generations: int = option("texts or batches to generate", 2000)
+    threads: int = option("threads that share them", 4)
+    batch: int = option("rows of every second request", 3)
+    prompts: int = option("prompts of each kind of task", 8)
+    max_new_tokens: int = option("new tokens per row", 48)
+    seed: int = option("seed of the order, the prompts and the noise", 0)
+
+
+class Work(NamedTuple):
+    """One request, without its method: plain decoding's tokens belong to it."""
+
+    first: int  # prompt of a batch; the others follow it
+    num_rows: int
+    temperature: float
+    seed: int
+
+
+class Memory(NamedTuple):
+    """What the process holds, in bytes and in memory maps."""
+
+    resident: int
+    maps: int
+
+    @classmethod
+    def now(cls) -> "Memory":
+        """Asks Linux."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        maps = Path("/proc/self/maps").read_bytes().count(b"\n")
+        return cls(pages * os.sysconf("SC_PAGE_SIZE"), maps)
+
+
+@dataclass(frozen=True, eq=False)
+class Soak:
+    """The programs, and what they are asked."""
+
+    target: LoadedTarget
+    options: SoakOptions
+    drafters: dict[str, Any]  # with their params
+    prompts: list[tuple[int, ...]]
+
+    def tokens(self, method: str, work: Work) -> np.ndarray:
+        """Decodes one request."""
+        drafter, params = self.drafters[method]
+        generation = speculative_generate(
+            Params(self.target.params, params),
+            self.prompt(work),
+            jax.random.key(work.seed),
+            target=self.target.model,
+            drafter=drafter,
+            sampling=Sampling(work.temperature),
+            max_new_tokens=self.options.max_new_tokens,
+            eos=self.target.eos,
+        )
+        generation.check()
+        return np.asarray(generation.tokens)
+
+    def prompt(self, work: Work) -> Prompt:
+        """Returns the prompts of a request, padded alike."""
+        ends = range(work.first, work.first + work.num_rows)
+        rows = [self.prompts[at % len(self.prompts)] for at in ends]
+        return from_ids(rows, padded_length(self.prompts))
+
+    def programs(self) -> Iterator[tuple[str, Work]]:
+        """Yields one request for each program."""
+        for method in (PLAIN, *self.drafters):
+            for num_rows, temperature in self.shapes:
+                yield method, Work(0, num_rows, temperature, 0)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, float], ...]:
+        """Rows and temperature: single texts are greedy, batches are drawn."""
+        return (1, 0.0), (self.options.batch, 0.8)
+
+
+def soak(options: SoakOptions) -> None:
+    """Runs, and prints a table.
+
+    Raises:
+        SpecjaxError: if a text differs from plain decoding's, or memory grew by more than 5%.
+    """
+    at_least_1(options, "generations", "threads", "batch", "prompts", "max_new_tokens")
+    target = load(options.target)
+    names = [PLAIN, *names_in(options.methods)]
+    requests = requests_for(target, "pocket", options.prompts, options.max_new_tokens)
+    drafters = {name: load_drafter(name, target) for name in names}
+    run = Soak(target, options, drafters, [request.ids for request in requests])
+    with ThreadPoolExecutor(options.threads) as pool:
+        for _ in range(2):
+            list(pool.map(lambda each: run.tokens(*each), run.programs()))
+        draw, note = random.Random(options.seed), now_and_then()
+        works = [
+            Work(draw.randrange(len(requests)), num_rows, temperature, draw.randrange(4))
+            for num_rows, temperature in run.shapes
+            for _ in range(32)
+        ]
+        plain = pool.map(lambda work: run.tokens(PLAIN, work), works)
+        expected = dict(zip(works, plain, strict=True))
+        todo = [(draw.choice(names[1:]), draw.choice(works)) for _ in range(options.generations)]
+        samples, wrong, started = [Memory.now()], [], time.perf_counter()
+        step = max(1, options.generations // NUM_SAMPLES)
+        for at in range(0, len(todo), step):
+            part = todo[at : at + step]
+            found = pool.map(lambda each: run.tokens(*each), part)
+            wrong += [
+                each
+                for each, tokens in zip(part, found, strict=True)
+                if not np.array_equal(tokens, expected[each[1]])
+            ]
+            samples.append(Memory.now())
+            note(f"{at + len(part)} of {len(todo)} generations")
+    seconds = time.perf_counter() - started
+    print(report(todo, wrong, samples, seconds))
+    if wrong:
+        raise SpecjaxError(f"{len(wrong)} texts differ from plain decoding's, first {wrong[0]}")
+    for name, first, last in zip(Memory._fields, samples[0], samples[-1], strict=True):
+        if last > first * (1 + MAX_GROWTH):
+            raise SpecjaxError(f"{name} memory grew from {first} to {last}; look for a leak")
+
+
+def report(todo: list, wrong: list, samples: list[Memory], seconds: float) -> str:
+    """Returns a table of the texts and the memory."""
+    first, last = samples[0], samples[-1]
+    most = max(each.resident for each in samples)
+    rows = [
+        ("generations", len(todo)),
+        ("methods", len({method for method, _ in todo})),
+        ("texts unlike plain decoding's", len(wrong)),
+        ("seconds", f"{seconds:.0f}"),
+        ("resident after the warm-up", f"{first.resident / 2**20:.0f} MiB"),
+        ("resident at the end", f"{last.resident / 2**20:.0f} MiB"),
+        ("most meanwhile", f"{most / 2**20:.0f} MiB"),
+        ("memory maps after the warm-up", first.maps),
+        ("memory maps at the end", last.maps),
+    ]
+    return table(("", "found"), rows)
+
+
+if __name__ == "__main__":
+    main(soak, SoakOptions, __doc__)
