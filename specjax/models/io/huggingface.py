@@ -203,7 +203,7 @@ def write_weights(
     )
     with new_folder(folder) as unfinished:
         tensors = {
-            name: np.ascontiguousarray(cast_floats(np.asarray(leaf), dtype))
+            name: np.asarray(cast_floats(np.asarray(leaf), dtype), order="C")
             for name, leaf in leaves.items()
         }
         weights_file, config_file = unfinished / file, unfinished / "config.json"
