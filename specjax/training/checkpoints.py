@@ -27,8 +27,8 @@ STATE, POSITION = "state", "position"  # the items of a checkpoint
 NO_SCORE = -math.inf  # ranks checkpoints that were not measured below all others
 
 
-def manager_of(folder: Path, keep_last: int) -> Any:
-    """Returns Orbax's manager of a folder; it keeps the newest checkpoints and the best one."""
+def manager_of(folder: Path | str, keep_last: int) -> Any:
+    """Returns Orbax's manager of a folder or URL; it keeps the newest checkpoints and the best."""
     import orbax.checkpoint as ocp
 
     class Manager(ocp.CheckpointManager):
@@ -99,9 +99,9 @@ def quiet() -> Iterator[None]:
         logger.removeFilter(is_other)
 
 
-def drop_unfinished(folder: Path) -> None:
-    """Deletes checkpoints that were not written whole, so that they take no space."""
-    for path in folder.glob("*.orbax-checkpoint-tmp*"):
+def drop_unfinished(folder: Any) -> None:
+    """Deletes checkpoints that were not written whole, so that they take no space on a disk."""
+    for path in Path(folder).glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(path, ignore_errors=True)
 
 

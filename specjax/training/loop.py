@@ -46,6 +46,9 @@ class LoopOptions:
     """Steps between measurements by real decoding."""
     keep_last: int = 2
     """Newest checkpoints to keep, besides the best."""
+    checkpoints: str = ""
+    """Where checkpoints go, if not into the run folder: a folder, or a URL that Orbax can write to,
+    such as gs://BUCKET/RUN (with the package gcsfs) or s3://BUCKET/RUN (s3fs)."""
     seed: int = 0
     """Seed of the first params, the order of the data and the noise."""
 
@@ -128,7 +131,7 @@ def train(
     take_step = _step_taker(_train_step(loss_fn, optimizer), frozen, mesh, options.seed, accumulate)
     with (
         _memory_advice(advice),
-        open_run(run_folder, config or {}, resume, options.keep_last) as run,
+        open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
     ):
         first, state = run.restored(state, batches)
         signals: list[int] = []

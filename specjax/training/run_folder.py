@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ TENSORBOARD = "tensorboard"
 class RunFolder:
     """Keeps checkpoints and metrics of a run; without a folder it keeps nothing.
 
-    `manager` is Orbax's, `board` TensorBoard's.
+    `manager` is Orbax's, `board` TensorBoard's. Each checkpoint holds `config` as well, because it
+    may outlive the folder: those at a URL do, where a machine is lost with its disk.
     """
 
     folder: Path | None = None
     manager: Any = None
     board: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def restored(self, state: PyTree, batches: Any) -> tuple[int, PyTree]:
         """Returns the newest intact checkpoint's step and state, or 0 and `state`.
@@ -60,8 +62,12 @@ class RunFolder:
             except SpecjaxError as error:
                 corrupt[step] = error
                 continue
-            if position is not None:
-                batches.set_state(position)
+            if not (isinstance(position, dict) and "config" in position):  # of earlier versions
+                position = {"batches": position, "config": self.config}
+            if differing := list(_differing(position["config"], self.config)):
+                raise _of_another(f"{self.manager.directory}", differing)
+            if position["batches"] is not None:
+                batches.set_state(position["batches"])
             for each, reason in corrupt.items():  # new ones will take their places
                 warn(f"Skipped corrupt checkpoint {each} ({reason}).")
                 self.manager.delete(each)
@@ -126,22 +132,29 @@ class RunFolder:
     def save(self, step: int, state: PyTree, batches: Any, score: float | None) -> None:
         """Writes a checkpoint in the background."""
         if self.folder is not None:
-            with _saving(self.folder):
-                checkpoints.write(self.manager, step, state, batches.get_state(), score)
+            with _saving(self.manager):
+                position = {"batches": batches.get_state(), "config": dict(self.config)}
+                checkpoints.write(self.manager, step, state, position, score)
 
     def wait(self) -> None:
         """Waits until all checkpoints are written."""
         if self.folder is None:
             return
-        with _saving(self.folder):
+        with _saving(self.manager):
             self.manager.wait_until_finished()
 
 
 @contextmanager
 def open_run(
-    folder: str | Path | None, config: Mapping[str, Any], resume: bool = True, keep_last: int = 2
+    folder: str | Path | None,
+    config: Mapping[str, Any],
+    resume: bool = True,
+    keep_last: int = 2,
+    place: str = "",
 ) -> Iterator[RunFolder]:
     """Opens the run in `folder`, a new one or one to resume.
+
+    `place`: the folder or URL of the checkpoints, if they are not in `folder`.
 
     Raises:
         SpecjaxError: if the folder cannot be written, is in use, holds a run with another config,
@@ -153,29 +166,41 @@ def open_run(
     from tensorboardX import SummaryWriter
 
     folder = expand_user(folder).absolute()
+    config = json.loads(json.dumps(config))
     with locked(folder):
         with writable(folder):
-            claim(folder / CONFIG, json.loads(json.dumps(config)), resume)
+            claim(folder / CONFIG, config, resume)
             _add_start(folder / RUN)
         with (
             checkpoints.quiet(),
-            checkpoints.manager_of(folder / CHECKPOINTS, keep_last) as manager,
+            _manager(place or str(folder / CHECKPOINTS), keep_last) as manager,
             SummaryWriter(str(folder / TENSORBOARD)) as board,
         ):
-            run = RunFolder(folder, manager, board)
+            run = RunFolder(folder, manager, board, config)
             yield run
             run.wait()
 
 
+def _manager(place: str, keep_last: int) -> Any:
+    try:
+        is_url = "://" in place
+        return checkpoints.manager_of(place if is_url else expand_user(place).absolute(), keep_last)
+    except Exception as error:  # of the packages behind URLs, or because they are not installed
+        raise SpecjaxError(
+            f"checkpoints cannot be kept in {place} ({checkpoints.reason_of(error)}); choose a "
+            "folder, or install what reads such URLs, such as gcsfs for gs:// and s3fs for s3://"
+        ) from error
+
+
 @contextmanager
-def _saving(folder: Path) -> Iterator[None]:
+def _saving(manager: Any) -> Iterator[None]:
     """Turns a failure to write a checkpoint, now or in the background, into a SpecjaxError."""
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise many kinds
-        checkpoints.drop_unfinished(folder / CHECKPOINTS)
+        checkpoints.drop_unfinished(manager.directory)
         raise SpecjaxError(
-            f"a checkpoint in {folder} cannot be written ({checkpoints.reason_of(error)}); free "
+            f"a checkpoint in {manager.directory} cannot be written ({checkpoints.reason_of(error)}); free "
             "some space and go on from the last whole one with --resume, or choose another folder"
         ) from error
 
@@ -194,10 +219,14 @@ def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
     if not resume:
         raise taken(file.parent)
     if differing := list(_differing(read_json(file), config)):
-        raise SpecjaxError(
-            f"{file.parent} holds a run with different settings ({', '.join(differing)}); give "
-            "another folder, or delete it"
-        )
+        raise _of_another(f"{file.parent}", differing)
+
+
+def _of_another(place: str, differing: Sequence[str]) -> SpecjaxError:
+    return SpecjaxError(
+        f"{place} holds a run with different settings ({', '.join(differing)}); give another "
+        "folder, or delete it"
+    )
 
 
 def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -192,6 +193,26 @@ def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
         run(tmp_path, config={"rate": 2, "labels": ("a",)})
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
         run(tmp_path, config={"rate": 1, "labels": ("a",)}, resume=False)
+
+
+def test_checkpoints_elsewhere_outlive_the_folder(tmp_path):
+    """As on a machine that is lost with its disk; another config does not go on from them."""
+    options = replace(OPTIONS, checkpoints=str(tmp_path / "elsewhere"))
+    with pytest.raises(Killed):
+        run(tmp_path / "lost", stop_at=7, options=options)
+    assert not (tmp_path / "lost" / "checkpoints").exists()
+    shutil.rmtree(tmp_path / "lost")
+    with pytest.raises(SpecjaxError, match=r"elsewhere holds a run with different settings \(rate"):
+        run(tmp_path / "other", options=options, config={"rate": 2})
+    assert same_bits(run(tmp_path / "new", options=options), run(None))
+    lines = (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["step"] == 6  # after that of step 4
+
+
+def test_a_url_that_cannot_be_written_is_one_line(tmp_path):
+    options = replace(OPTIONS, checkpoints="nosuch://bucket/run")
+    with pytest.raises(SpecjaxError, match=r"checkpoints cannot be kept in nosuch://bucket/run"):
+        run(tmp_path / "run", options=options)
 
 
 def test_a_run_folder_explains_itself(tmp_path):
