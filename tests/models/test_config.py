@@ -226,11 +226,11 @@ def test_a_damaged_config_is_named(tmp_path, content, wrong):
 
 
 def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
-    def refuse(path):
+    def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
     read(tmp_path)
-    for reading in ("read_bytes", "is_file"):
+    for reading in ("open", "is_file"):
         with monkeypatch.context() as patch:
             patch.setattr(Path, reading, refuse)
             with pytest.raises(SpecjaxError, match=r"config\.json cannot be read \(Permission den"):
