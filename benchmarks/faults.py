@@ -26,7 +26,7 @@ from specjax.core.errors import SpecjaxError, now_and_then
 CHATS = "chats.jsonl"  # within the folder of all runs
 TRAIN = f"""train eagle --resume --data {CHATS} --num-steps 24 --save-every 1 --log-every 1
  --eval-every 24 --eval-prompts 2 --eval-tokens 4 --batch-size 2 --longest 96"""
-BENCH = "bench --methods pld --limit 2 --runs 12 --max-new-tokens 16"
+BENCH = f"bench --methods pld --tasks {CHATS} --limit 4 --runs 12 --max-new-tokens 16"
 WORKS = {"train": TRAIN.split(), "bench": BENCH.split()}
 WORDS = "total value best for in return count max if while".split()
 IMPORTS = ("specjax.cli.train_heads", "specjax.bench.run", "transformers", "orbax.checkpoint")
@@ -74,19 +74,21 @@ def inject(options: FaultOptions) -> None:
         _run(options.work, folders / "whole", None)
         log = Log(time.perf_counter() - started)
         expected = contents(options.work, folders / "whole")
-        while log.kills < options.kills:
-            folder, is_killed = folders / f"{log.finished}", True
-            while is_killed:
-                is_last = log.kills >= options.kills
-                limit = None if is_last else draw.uniform(0, log.whole_seconds)
-                is_killed, lines = _run(options.work, folder, limit)
-                log.kills += is_killed
-                log.said += lines
-                note(f"{log.kills} of {options.kills} kills")
-            log.finished += 1
-            if contents(options.work, folder) != expected:
-                log.different.append(folder)
-        print(report(log))
+        try:
+            while log.kills < options.kills:
+                folder, is_killed = folders / f"{log.finished}", True
+                while is_killed:
+                    is_last = log.kills >= options.kills
+                    limit = None if is_last else draw.uniform(0, log.whole_seconds)
+                    is_killed, lines = _run(options.work, folder, limit)
+                    log.kills += is_killed
+                    log.said += lines
+                    note(f"{log.kills} of {options.kills} kills")
+                log.finished += 1
+                if contents(options.work, folder) != expected:
+                    log.different.append(folder)
+        finally:
+            print(report(log))
     if log.different:
         raise SpecjaxError(f"{len(log.different)} folders differ from that of a whole run")
 

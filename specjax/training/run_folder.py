@@ -201,8 +201,8 @@ def _saving(manager: Any) -> Iterator[None]:
         checkpoints.drop_unfinished(manager.directory)
         reason = checkpoints.reason_of(error)
         raise SpecjaxError(
-            f"a checkpoint in {manager.directory} cannot be written ({reason}); free some space and "
-            "go on from the last whole one with --resume, or choose another folder"
+            f"a checkpoint in {manager.directory} cannot be written ({reason}); free some space "
+            "and go on from the last whole one with --resume, or choose another folder"
         ) from error
 
 
