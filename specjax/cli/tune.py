@@ -239,14 +239,10 @@ class TuneLength(SweepCommand):
         settings = LengthTuner(workload, drafter, params, self.show_curve).tune()
         draft = fingerprint(drafter.draft.config, params["draft"])
         before = dict(known.settings.get(method, {}))
-        others = dict(before.pop(OTHER_RULES, {}))
-        if before.pop(TUNED_DRAFT, "") == draft:
-            others[before["rule"]] = before
-        else:
-            others.clear()
-        others.pop(self.rule, None)
-        own = {**given, **settings, TUNED_DRAFT: draft}
-        return Tuned({method: own | ({OTHER_RULES: others} if others else {})})
+        is_same_draft = before.pop(TUNED_DRAFT, "") == draft
+        rules = {**before.pop(OTHER_RULES, {}), before.get("rule"): before} if is_same_draft else {}
+        others = {rule: found for rule, found in rules.items() if rule != self.rule}
+        return Tuned({method: {**given, **settings, TUNED_DRAFT: draft, OTHER_RULES: others}})
 
 
 @dataclass(frozen=True)
@@ -272,31 +268,17 @@ class TuneTree(TuneCommand):
             raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.bench.measure import watched
         from specjax.loading import TUNED_HEAD, load_drafter
         from specjax.methods import METHODS
         from specjax.models.fingerprint import params_fingerprint
         from specjax.tuned import Tuned
-        from specjax.tuning import tree
-        from specjax.tuning.induction_heads import answers
+        from specjax.tuning.tree import tune_tree
 
-        target, method = workload.target, self.method or _tree_methods()[0]
+        method = self.method or _tree_methods()[0]
         published = METHODS[method].settings["choices"]
         drafter: Any
-        drafter, params = load_drafter(method, target, self.drafter, choices=published)
-        texts = watched(answers(workload), "Ranking the target's answers", len(workload.prompts))
-        ranks = tree.answer_ranks(texts, drafter.head, params, target.model, target.params)
-        if not (ranks >= 0).any():
-            raise SpecjaxError("the target says too little on these prompts; give other --tasks")
-        published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
-        accuracies = tree.rank_accuracies(ranks, min(tree.NUM_RANKS, target.config.vocab_size))
-        choices = tree.greedy_tree(accuracies, self.num_choices or len(published))
-        print(f"{method}: over {len(ranks)} places, right at depth")
-        for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
-            print(f"  {depth}: {first:.3f} with the first token, {sum(others):.3f} with the next")
-        for name, each in (("published", published), ("found", choices)):
-            expected = tree.expected_length(each, accuracies)
-            print(f"{name} tree of {len(each)} nodes: {expected:.2f} tokens per round expected")
+        drafter, params = load_drafter(method, workload.target, self.drafter, choices=published)
+        choices = tune_tree(workload, drafter.head, params, published, self.num_choices, print)
         return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
 
 

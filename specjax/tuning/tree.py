@@ -8,7 +8,7 @@ The accuracies are measured on the target's own answers, with teacher forcing: a
 may be the last before a root, the head predicts the tokens at the depths below.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
@@ -18,16 +18,57 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.bench.measure import watched
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.models.target import Target
 from specjax.training.blocks import map_slots
 from specjax.training.objectives.base import later, target_features
+from specjax.tuning.induction_heads import answers
+from specjax.tuning.runs import Workload
 
 Choices = tuple[tuple[int, ...], ...]
 
 NUM_RANKS = 10  # that a tree is grown from, as Medusa's published one
 BUCKET = 256  # texts share the program of the next multiple
+
+
+def tune_tree(
+    workload: Workload,
+    head: Any,
+    params: Any,
+    published: Choices,
+    num_choices: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Choices:
+    """Returns the tree that serves a head best on the target's own answers.
+
+    Args:
+        workload: target and prompts.
+        head: as in `answer_ranks`.
+        params: the head's.
+        published: the tree that is in use, for comparison.
+        num_choices: nodes below the root; by default as many as the published tree has.
+        report: called with what was found, line by line.
+
+    Raises:
+        SpecjaxError: if the answers are too short for any rank.
+    """
+    target = workload.target
+    texts = watched(answers(workload), "Ranking the target's answers", len(workload.prompts))
+    ranks = answer_ranks(texts, head, params, target.model, target.params)
+    if not (ranks >= 0).any():
+        raise SpecjaxError("the target says too little on these prompts; give other --tasks")
+    published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
+    accuracies = rank_accuracies(ranks, min(NUM_RANKS, target.config.vocab_size))
+    choices = greedy_tree(accuracies, num_choices or len(published))
+    report(f"over {len(ranks)} places, right at depth")
+    for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
+        report(f"  {depth}: {first:.3f} with the first token, {sum(others):.3f} with the next")
+    for name, tree in (("published", published), ("found", choices)):
+        expected = expected_length(tree, accuracies)
+        report(f"{name} tree of {len(tree)} nodes: {expected:.2f} tokens per round expected")
+    return choices
 
 
 def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choices:
