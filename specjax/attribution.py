@@ -141,7 +141,7 @@ _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Attribution</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff }}
-main {{ display: grid; grid-template-columns: 1fr 1fr; gap: 1.5rem }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(16rem, 1fr)); gap: 1.5rem }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #ccc; padding: 1rem }}
 .copied {{ background: #e4f0e4 }} .copied.on {{ background: #7fc97f }}
 </style>

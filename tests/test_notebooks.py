@@ -11,6 +11,7 @@ import pytest
 
 from specjax import notebook
 from specjax.bench import bandwidth
+from specjax.decoding.widths import ROW_WIDTHS
 from specjax.methods import METHODS
 
 pytest.importorskip("matplotlib")
@@ -38,6 +39,15 @@ SMALL = {
 }
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_width():
+    """Compiles each target pass at its full width only; later tests start without these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROW_WIDTHS, 32, ())
+        yield
+    jax.clear_caches()
 
 
 def code_cells(path: Path) -> list:
