@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specjax import hub
-from specjax.core import chat
+from specjax.core import chat, memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import bounded_lines, read_bytes
 from specjax.datastore import load_datastore
@@ -173,8 +173,9 @@ def test_huge_tensors_are_refused_by_their_headers(folder, tmp_path, monkeypatch
 
 
 def test_weights_beyond_the_memory_are_refused_before_they_are_read(folder, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(huggingface, "memory_bytes", lambda: 1000)
-    assert "the weights need 0 GB, and there are 0 GB; quantise them" in failure(folder)
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 1000)
+    monkeypatch.setattr(huggingface.StoredTensor, "read", None)
+    assert "needs at least 9.98e-05 GB (weights 9.98e-05)" in failure(folder)
 
 
 def test_more_layers_than_weights_are_refused_before_they_are_made(folder):  # noqa: F811

@@ -20,12 +20,15 @@ from typing import Any
 import jax
 
 from benchmarks.compiled.devices import DEVICES, Device
-from benchmarks.compiled.measure import METHODS, Case, Row, at_depth, measure, request_of
+from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
 from benchmarks.compiled.tables import changes, markdown
 from benchmarks.harness import SIZES, at_least_1, check_size, main, option
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, writable
 from specjax.core.provenance import machine, versions
+from specjax.models import quantize
+
+KINDS = (NONE, *quantize.KINDS)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class CompiledOptions:
     sizes: tuple[str, ...] = option(f"of the target, of {', '.join(SIZES)}", ("8b", "7b"))
     methods: tuple[str, ...] = option("drafting methods", METHODS)
     temperatures: tuple[float, ...] = option("0 is greedy", (0.0, 0.8), float)
+    quantize: tuple[str, ...] = option(f"of {', '.join(KINDS)}", (NONE,))
     layers: tuple[int, ...] = option("one or two depths to compile", (2, 3), int)
     prompt_length: int = option("tokens of the prompt", 1024)
     max_new_tokens: int = option("new tokens", 256)
@@ -46,6 +50,7 @@ class CompiledOptions:
         for kind, names, known in (
             ("device", self.devices, DEVICES),
             ("method", self.methods, METHODS),
+            ("quantize", self.quantize, KINDS),
         ):
             for name in names:
                 if name not in known:
@@ -83,8 +88,10 @@ def run(options: CompiledOptions) -> None:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             print(f"{name}: left out, no wheels for it ({reason[0]})", file=sys.stderr)
             continue
-        for rest in product(options.sizes, options.temperatures, options.methods):
-            case = Case(name, rest[0], rest[2], rest[1])
+        for size, kind, temperature, method in product(
+            options.sizes, options.quantize, options.temperatures, options.methods
+        ):
+            case = Case(name, size, method, temperature, kind)
             print(" ".join(map(str, case)), file=sys.stderr, flush=True)
             try:
                 row = _row(case, options, device, on)
@@ -126,7 +133,7 @@ def _row(case: Case, options: CompiledOptions, device: Device, on: Any) -> Row:
 
 def _key(row: Row) -> tuple:
     names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
-    return tuple(json.dumps(row[name]) for name in names)
+    return row.get("quantize", NONE), *(json.dumps(row[name]) for name in names)
 
 
 def _keep(path: Path, row: Row) -> None:
@@ -138,6 +145,7 @@ def _keep(path: Path, row: Row) -> None:
         key=lambda each: (
             order[0].index(each["device"]),
             order[1].index(each["size"]),
+            KINDS.index(each.get("quantize", NONE)),
             each["temperature"],
             len(each["compiled"]),
             order[2].index(each["method"]),

@@ -26,15 +26,18 @@ from specjax import (
     speculative_generate,
 )
 from specjax.core.compilation import BEFORE_AMPERE, COMPILER_OPTIONS
+from specjax.core.memory import num_bytes
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.models.heads.layered import with_draft_tokens
+from specjax.models.quantize import quantize_params
 
 PLAIN = "plain"
 REDUCED, DRAFT_VOCABULARY = "eagle2-16k", 2**14  # EAGLE-2 that drafts 16k tokens only
 METHODS = (PLAIN, REDUCED, *PAPER_METHODS)
 TOP_P = 0.95  # above temperature 0
+NONE = "none"  # weights in the device's dtype
 # Whether partial sums of a product pay is found out by timing it, on the device. Without that XLA
 # splits most of them, so that partial sums would be counted which no tuned program need have.
 UNTUNED: dict[str, Any] = {"xla_gpu_experimental_force_split_k": 1}
@@ -49,6 +52,7 @@ class Case(NamedTuple):
     size: str
     method: str
     temperature: float
+    quantize: str = NONE  # of the target's weights
 
 
 class Request(NamedTuple):
@@ -78,9 +82,9 @@ class Request(NamedTuple):
         """The bytes that a target pass must read: all weights but the embedding, and the cache."""
         params, model = self.target.params, self.target.model
         is_tied = self.target.config.tie_word_embeddings
-        skipped = 0 if is_tied else _num_bytes(jax.eval_shape(model.lm_head, params))
+        skipped = 0 if is_tied else num_bytes(jax.eval_shape(model.lm_head, params))
         cache = self.cache
-        return _num_bytes(params) - skipped + _num_bytes((cache.keys, cache.values))
+        return num_bytes(params) - skipped + num_bytes((cache.keys, cache.values))
 
 
 def request_of(
@@ -92,6 +96,8 @@ def request_of(
     model = Transformer(config, cache_dtype)
     key = jax.eval_shape(partial(jax.random.key, 0))
     params = jax.eval_shape(partial(model.initialise, dtype=device.dtype), key)
+    if case.quantize != NONE:
+        params = jax.eval_shape(partial(quantize_params, kind=case.quantize), params)
     target = LoadedTarget(model, params, None, config, case.size)
     drafters = []
 
@@ -155,6 +161,8 @@ def measure(request: Request, device: Device, on: Any) -> Row:
     assert text is not None and memory is not None
     row: Row = {"trace_s": traced - started, "compile_s": done - traced}
     row["temporary"] = memory.temp_size_in_bytes
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    row["held"] = held - memory.alias_size_in_bytes
     row["host_syncs"] = syncs if is_cuda else None
     row["floor"] = request.floor
     return row | _costs(Program(text), request, device)
@@ -196,7 +204,3 @@ def at_depth(rows: Sequence[Row], layers: Sequence[int], depth: int) -> Row:
         name: value if name in WHOLE else value + share * (value - rows[-2][name])
         for name, value in last.items()
     }
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

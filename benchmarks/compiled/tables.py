@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.compiled.devices import DEVICES
-from benchmarks.compiled.measure import Row
+from benchmarks.compiled.measure import NONE, Row
 from benchmarks.harness import table
 
 HEADER = (
@@ -19,6 +19,7 @@ HEADER = (
     "pass",
     "host syncs",
     "temporary MB",
+    "held GB",
     "trace s",
     "compile s",
 )
@@ -29,7 +30,7 @@ drafting and commit read, and those of the widest target pass, over its floor (a
 embedding, and the KV cache). *By XLA*: the seconds of XLA's own estimate over those that the floor
 takes at the data sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host
 syncs*: loops and conditionals of the program that the host decides. *Rows*: nodes of each compiled
-pass.
+pass. *Held*: all that the program keeps in memory, weights included.
 """
 SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
 EXACT = 0.005
@@ -39,16 +40,24 @@ def markdown(rows: Sequence[Row]) -> str:
     """Returns one table for each device, size and temperature."""
     parts = [NOTES]
     for place, group in groupby(
-        rows, lambda row: (row["device"], row["size"], row["temperature"], tuple(row["compiled"]))
+        rows,
+        lambda row: (
+            row["device"],
+            row["size"],
+            row.get("quantize", NONE),
+            row["temperature"],
+            tuple(row["compiled"]),
+        ),
     ):
         own = list(group)
-        device, size, temperature, depths = place
+        device, size, kind, temperature, depths = place
         first = own[0]
+        weights = "" if kind == NONE else f", {kind}"
         how = "greedy" if not temperature else f"temperature {temperature:g}, top-p"
         depth = f"from programs of {' and '.join(map(str, depths))} layers, whose seconds are shown"
         depth = depth if len(depths) == 2 else "compiled whole"
         parts.append(
-            f"## {DEVICES[device].name}, {size}, {how}\n\n"
+            f"## {DEVICES[device].name}, {size}{weights}, {how}\n\n"
             f"{first['layers']} layers, {depth}; prompt {first['prompt']} + {first['new']}; floor "
             f"of a pass {first['floor'] / 1e9:.1f} GB.\n\n{table(HEADER, list(map(_cells, own)))}\n"
         )
@@ -70,6 +79,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['pass_kernels']:.0f}",
         syncs,
         f"{row['temporary'] / 1e6:.0f}",
+        f"{row['held'] / 1e9:.1f}" if "held" in row else "-",
         f"{row['trace_s']:.1f}",
         f"{row['compile_s']:.1f}",
     ]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.bench.summary import Measurement
+from specjax.core.memory import num_bytes
 from specjax.hub import LoadedTarget
-from specjax.models.quantize import num_bytes
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5

@@ -136,10 +136,11 @@ def about(
     have, `requests` are those that fit the target.
 
     Raises:
-        SpecjaxError: for a method that this target cannot have.
+        SpecjaxError: for a method that this target cannot have, or that does not fit in memory.
     """
     stage = Stage(temperatures_in(options.temperature)[0], 1)
     own = _own_methods(target, options, requests, stage)
+    _check_memory(own, requests, max(batches_in(options.batch)))
     prompts = json.dumps([(request.kind, request.ids) for request in requests])
     return {
         "target": target.name,
@@ -270,6 +271,15 @@ def texts_of(stage: Stage, samples: Sequence[Sample], tokenizer: Any) -> Iterato
             "pieces": token_texts(tokenizer, text.tokens),
             "from_draft": list(text.from_draft),
         }
+
+
+def _check_memory(own: Sequence[OwnMethod], requests: Sequence[Request], num_rows: int) -> None:
+    for method in own:
+        prompt, _ = method.prepare([requests[0].ids] * num_rows)
+        try:
+            method.engine.check(method.params, prompt)
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{method.name}: {error}") from None
 
 
 def _own_methods(

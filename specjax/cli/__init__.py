@@ -73,8 +73,11 @@ def _run(arguments: list[str]) -> None:
         print(_help(arguments))
     else:
         command = parsed(arguments)
+        from specjax.core.memory import told_if_exhausted
+
         try:
-            command.run()
+            with told_if_exhausted():
+                command.run()
         except Stopped as stopped:
             if not (advice := getattr(command, "if_stopped", "")):
                 raise

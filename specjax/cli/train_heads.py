@@ -30,7 +30,13 @@ from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
-from specjax.training.heads import HeadSettings, check_out, shape_of, train_head
+from specjax.training.heads import (
+    HeadSettings,
+    check_out,
+    check_trainable,
+    shape_of,
+    train_head,
+)
 from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions
@@ -115,6 +121,8 @@ class TrainHead:
         # Everything that can be refused is refused before anything slow.
         target.require_tokenizer()
         head, start = self.head_to_train(target)
+        frozen = FrozenModel.of(target)
+        check_trainable(head, frozen)
         if SELF in sources:
             conversations += own_questions(
                 target,
@@ -153,7 +161,7 @@ class TrainHead:
         trained = train_head(
             head,
             _format_of(self.method),
-            FrozenModel.of(target),
+            frozen,
             examples,
             settings,
             out,

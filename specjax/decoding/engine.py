@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.compilation import jit_loops
 from specjax.core.errors import SpecjaxError
+from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_memory, check_request
@@ -67,7 +68,8 @@ class Engine:
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         rows = self.drafter.num_nodes + self.drafter.num_probes
-        check_memory(prompt.tokens.shape, rows, self.num_slots, self.target.config)
+        shape = prompt.tokens.shape
+        check_memory(params, shape, rows, self.num_slots(shape[1]), self.target)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -136,7 +138,7 @@ class Engine:
 
     def lower(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> tuple[Lowered, Lowered]:
         """Lowers the programs of `prefill` and `run`, to be compiled ahead of time."""
-        state = jax.eval_shape(self.prefill, params, prompt, key)
+        state = _prefill.eval_shape(params, prompt, key, self._for_prefill)
         prefill = _prefill.lower(params, prompt, key, self._for_prefill)
         return prefill, Engine.run.lower(self, params, state, self.max_new_tokens)
 
@@ -152,7 +154,12 @@ class Engine:
         `begin` stands for `prefill`.
 
         Without it the first round that drafts enough for a wider pass takes many times as long.
+
+        Raises:
+            SpecjaxError: before anything runs, if a program needs more memory than there is.
         """
+        for lowered in () if begin else self.lower(params, prompt, key):
+            check_program("the request", lowered, params)
         for width in pass_widths(self.drafter, self.target.dtype(params.target)):
             state = (begin or self.prefill)(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))

@@ -1,7 +1,8 @@
 """Checks of a request before anything is compiled: one clear line, not a failure inside XLA."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 from jax.core import Tracer
 
 from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.memory import check_fits, num_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
-from specjax.models.precision import memory_bytes
+from specjax.models.prefill import PREFILL_CHUNK
 from specjax.models.target import Target
 
 
@@ -38,28 +40,28 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
 
 
 def check_memory(
-    shape: tuple[int, ...],
-    rows: int,
-    num_slots: Callable[[int], int],
-    config: TransformerConfig,
+    params: Any, shape: tuple[int, ...], rows: int, num_slots: int, target: Target
 ) -> None:
-    """Raises SpecjaxError if one round certainly needs more memory than this machine has.
+    """Raises SpecjaxError if a request certainly needs more memory than there is.
 
     Args:
+        params: all that it reads.
         shape: of the prompt: rows, and tokens with their padding.
         rows: of a pass, for each row of the prompt.
-        num_slots: of the cache, for a length of the prompt.
-        config: of the target.
+        num_slots: of the cache.
+        target: with its params, `params.target`.
     """
     batch, length = shape
-    logits, ancestors = 4 * rows * config.vocab_size, rows * rows
-    cache = num_slots(length) * config.num_key_value_heads * config.head_dim * 4
-    needed = batch * (logits + ancestors + cache * config.num_hidden_layers)
-    if needed > (found := memory_bytes()):
-        raise SpecjaxError(
-            f"a round of {rows} rows for {batch} text(s) needs at least {needed / 1e9:,.0f} GB, "
-            f"and there are {found / 1e9:,.0f} GB; draft fewer tokens, or ask for fewer at once"
-        )
+    config = target.config
+    cache = jax.eval_shape(partial(target.new_cache, params.target, batch, num_slots))
+    prefill = 4 * config.num_attention_heads * min(PREFILL_CHUNK, length) * num_slots  # scores
+    verify = 4 * rows * config.vocab_size + rows * rows  # logits and ancestors
+    needs = {
+        "weights": num_bytes(params),
+        "cache": num_bytes(cache),
+        "workspace": batch * max(prefill, verify),
+    }
+    check_fits(f"a round of {rows} rows for {batch} text(s)", needs, params)
 
 
 def as_tuple(eos: Any, target: Target) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
 from specjax.models.layers import min_rows
-from specjax.models.target import ModelOutput, QueryRows, Target
+from specjax.models.quantize import is_quantized
+from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # For drafters whose drafts vary in length, by bits of the weights: 16-bit rows are nearly free.
 ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (8,)}
@@ -66,8 +67,9 @@ def verify_pass(
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         count = rows.tokens.shape[1]
-        rows = _padded(rows, min_rows(dtype))
-        output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
+        output, cache = _run_filled_up(
+            target, params, rows, cache, replace(drafter.taps, logits=True)
+        )
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -99,6 +101,28 @@ def verify_pass(
         lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
     ]
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
+
+
+def _run_filled_up(
+    target: Target, params: Any, rows: QueryRows, cache: KVCache, taps: Taps
+) -> tuple[ModelOutput, KVCache]:
+    """Runs a pass over at least `min_rows`, unless a GPU would unpack quantised weights for it.
+
+    There a single row is a product that reads them as they are; for more, XLA may write them to
+    memory as floats first.
+    """
+
+    def run(rows: QueryRows, cache: KVCache, least: int) -> tuple[ModelOutput, KVCache]:
+        output, cache = target.run(params, _padded(rows, least), cache, taps)
+        cut = [None if each is None else each[:, :count] for each in (output.logits, output.hidden)]
+        attention = None if output.attention is None else output.attention[:, :, :count]
+        return ModelOutput(*cut, attention), cache
+
+    count, least = rows.tokens.shape[1], min_rows(target.dtype(params))
+    filled_up = partial(run, least=least)
+    if count * len(rows.tokens) >= least or not is_quantized(target.lm_head(params)):
+        return filled_up(rows, cache)
+    return lax.platform_dependent(rows, cache, cuda=partial(run, least=1), default=filled_up)
 
 
 def _padded(rows: QueryRows, least: int) -> QueryRows:

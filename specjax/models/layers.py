@@ -254,12 +254,15 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
     times; and with these every row comes out alike, however many there are.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
-    count = rows.shape[0]
-    missing = max(min_rows(weight.dtype) - count, 0)
-    rows = jnp.pad(rows, ((0, missing), (0, 0)))
     is_float = not isinstance(weight, QuantizedWeight)
-    y = (_product(rows, weight) if is_float else _quantized_product(rows, weight))[:count]
+    y = _filled_up(_product, rows, weight) if is_float else _quantized_product(rows, weight)
     return y.astype(dtype).reshape(*x.shape[:-1], -1)
+
+
+def _filled_up(product: Any, rows: Float[Array, "R I"], weight: Weight) -> Float[Array, "R O"]:
+    """Multiplies these rows among at least `min_rows`."""
+    missing = max(min_rows(weight.dtype) - len(rows), 0)
+    return product(jnp.pad(rows, ((0, missing), (0, 0))), weight)[: len(rows)]
 
 
 @jax.custom_vjp
@@ -296,7 +299,13 @@ _product.defvjp(_product_forward, _product_backward)
 def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
     # Without the barrier XLA would convert all weights once, outside the decoding loop.
     rows, weight = lax.optimization_barrier((rows, weight))
-    return lax.platform_dependent(rows, weight, cpu=_blocked_product, default=_scaled_product)
+    return lax.platform_dependent(
+        rows,
+        weight,
+        cpu=partial(_filled_up, _blocked_product),
+        cuda=_scaled_product,  # which converts the weight within the product of a single row
+        default=partial(_filled_up, _scaled_product),
+    )
 
 
 def _scaled_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:

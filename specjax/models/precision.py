@@ -1,8 +1,6 @@
-"""The dtype that suits a model and the machine it runs on, and the memory there is."""
+"""The dtype that suits a model and the machine it runs on."""
 
-import os
 import time
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +38,6 @@ def cache_dtype() -> jnp.dtype | None:
     On a CPU 16-bit attention is slow, and float32 rounds each row alike however many there are.
     """
     return jnp.dtype("float32") if jax.default_backend() == "cpu" else None
-
-
-@cache
-def memory_bytes() -> int:
-    """Returns the memory of all devices, or on a CPU of the machine."""
-    stats = [device.memory_stats() or {} for device in jax.devices()]
-    limits = [each.get("bytes_limit", 0) for each in stats]
-    return sum(limits) if all(limits) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _bfloat16_is_faster() -> bool:

@@ -128,11 +128,3 @@ def dtype_name(dtype: DTypeLike, params: Any) -> str:
 def compute_dtype(name: str) -> str:
     """Returns the dtype of compute, given what `dtype_name` returned."""
     return name.rpartition("(")[2].rstrip(")")
-
-
-def num_bytes(params: Any) -> int:
-    """Returns the bytes of all leaves; a byte holds two int4."""
-    return sum(
-        leaf.size // 2 if leaf.dtype == jnp.int4 else leaf.nbytes
-        for leaf in jax.tree.leaves(params)
-    )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, locked, writable
+from specjax.core.memory import check_fits, num_bytes
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.models.io.head_format import HeadFormat
@@ -27,7 +28,7 @@ from specjax.training.run_folder import CONFIG, taken
 TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
 MEMORY_ADVICE = (
     "lower --batch-size (and raise --accumulate to make up for it) or --longest, keep less with "
-    "--remat, or take --dtype bfloat16"
+    "--remat, or take --dtype bfloat16 or --quantize int8"
 )
 
 
@@ -61,9 +62,10 @@ def train_head(
     highest score of the `evaluation`, and without one the last.
 
     Raises:
-        SpecjaxError: as `training.loop.train` and `training.data.batches` do, or if the head cannot
-            be written.
+        SpecjaxError: as `training.loop.train` and `training.data.batches` do, for a target in
+            float16, or if the head cannot be written.
     """
+    check_trainable(head, target)
     params = start
     if params is None:
         params = new_params(head, target, settings.loop.seed, examples)
@@ -100,6 +102,18 @@ def train_head(
     if not (out / HEAD).exists():
         _save(out / HEAD, head, format, target, trained, fixed, config)
     return trained
+
+
+def check_trainable(head: Any, target: FrozenModel) -> None:
+    """Raises SpecjaxError for a target in float16, or if its weights and the head's do not fit."""
+    if target.model.dtype(target.params) == jnp.float16:
+        raise SpecjaxError(
+            "training in float16 loses small gradients; load the target in bfloat16 or float32: "
+            "--dtype bfloat16"
+        )
+    trained = num_bytes(jax.eval_shape(head.initialise, jax.random.key(0)))
+    needs = {"target": num_bytes(target.params), "head, gradients and moments": 4 * trained}
+    check_fits("the training", needs, target.params, MEMORY_ADVICE)
 
 
 def new_params(

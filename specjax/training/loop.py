@@ -6,8 +6,7 @@ Batches are spread over all devices.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
+from specjax.core.memory import check_program, told_if_exhausted
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
@@ -29,7 +29,6 @@ from specjax.training.ranges import check_at_least_one
 from specjax.training.run_folder import RunFolder, open_run
 
 DEFAULT_STEPS = 2000
-OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices, and of the CPU
 
 
 @dataclass(frozen=True)
@@ -117,20 +116,21 @@ def train(
         config: everything that decides the run, as JSON; a folder is resumed only under the same.
         frozen: arrays that the loss reads, such as the target's params.
         resume: continue the run in the folder; otherwise the folder must hold none.
-        advice: what to do if memory runs out.
+        advice: what to do if memory does not suffice.
 
     Raises:
         SpecjaxError: if the folder cannot be written, belongs to another config or holds only
             corrupt checkpoints, if a loss that is logged or saved is not finite, if rows do not
-            spread evenly over the devices, or if memory runs out.
+            spread evenly over the devices, or if memory does not suffice.
     """
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     params = jax.tree.map(jnp.copy, params)  # steps donate theirs
     state = {"params": params, "moments": optimizer.init(params)}
     state, frozen = jax.device_put((state, frozen), NamedSharding(mesh, P()))  # everywhere
-    take_step = _step_taker(_train_step(loss_fn, optimizer), frozen, mesh, options.seed, accumulate)
+    train_step = _train_step(loss_fn, optimizer)
+    take_step = _step_taker(train_step, frozen, mesh, options.seed, accumulate, advice)
     with (
-        _memory_advice(advice),
+        told_if_exhausted("the training", advice),
         open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
     ):
         first, state = run.restored(state, batches)
@@ -149,24 +149,30 @@ def train(
 
 
 def _step_taker(
-    train_step: Callable, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int
+    train_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
 ) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
-    """Returns a function that takes one step over `accumulate` batches; metrics are the last's."""
-    key = jax.random.key(seed)
+    """Returns a function that takes one step over `accumulate` batches; metrics are the last's.
+
+    A batch of a new shape compiles a program, whose memory is checked before it runs.
+    """
+    key, known = jax.random.key(seed), set()
 
     def take_step(step, state, batches, progress):
         metrics = {}
         for part in range(step * accumulate, (step + 1) * accumulate):
             batch = next(batches)
             progress.count(batch)
-            part_key = jax.random.fold_in(key, part)
-            state, metrics = train_step(state, frozen, _spread(batch, mesh), part_key)
+            given = (state, frozen, _spread(batch, mesh), jax.random.fold_in(key, part))
+            if (shapes := tuple(leaf.shape for leaf in jax.tree.leaves(batch))) not in known:
+                check_program("a training step", train_step.lower(*given), given, advice)
+                known.add(shapes)
+            state, metrics = train_step(*given)
         return state, metrics
 
     return take_step
 
 
-def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable:
+def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Any:
     def train_step(state, frozen, batch, key):
         measure = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, metrics), gradient = measure(state["params"], frozen, batch, key)
@@ -221,13 +227,3 @@ def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
             "for values that are not finite"
         )
     return row
-
-
-@contextmanager
-def _memory_advice(advice: str) -> Iterator[None]:
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if not any(sign in str(error) for sign in OUT_OF_MEMORY):
-            raise
-        raise SpecjaxError(f"the training does not fit in memory; {advice}") from error

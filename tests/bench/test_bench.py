@@ -5,6 +5,7 @@ Nothing here asserts how long anything took.
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -31,6 +32,7 @@ from specjax.bench.results import Stage, read_results, read_samples
 from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies
+from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import locked
 from specjax.decoding.sampling import Sampling
@@ -496,6 +498,14 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
     options = replace(OPTIONS, **({"tasks": str(tasks)} | changes))
     with pytest.raises(SpecjaxError, match=message):
         run_bench(lambda: pytest.fail("loaded"), options)
+
+
+def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, requests, monkeypatch):
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 20_000_000)
+    about = partial(run_module.about, target, requests=requests)
+    assert about(replace(OPTIONS, batch="1,4"))["batch"] == "1,4"
+    with pytest.raises(SpecjaxError, match=r"plain: a round of 1 rows for 500 text\(s\) needs"):
+        about(replace(OPTIONS, batch="1,500"))
 
 
 def test_a_folder_takes_one_benchmark_at_a_time(tmp_path):

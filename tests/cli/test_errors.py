@@ -4,13 +4,15 @@ import os
 import signal
 import time
 
+import jax
 import pytest
 
 from specjax.cli import main
 from specjax.cli.generate import Generate
 from specjax.cli.train_heads import TrainHead
+from specjax.core import memory
 from specjax.methods import read_settings
-from tests.cli.target import VOCABULARY
+from tests.cli.target import SHORT, VOCABULARY
 
 LONG_NAME = "n" * 300
 
@@ -64,6 +66,23 @@ def test_bad_prompt_files(tiny, tmp_path, error_line):
     for file, told in ((empty, "is empty; write"), (latin, "is not UTF-8 text; convert")):
         assert main(["generate", "--target", str(tiny), "--prompt-file", str(file)]) == 2
         assert told in error_line()
+
+
+@pytest.mark.parametrize(
+    "free, told",
+    [
+        (100_000, "Loading tiny needs at least 0.000152 GB (weights 0.000152), and cpu has 0.0001"),
+        (300_000, "a round of 11 rows for 1 text(s) needs at least 0.00"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_compiled(
+    tiny, error_line, monkeypatch, free, told
+):
+    monkeypatch.setattr(memory, "_host_bytes", lambda: free)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", None)
+    assert main(["generate", "--target", str(tiny), "--prompt-ids", "5,6,7", *SHORT]) == 2
+    line = error_line()
+    assert told in line and "use a smaller dtype" in line
 
 
 def test_a_prompt_without_end_is_refused(tiny, error_line):

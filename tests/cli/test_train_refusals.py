@@ -13,9 +13,11 @@ import pytest
 
 from specjax.cli import main
 from specjax.cli.train_heads import read_all
+from specjax.core import memory
 from specjax.core.files import locked
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.io import huggingface
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
 from tests.cli import training
@@ -177,6 +179,19 @@ def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_li
     for arguments in (SHORT, (*SHORT, "--distill")):
         assert train("eagle", tmp_path / "run", "--target", str(bare), *arguments) == 2
         assert "has no tokenizer; use a target that has one" in error_line()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_that_cannot_be_is_refused_before_it_starts(
+    train, tmp_path, error_line, monkeypatch
+):
+    monkeypatch.setattr(huggingface, "default_dtype", lambda num_params: jnp.dtype("float16"))
+    assert train("eagle", tmp_path / "run", *SHORT) == 2
+    assert "load the target in bfloat16 or float32: --dtype bfloat16" in error_line()
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 170_000)
+    assert train("eagle", tmp_path / "run", *SHORT, "--dtype", "float32") == 2
+    assert "the training needs at least 0.00" in (line := error_line())
+    assert "lower --batch-size" in line
     assert not (tmp_path / "run").exists()
 
 

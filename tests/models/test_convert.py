@@ -250,3 +250,6 @@ def test_quantised_weights_are_refused(folder):
     message = failure(folder)
     assert f"quantised weights are not supported: {name} (I8)" in message
     assert message.endswith("use a checkpoint stored as F64, F32, F16, BF16")
+    packed = "model.layers.0.mlp.up_proj.qweight"  # even if the config does not say so
+    rewrite(folder / WEIGHTS, lambda t: t.update({packed: np.ones((4, 32), np.int32)}))
+    assert "weights quantised by GPTQ or AWQ are not supported; use the" in failure(folder)

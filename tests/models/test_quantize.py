@@ -7,6 +7,7 @@ import pytest
 
 from specjax import load
 from specjax.core.errors import SpecjaxError
+from specjax.core.memory import num_bytes
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -20,7 +21,6 @@ from specjax.models.quantize import (
     QuantizedWeight,
     compute_dtype,
     dequantized,
-    num_bytes,
     quantize,
     quantize_params,
 )

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +25,21 @@ from safetensors.numpy import save_file
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder
+from specjax.core.memory import check_fits, num_bytes
 from specjax.core.pytree import cast_floats
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
 from specjax.models.families.family import LLAMA_NAMES
 from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
-from specjax.models.precision import default_dtype, memory_bytes
+from specjax.models.precision import default_dtype
 from specjax.models.quantize import is_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.transformer import Transformer
 
 # In old files: what follows from the config, and masks.
 BUFFER = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
+LESS = "use a smaller dtype, or quantize int8 or int4"
+PACKED = (".qweight", ".qzeros", ".scales")  # of GPTQ and AWQ
 Names = Sequence[tuple[str, str]]  # such as `LLAMA_NAMES`
 
 
@@ -233,6 +237,11 @@ def check_weights(
     Those named `integers` are whole numbers instead. Reports all errors at once, from the headers
     alone.
     """
+    if any(name.endswith(PACKED) for name in found):
+        raise SpecjaxError(
+            f"{folder}: weights quantised by GPTQ or AWQ are not supported; use the original "
+            "model, with quantize int8 or int4 if it should be small"
+        )
     if wrong := mismatches({name: each.shape for name, each in found.items()}, expected):
         raise SpecjaxError(
             f"{folder}: the weights do not fit config.json; {wrong}; "
@@ -262,17 +271,11 @@ def read_params(
     With `quantize`, each matrix is quantised before the next is read.
 
     Raises:
-        SpecjaxError: before anything is read, if the params certainly do not fit into memory.
+        SpecjaxError: if they do not fit in memory, or a tensor cannot be read.
     """
+    _check_memory(tensors, dtype, title, quantize)
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
-    bits = {None: 8 * jnp.dtype(dtype).itemsize, "int8": 8, "int4": 4}[quantize]
-    needed = sum(math.prod(tensor.shape) for tensor in tensors.values()) * bits // 8
-    if needed > (found := memory_bytes()):
-        raise SpecjaxError(
-            f"{title}: the weights need {needed / 1e9:,.0f} GB, and there are "
-            f"{found / 1e9:,.0f} GB; quantise them, or use a smaller model"
-        )
     with _progress_bar(title, total, progress) as advance:
         for path, tensor in tensors.items():
             leaf = jnp.array(tensor.read())
@@ -282,6 +285,20 @@ def read_params(
                 flat[path] = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
             advance(tensor.num_bytes)
     return unflatten_dict(flat, sep=".")
+
+
+def _check_memory(
+    tensors: Mapping[str, StoredTensor], dtype: DTypeLike, title: str, quantize: str | None
+) -> None:
+    def kept(path: str) -> Any:
+        leaf = jax.ShapeDtypeStruct(tensors[path].shape, dtype)
+        if quantize is None:
+            return leaf
+        return jax.eval_shape(partial(quantized_param, path, kind=quantize, dtype=dtype), leaf)
+
+    is_packed = jax.default_backend() != "cpu"
+    needs = {"weights": num_bytes(list(map(kept, tensors)), is_packed)}
+    check_fits(title, needs, advice=LESS)
 
 
 @contextmanager

@@ -1,0 +1,108 @@
+"""Memory, counted before it is spent: what is free, and one line with figures where it is short."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.stages import Lowered
+
+from specjax.core.errors import SpecjaxError
+
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # in errors of devices, and of the CPU
+ADVICE = "use a smaller dtype, quantize int8 or int4, draft fewer tokens, or give less text at once"
+GPU_ADVICE = ", or give JAX more of the GPU (XLA_PYTHON_CLIENT_MEM_FRACTION=0.95; it takes 0.75)"
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def num_bytes(tree: Any, is_packed: bool = True) -> int:
+    """Returns the bytes of all leaves, arrays or shapes; a byte holds two int4 if they are packed.
+
+    A CPU does not pack them.
+    """
+    return sum(
+        leaf.size // 2 if is_packed and leaf.dtype == jnp.int4 else leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def check_fits(what: str, needs: Mapping[str, int], held: Any = (), advice: str = ADVICE) -> None:
+    """Raises SpecjaxError, with figures, if something needs more memory than there is.
+
+    Args:
+        what: what needs it.
+        needs: bytes that are needed for certain, by what they are for.
+        held: arrays that count among the needs and exist already. They also tell the devices, by
+            default the first; while they are traced, nothing is checked.
+        advice: the way out.
+    """
+    leaves = jax.tree.leaves(held)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    placed = next((leaf for leaf in leaves if isinstance(leaf, jax.Array)), None)
+    devices = jax.devices()[:1] if placed is None else list(placed.devices())
+    there_is = sum(map(_free_bytes, devices)) if devices[0].platform != "cpu" else _host_bytes()
+    there_is += num_bytes(held)
+    if (total := sum(needs.values())) <= there_is:
+        return
+    parts = ", ".join(f"{name} {_gigabytes(count)}" for name, count in needs.items())
+    more = GPU_ADVICE if devices[0].platform == "gpu" else ""
+    raise SpecjaxError(
+        f"{what} needs at least {_gigabytes(total)} GB ({parts}), and {devices[0].device_kind} has "
+        f"{_gigabytes(there_is)} GB for it; {advice}{more}"
+    )
+
+
+def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) -> None:
+    """Compiles a program and raises SpecjaxError if it needs more memory than there is.
+
+    `held` are its arguments. A call of the jitted function with them compiles nothing more.
+    """
+    found = lowered.compile().memory_analysis()
+    if found is None:  # some experimental backends
+        return
+    work = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    check_fits(what, {"arguments": num_bytes(held), "workspace": max(work, 0)}, held, advice)
+
+
+@contextmanager
+def told_if_exhausted(what: str = "this", advice: str = ADVICE) -> Iterator[None]:
+    """Turns XLA's errors of exhausted memory into one line."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(sign in str(error) for sign in OUT_OF_MEMORY):
+            raise
+        more = GPU_ADVICE if jax.default_backend() == "gpu" else ""
+        raise SpecjaxError(f"{what} does not fit in memory; {advice}{more}") from error
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.3g}" if count < 1e10 else f"{count / 1e9:,.0f}"
+
+
+def _free_bytes(device: Any) -> int:
+    """Returns what arrays may still take on an accelerator; without a limit, more than any has."""
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit", 2**60) - stats.get("bytes_in_use", 0)
+
+
+def _host_bytes() -> int:
+    """Returns the memory of the machine that programs may still take, within its container."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, KeyError, ValueError):  # Linux
+        values = _table(MEMINFO)
+        free = 1024 * (values["MemAvailable:"] + values["SwapFree:"])
+    with suppress(OSError, KeyError, ValueError):  # a container with a limit
+        limit = int((CGROUP / "memory.max").read_text())
+        free = min(free, limit - _table(CGROUP / "memory.stat")["anon"])
+    return free
+
+
+def _table(file: Path) -> dict[str, int]:
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {name: int(value) for name, value, *_ in lines}

@@ -1,0 +1,82 @@
+"""Memory is counted before it is spent, and refused with figures and a way out."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax.core import memory
+from specjax.core.errors import SpecjaxError
+from specjax.core.memory import check_fits, num_bytes, told_if_exhausted
+
+HALF = {"weights": 5_000_000, "cache": 20_000_000}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Lets the machine have so many free bytes."""
+    return lambda free: monkeypatch.setattr(memory, "_host_bytes", lambda: free)
+
+
+def test_what_fits_passes_and_one_byte_less_is_refused_with_figures(machine):
+    machine(25_000_000)
+    check_fits("it", HALF)
+    machine(24_999_999)
+    told = r"it needs at least 0\.025 GB \(weights 0\.005, cache 0\.02\), and cpu has 0\.025 GB"
+    with pytest.raises(SpecjaxError, match=rf"{told} for it; use a smaller dtype, quantize int8"):
+        check_fits("it", HALF)
+    with pytest.raises(SpecjaxError, match=r"for it; buy more$"):
+        check_fits("it", HALF, advice="buy more")
+
+
+def test_what_is_held_already_counts_on_both_sides(machine):
+    held = jnp.zeros(1_250_000)
+    machine(20_000_000)
+    check_fits("it", HALF, held)
+    machine(19_000_000)
+    with pytest.raises(SpecjaxError, match=r"has 0\.024 GB"):
+        check_fits("it", HALF, held)
+    jax.eval_shape(lambda traced: check_fits("it", HALF, traced), held)  # no one knows where
+
+
+def test_an_accelerator_tells_what_is_left_of_its_share(monkeypatch):
+    stats = {"bytes_limit": 12 * 10**9, "bytes_in_use": 2 * 10**9}
+    device = SimpleNamespace(platform="gpu", device_kind="Tesla T4", memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    check_fits("it", {"weights": 10**10})
+    with pytest.raises(SpecjaxError, match=r"14 GB .* Tesla T4 has 10 GB .*MEM_FRACTION=0\.95"):
+        check_fits("it", {"weights": 14 * 10**9})
+    device.memory_stats = lambda: None  # it does not say
+    check_fits("it", {"weights": 14 * 10**9})
+
+
+def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\nSwapFree: 1000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory._host_bytes() == 6000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._host_bytes() == 6000 * 1024
+    (tmp_path / "memory.max").write_text("4096000\n")
+    (tmp_path / "memory.stat").write_text("anon 96000\nfile 4000000\n")
+    assert memory._host_bytes() == 4_000_000
+    meminfo.unlink()
+    (tmp_path / "memory.max").unlink()
+    assert memory._host_bytes() > 10**9  # all that the machine has
+
+
+def test_int4_takes_half_a_byte_where_it_is_packed():
+    codes = jnp.zeros((4, 6), jnp.int4)
+    assert (num_bytes(codes), num_bytes(codes, is_packed=False)) == (12, 24)
+
+
+def test_exhausted_memory_is_one_line():
+    with (
+        pytest.raises(SpecjaxError, match="this does not fit in memory; use a smaller dtype"),
+        told_if_exhausted(),
+    ):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), told_if_exhausted():
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
