@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.core.pytree import cast_floats
 from specjax.datastore import build
 from specjax.datastore import params as datastore_params
 from specjax.decoding import Proposal, chain, widths
@@ -216,10 +217,28 @@ def test_bfloat16_differs_only_where_plain_decoding_nearly_ties():
             assert top_two_gap(model, params, row, plain.tokens[row], at) < epsilon
 
 
+@cache
+def in_float16(name: str):
+    """What a method says if all its params are in float16, and its target's."""
+    drafter, params = of_method(name)
+    half = cast_floats(Params(target()[1], params), jnp.float16)
+    settings = {"target": target()[0], "max_new_tokens": 40}
+    return speculative_generate(half, prompt(1), KEY, drafter=drafter, **settings), half.target
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_float16_differs_only_where_plain_decoding_nearly_ties(name):
+    (found, params), (plain, _) = in_float16(name), in_float16("plain")
+    found.check()  # finite
+    different = np.flatnonzero(np.asarray(plain.tokens[0] != found.tokens[0]))
+    for at in different[:1]:  # neighbours in float16 are 0.008 apart
+        assert top_two_gap(target()[0], params, 0, plain.tokens[0], at) < 0.016
+
+
 def top_two_gap(model, params, row, new_tokens, at) -> float:
     given = prompt()
     text = jnp.concatenate([given.tokens[row, : given.length[row]], new_tokens[:at]])[None]
-    cache = KVCache.create(model.config, 1, text.shape[1], jnp.bfloat16)
+    cache = KVCache.create(model.config, 1, text.shape[1], model.dtype(params))
     output, _ = model.run(params, causal_rows(text, jnp.zeros(1, int)), cache)
     best, second = jax.lax.top_k(output.logits[0, -1], 2)[0]
     return float(best - second)
