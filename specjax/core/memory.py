@@ -36,15 +36,14 @@ def check_fits(what: str, needs: Mapping[str, int], held: Any = (), advice: str 
     Args:
         what: what needs it.
         needs: bytes that are needed for certain, by what they are for.
-        held: arrays that count among the needs and exist already. They also tell the devices, by
-            default the first; while they are traced, nothing is checked.
+        held: arrays that count among the needs and exist already. They also tell the devices, if
+            not the default one; while they are traced, nothing is checked.
         advice: the way out.
     """
     leaves = jax.tree.leaves(held)
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
-    placed = next((leaf for leaf in leaves if isinstance(leaf, jax.Array)), None)
-    devices = jax.devices()[:1] if placed is None else list(placed.devices())
+    devices = _devices_of(leaves)
     there_is = sum(map(_free_bytes, devices)) if devices[0].platform != "cpu" else _host_bytes()
     there_is += num_bytes(held)
     if (total := sum(needs.values())) <= there_is:
@@ -83,6 +82,11 @@ def told_if_exhausted(what: str = "this", advice: str = ADVICE) -> Iterator[None
 
 def _gigabytes(count: int) -> str:
     return f"{count / 1e9:,.3g}" if count < 1e10 else f"{count / 1e9:,.0f}"
+
+
+def _devices_of(leaves: list[Any]) -> list[Any]:
+    placed = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+    return list(next(placed, jnp.zeros(())).devices())
 
 
 def _free_bytes(device: Any) -> int:

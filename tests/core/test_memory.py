@@ -43,7 +43,7 @@ def test_what_is_held_already_counts_on_both_sides(machine):
 def test_an_accelerator_tells_what_is_left_of_its_share(monkeypatch):
     stats = {"bytes_limit": 12 * 10**9, "bytes_in_use": 2 * 10**9}
     device = SimpleNamespace(platform="gpu", device_kind="Tesla T4", memory_stats=lambda: stats)
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(memory, "_devices_of", lambda leaves: [device])
     check_fits("it", {"weights": 10**10})
     with pytest.raises(SpecjaxError, match=r"14 GB .* Tesla T4 has 10 GB .*MEM_FRACTION=0\.95"):
         check_fits("it", {"weights": 14 * 10**9})

@@ -1,5 +1,7 @@
 """Quantised targets: weights of whole numbers with scales, drafting for them, and training."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,14 @@ import pytest
 from specjax import load
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import num_bytes
-from specjax.decoding.drafter import Params
+from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.tree import DraftTree
+from specjax.decoding.widths import verify_pass
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.layers import lookup, project
@@ -89,6 +93,24 @@ def test_logits_are_near_those_of_the_floats(kind):
     error = jnp.linalg.norm(own - plain) / jnp.linalg.norm(plain)
     assert error < 3 * TOLERANCE[kind]
     assert fingerprint(model.config, few) == fingerprint(model.config, params)
+
+
+def test_a_gpu_multiplies_a_single_row_by_quantised_weights_alone():
+    """And need not write the weights as floats first; others multiply it among several."""
+    model, params = target()
+    few = quantize_params(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), "int8")
+    one = jnp.zeros((1, 1), jnp.int32)
+    tree = DraftTree(one, one - 1, one, one == 0)
+    draw = Draw(row_keys(jax.random.key(0), 1), jnp.ones(1, jnp.int32), Sampling())
+    cache = model.new_cache(few, 1, 16)
+    proposal = Proposal(tree, None)
+    one_pass = partial(verify_pass, model, Autoregressive(), few, cache, proposal, draw)
+    traced = jax.jit(one_pass).trace()
+    programs = {
+        name: traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "tpu")
+    }
+    assert "tensor<8x32xbf16>" in programs["tpu"]
+    assert "tensor<8x32xbf16>" not in programs["cuda"]
 
 
 DRAFTERS = {
