@@ -114,9 +114,11 @@ def _run_filled_up(
 
     def run(rows: QueryRows, cache: KVCache, least: int) -> tuple[ModelOutput, KVCache]:
         output, cache = target.run(params, _padded(rows, least), cache, taps)
-        cut = [None if each is None else each[:, :count] for each in (output.logits, output.hidden)]
+        logits, hidden = (
+            None if each is None else each[:, :count] for each in (output.logits, output.hidden)
+        )
         attention = None if output.attention is None else output.attention[:, :, :count]
-        return ModelOutput(*cut, attention), cache
+        return ModelOutput(logits, hidden, attention), cache
 
     count, least = rows.tokens.shape[1], min_rows(target.dtype(params))
     filled_up = partial(run, least=least)
