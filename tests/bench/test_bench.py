@@ -502,7 +502,7 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
 
 def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, requests, monkeypatch):
     monkeypatch.setattr(memory, "_host_bytes", lambda: 20_000_000)
-    about = partial(run_module.about, target, requests=requests)
+    about = partial(run_module.about, target, requests=requests, num_turns=5)
     assert about(replace(OPTIONS, batch="1,4"))["batch"] == "1,4"
     with pytest.raises(SpecjaxError, match=r"plain: a round of 1 rows for 500 text\(s\) needs"):
         about(replace(OPTIONS, batch="1,500"))
