@@ -6,7 +6,7 @@ this process alone, so that other work on the machine disturbs it less than a cl
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +20,7 @@ from specjax import Engine, LoadedTarget, Params, from_ids, load
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import num_bytes
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.models.quantize import quantized_param
 from specjax.models.target import causal_rows
 
 BASE = "bfloat16"
@@ -39,10 +40,21 @@ class QuantizedOptions:
 
     target: str = option(TARGET, kind=str)
     text: Path = option("a file of UTF-8 text", kind=Path)
-    windows: int = option("pieces of the text to measure perplexity on", 16)
+    windows: int = option("pieces of the text to measure perplexity on", 8)
     length: int = option("tokens of each", 256)
     steps: int = option("steps of plain decoding in a turn", 32)
-    turns: int = option("turns, each with all dtypes", 5)
+    turns: int = option("turns, each with all dtypes; 0: no times", 5)
+    weights: tuple[str, ...] = option(f"of {', '.join(KINDS)}", tuple(KINDS))
+
+
+def with_weights(target: LoadedTarget, dtype: str, kind: str | None) -> LoadedTarget:
+    """Returns the target as `load` would with this dtype and quantisation."""
+
+    def converted(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return quantized_param(name, leaf, kind, dtype) if kind else leaf.astype(dtype)
+
+    return replace(target, params=jax.tree_util.tree_map_with_path(converted, target.params))
 
 
 def perplexity(target: LoadedTarget, windows: Int[np.ndarray, "N T"]) -> float:
@@ -70,11 +82,10 @@ def step_seconds(target: LoadedTarget, prompt: list[int], steps: int) -> float:
 
 def run(options: QuantizedOptions) -> None:
     """Measures and prints the table."""
-    at_least_1(options, "windows", "steps", "turns")
-    targets = {
-        name: load(options.target, dtype, quantize=kind) for name, (dtype, kind) in KINDS.items()
-    }
-    encode = targets[BASE].require_tokenizer().encode
+    at_least_1(options, "windows", "steps")
+    wide = load(options.target, "float32")
+    targets = {name: with_weights(wide, *KINDS[name]) for name in options.weights}
+    encode = wide.require_tokenizer().encode
     ids = encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False)
     count = options.windows * options.length
     if len(ids) < count:
@@ -82,17 +93,20 @@ def run(options: QuantizedOptions) -> None:
     windows = np.asarray(ids[:count]).reshape(options.windows, options.length)
     found = {name: perplexity(target, windows) for name, target in targets.items()}
     seconds = {name: [] for name in targets}
-    for turn in range(options.turns + 1):
+    for turn in range(options.turns + 1 if options.turns else 0):
         for name, target in targets.items():
             taken = step_seconds(target, windows[0].tolist(), options.steps)
             if turn:  # the first one compiles
                 seconds[name].append(taken)
     rows = []
     for name, target in targets.items():
-        ratios = [own / base for own, base in zip(seconds[name], seconds[BASE], strict=True)]
-        figures = f"{found[name]:.3f}", f"{found[name] / found['float32']:.4f}"
-        figures += (f"{num_bytes(target.params) / 1e6:.0f}", f"{1e3 * median(seconds[name]):.1f}")
-        rows.append((name, *figures, f"{median(ratios):.2f}"))
+        base = seconds.get(BASE, [])
+        ratios = [own / other for own, other in zip(seconds[name], base, strict=False)]
+        share = f"{found[name] / found['float32']:.4f}" if "float32" in found else "-"
+        times = [f"{1e3 * median(seconds[name]):.1f}" if seconds[name] else "-"]
+        times.append(f"{median(ratios):.2f}" if ratios else "-")
+        size = f"{num_bytes(target.params) / 1e6:.0f}"
+        rows.append((name, f"{found[name]:.3f}", share, size, *times))
     print(table(HEADER, rows))
 
 
