@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope
@@ -27,6 +28,7 @@ from tests.models.heads import (
     failure,
     format_of,
     load,
+    params_of,
     published,
     rewrite,
     save,
@@ -113,6 +115,23 @@ def test_what_is_saved_is_loaded(tmp_path, name, layout):
     check_owner(folder, "ours")
     with pytest.raises(SpecjaxError, match="trained for target ours, but this one is theirs; give"):
         check_owner(folder, "theirs")
+
+
+@pytest.mark.parametrize("name, layout", sorted(EVERYWHERE - REFUSED))
+def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
+    if format_of(name).layouts[layout].file.endswith(".pt"):
+        pytest.importorskip("torch")
+    head, tied = HEADS[name], replace(TARGET, tie_word_embeddings=True)
+    if hasattr(head.config, "layers"):
+        layers = replace(head.config.layers, tie_word_embeddings=True)
+        head = type(head)(replace(head.config, layers=layers))
+    own = {each: leaf for each, leaf in TARGET_PARAMS.items() if each != "lm_head"}
+    folder = save(tmp_path / "head", name, layout, head=head, target=tied, target_params=own)
+    _, params = load(folder, format_of(name).kind, tied)
+    expected, leaves = flatten_dict(params_of(name)), flatten_dict(params)
+    assert leaves.keys() >= expected.keys() or (name, layout) in LESS
+    for path in leaves.keys() & expected.keys():
+        np.testing.assert_array_equal(leaves[path], expected[path])
 
 
 @pytest.mark.parametrize("name", WRITTEN)
