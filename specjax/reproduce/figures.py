@@ -71,6 +71,8 @@ def _figure(
         return Figure(fmean(rates)) if rates else None
     if metric == "passes":
         return Figure(fmean(sample.passes for sample in samples))
+    if metric not in COUNTED:  # nothing counts it, such as drafts that were rejected
+        return None
     runs = [
         drafted_lengths(text.from_draft)
         for sample in samples
