@@ -212,7 +212,7 @@ def taken(folder: Path) -> SpecjaxError:
     return SpecjaxError(f"{folder} already holds a run; {advice}")
 
 
-def claim(file: Path, config: dict[str, Any], resume: bool) -> None:
+def claim(file: Path, config: Mapping[str, Any], resume: bool) -> None:
     """Writes the config of a new run, or checks that a run to resume has the same one."""
     if not file.exists():
         _write_json(file, config)
