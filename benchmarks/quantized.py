@@ -64,7 +64,9 @@ def perplexity(target: LoadedTarget, windows: Int[np.ndarray, "N T"]) -> float:
     def loss(params, tokens: Int[Array, "1 T"]):
         rows = causal_rows(tokens[:, :-1], jnp.zeros(1, int))
         cache = target.model.new_cache(params, 1, windows.shape[1])
-        log_probs = jax.nn.log_softmax(target.model.run(params, rows, cache)[0].logits)
+        logits = target.model.run(params, rows, cache)[0].logits
+        assert logits is not None
+        log_probs = jax.nn.log_softmax(logits)
         return -jnp.mean(jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1))
 
     return float(np.exp(np.mean([loss(target.params, window[None]) for window in windows])))
