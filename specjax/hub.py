@@ -20,6 +20,7 @@ from huggingface_hub.utils import (
     disable_progress_bars,
     enable_progress_bars,
 )
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError, warn
@@ -32,6 +33,7 @@ from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch, without_advice
 from specjax.models.precision import cache_dtype
 from specjax.models.quantize import check_kind, dtype_name
+from specjax.models.sharding import Placement, check_heads, make_mesh, place
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
@@ -78,6 +80,17 @@ class LoadedTarget:
         """The dtype of weights and compute, such as "bfloat16" or "int8 (bfloat16)"."""
         return dtype_name(self.dtype, self.params)
 
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that the weights are split over; None: they are on one."""
+        return getattr(self.model, "mesh", None)
+
+    def place(self, params: Any, fsdp: bool = False) -> Any:
+        """Moves params of a drafter to the devices of the target."""
+        if self.mesh is None:
+            return params
+        return place(params, Placement(self.mesh, self.config.head_dim, fsdp))
+
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
         if self.tokenizer is None:
@@ -91,6 +104,8 @@ def load(
     revision: str | None = None,
     progress: bool = True,
     quantize: str | None = None,
+    mesh: Mesh | str | None = None,
+    fsdp: bool = False,
 ) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
@@ -105,23 +120,39 @@ def load(
         quantize: "int8" (a scale per output channel) or "int4" (one for each 128 inputs) for
             quantised weights; products are still computed in `dtype`, in which norms and biases
             stay.
+        mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
+            straight to its device. By default all weights are on the first device.
+        fsdp: split the weights over `data` too: less memory for training, more communication.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
-            supported, or its files are damaged or inconsistent.
+            supported, its files are damaged or inconsistent, or it does not fit the mesh.
     """
+    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
     folder = target_folder(str(name), revision, progress)
     if is_gguf(folder):
         config, params, tokenizer = load_gguf(folder, dtype, progress, quantize)
+        params = place(params, _placement(config, mesh, fsdp, name))
     else:
         with readable(folder):
             config = _with_generation_eos(read_config(folder), folder)
-            params = load_transformer(folder, config, dtype, progress, quantize)
+            placement = _placement(config, mesh, fsdp, name)
+            params = load_transformer(folder, config, dtype, progress, quantize, placement)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
-    return LoadedTarget(Transformer(config, cache_dtype()), params, tokenizer, config, str(name))
+    model = Transformer(config, cache_dtype(), mesh)
+    return LoadedTarget(model, params, tokenizer, config, str(name))
+
+
+def _placement(
+    config: TransformerConfig, mesh: Mesh | None, fsdp: bool, name: str | Path
+) -> Placement | None:
+    if mesh is None:
+        return None
+    check_heads(mesh, config.num_attention_heads, str(name))
+    return Placement(mesh, config.head_dim, fsdp)
 
 
 def load_tokenizer(name: str | Path) -> Any:

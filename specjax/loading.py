@@ -1,9 +1,10 @@
 """Loads a drafter for a target: its settings, tuned ones included, and the arrays that it reads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
 from specjax.models.io.head_files import CHECKPOINTS, HEAD, check_owner, detect_format
 from specjax.models.io.head_format import HeadFormat
+from specjax.models.sharding import Placement, place
 from specjax.tuned import AUTO, auto_choice, tuned_for
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
@@ -206,7 +208,7 @@ def _draft_model(
         trained.check_owner(*(fingerprint(each.config, each.params) for each in (target, draft)))
         given = {name: value for name, value in settings.items() if value is not None}
         settings = {"threshold": trained.threshold, **given, "position": trained.position}
-        rule_params = jax.tree.map(jnp.asarray, trained.params)
+        rule_params = target.place(jax.tree.map(jnp.asarray, trained.params))
     drafter = make_drafter("draft-model", target.config, dict(settings), draft.model)
     return drafter, {"draft": draft.params, "rule": rule_params}
 
@@ -239,7 +241,10 @@ def load_draft(target: LoadedTarget, source: str | Path | None = None) -> Loaded
     """
     draft = load(_source_of("draft-model", target, source), dtype=target.dtype)
     _check_same_tokens(target, draft)
-    return draft
+    if target.mesh is None:
+        return draft
+    placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
+    return replace(draft, model=cast(Any, draft.model).clone(mesh=target.mesh), params=placed)
 
 
 def find_head(source: str | Path, format: HeadFormat | None = None) -> Path:
@@ -292,7 +297,7 @@ def load_head(
         others=HEAD_FORMATS,
     )
     check_owner(folder, fingerprint(target.config, target.params))
-    return loaded
+    return loaded[0], target.place(loaded[1])
 
 
 def _datastore(target: LoadedTarget, source: str | Path | None) -> Any:
@@ -300,7 +305,7 @@ def _datastore(target: LoadedTarget, source: str | Path | None) -> Any:
     datastore = load_datastore(folder)
     if target.tokenizer is not None:
         datastore.check_tokenizer(tokenizer_fingerprint(target.tokenizer))
-    return datastore_params(datastore)
+    return target.place(datastore_params(datastore))
 
 
 def _source_of(method: str, target: LoadedTarget, source: str | Path | None) -> str | Path:

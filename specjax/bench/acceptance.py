@@ -12,8 +12,9 @@ from specjax.decoding.prompt import from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.methods import METHODS
+from specjax.models.sharding import DATA
 
-BATCH = 8  # prompts at a time
+BATCH = 8  # prompts at a time, or on a mesh more, to spread evenly
 # Even an untrained head gets a token right sometimes: random heads of pocket reach 1.00 to 1.03.
 USELESS = 1.1
 # In 64 rounds a drafter that is right once in four falls below it once in 1000 times.
@@ -77,10 +78,12 @@ def acceptance(
     order = sorted(prompts, key=len)
     width = padded_length(order)
     total = np.zeros(drafter.max_depth + 2, np.int64)
-    for first in range(0, len(order), BATCH):
-        rows = list(order[first : first + BATCH])
+    count = 1 if target.mesh is None else target.mesh.shape[DATA]
+    size = -(-BATCH // count) * count
+    for first in range(0, len(order), size):
+        rows = list(order[first : first + size])
         num_rows = len(rows)
-        rows += rows[-1:] * (BATCH - num_rows)  # every batch has the same shape
+        rows += rows[-1:] * (size - num_rows)  # every batch has the same shape
         out = speculative_generate(
             Params(target.params, drafter_params),
             from_ids(rows, width),

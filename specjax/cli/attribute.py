@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
+from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
 
 
-@dataclass(frozen=True)
-class Attribute:
+@dataclass(frozen=True, kw_only=True)
+class Attribute(TargetOptions):
     """Score the attribution of PLD+ on answers with known quotes, in QuoteSum's format.
 
     A token counts as copied if it lies in a span, of at least a given number of tokens, that PLD+
@@ -22,27 +23,19 @@ class Attribute:
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""
-    target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     layer: int | None = None
     """The layer whose hidden states to compare; by default that of --method pld-plus."""
     thresholds: tuple[int, ...] = (2, 5, 8)
     """Minimum lengths of a span, in tokens; each is scored."""
     limit: int | None = None
     """The number of examples to use; by default all."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype for weights and compute; by default the one that is fastest on this machine."""
-    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Scores the file and prints the table."""
         from rich.console import Console
         from rich.table import Table
 
-        from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import expand_user
-        from specjax.hub import load
         from specjax.loading import load_drafter
         from specjax.models.target import Taps
         from specjax.quotesum import evaluate, read_quotesum
@@ -52,8 +45,7 @@ class Attribute:
         examples, warnings = read_quotesum(expand_user(self.file))
         for line in warnings:
             warn(line)
-        use_compilation_cache()
-        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
+        target = self.load_target()
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
         Taps(layers).check(target.config)

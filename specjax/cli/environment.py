@@ -3,12 +3,16 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import USER_ERROR, SpecjaxError, warn
 from specjax.core.files import cache_folder
 
 MIN_COMPILE_SECONDS = 0.5  # programs that compile faster are not cached
+HEARTBEAT_SECONDS = 30  # without a sign of life from a process, until the others end
 
 
 def quiet() -> None:
@@ -55,3 +59,50 @@ def use_compilation_cache() -> Path | None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     return folder
+
+
+@contextmanager
+def joined(how: str | None) -> Iterator[None]:
+    """Joins the other processes of a run; ends the process with one line if one of them is lost.
+
+    Only the first process prints results.
+
+    Args:
+        how: "auto" if the cluster tells, or "HOST:PORT,N,RANK"; None: there is one process.
+
+    Raises:
+        SpecjaxError: for another text, or if the processes do not find each other.
+    """
+    if how is None:
+        yield
+        return
+    import jax
+
+    try:
+        found: list[Any] = []
+        if how != "auto":
+            address, count, rank = how.split(",")
+            found = [address, int(count), int(rank)]
+        jax.distributed.initialize(
+            *found,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise SpecjaxError(
+            f"--distributed {how}: the processes do not find each other "
+            f"({str(error).splitlines()[0]}); give HOST:PORT,N,RANK, with N processes of rank 0 to "
+            "N - 1, and the address of rank 0"
+        ) from None
+    is_first = jax.process_index() == 0
+    try:
+        with nullcontext() if is_first else redirect_stdout(open(os.devnull, "w")):
+            yield
+    except (jax.errors.JaxRuntimeError, SpecjaxError) as error:
+        reason = " ".join(str(error).splitlines())
+        if not isinstance(error, SpecjaxError):
+            reason = (
+                f"another process of this run was lost ({reason}); start all again with --resume"
+            )
+        warn(reason)
+        os._exit(USER_ERROR)  # an ordinary end would wait for the others

@@ -1,4 +1,4 @@
-"""The options of the commands that generate text: the model, the method and the sampling."""
+"""Options that commands share: those that load a target, and those that generate text."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -32,7 +32,37 @@ def union_of(commands: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
+class TargetOptions:
+    """The options of all commands that load a target."""
+
+    target: str = "pocket"
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype for weights and compute; by default the one that is fastest on this machine."""
+    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
+    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
+    mesh: Annotated[str | None, arg(metavar="data=N,model=N")] = None
+    """Devices to spread over, such as data=2,model=4: `data` of them share out the rows of a batch,
+    `model` of them each layer; by default the first device alone, or for training
+    all, for data."""
+
+    def load_target(self, **others: Any) -> "LoadedTarget":
+        """Loads the target, for a process that keeps its compiled programs.
+
+        Raises:
+            SpecjaxError: if it cannot be loaded.
+        """
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.hub import load
+
+        use_compilation_cache()
+        options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
+        options["mesh"] = self.mesh
+        return load(self.target, **(options | others))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(TargetOptions):
     """The options of all commands that generate text."""
 
     sections: ClassVar[dict[str, str]] = {
@@ -41,14 +71,8 @@ class DecodingOptions:
         "max_new_tokens": "text",
     }
 
-    target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     revision: str | None = None
     """The branch, tag or commit of a hub id."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype for weights and compute; by default the one that is fastest on this machine."""
-    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
     method: str = "pld"
     """The drafting method; `specjax methods` lists them."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
@@ -83,12 +107,10 @@ class DecodingOptions:
         Raises:
             SpecjaxError: for options that cannot be; most are checked before the target loads.
         """
-        from specjax.cli.environment import use_compilation_cache
         from specjax.cli.measure import Job
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
-        from specjax.hub import load
         from specjax.loading import load_drafter
         from specjax.methods import read_settings
         from specjax.tuned import auto_choice
@@ -98,8 +120,7 @@ class DecodingOptions:
         check_seed(self.seed)
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; give the text to stop at")
-        use_compilation_cache()
-        target = load(self.target, dtype=self.dtype, revision=self.revision, quantize=self.quantize)
+        target = self.load_target(revision=self.revision)
         if self.stop:
             target.require_tokenizer()
         drafter, params = load_drafter(self.method, target, self.drafter, self.tuned, **settings)

@@ -12,11 +12,10 @@ from tyro.conf import arg
 from specjax.bench.measure import watched
 from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
-from specjax.cli.environment import use_compilation_cache
+from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, vacant
 from specjax.distillation import answers_of
-from specjax.hub import load
 from specjax.loading import load_draft
 from specjax.models.heads.length_classifier import TrainedClassifier
 from specjax.tasks import POCKET, Request, Task, read_tasks, requests_of
@@ -31,8 +30,8 @@ from specjax.training.objectives.length_classifier import (
 )
 
 
-@dataclass(frozen=True)
-class TrainDisco:
+@dataclass(frozen=True, kw_only=True)
+class TrainDisco(TargetOptions):
     """Train the classifier that tells a draft model when to stop (--set rule=disco).
 
     The target continues every prompt, the draft reads along, and the classifier learns where the
@@ -45,7 +44,6 @@ class TrainDisco:
         "tasks": "prompts",
         "labels": "classifier",
         "run_folder": "run",
-        "dtype": "models",
     }
     examples: ClassVar[tuple[str, ...]] = (
         "specjax train disco --target FOLDER --drafter FOLDER --out runs/disco",
@@ -53,8 +51,6 @@ class TrainDisco:
 
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""
-    target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
@@ -80,10 +76,6 @@ class TrainDisco:
     """Steps of the optimizer."""
     run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Keep checkpoints and metrics here; the same command then resumes where it stopped."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype for weights and compute; by default the one that is fastest on this machine."""
-    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     @property
     def if_stopped(self) -> str:
@@ -98,8 +90,7 @@ class TrainDisco:
         settings = ClassifierTraining(
             labels=self.labels, position=self.position, num_steps=self.num_steps
         )
-        use_compilation_cache()
-        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
+        target = self.load_target()
         draft = load_draft(target, self.drafter)
         tasks = self._training_tasks()
         test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")

@@ -13,19 +13,21 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import watched
-from specjax.cli.environment import use_compilation_cache
+from specjax.cli.environment import joined, use_compilation_cache
+from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.distillation import DistillOptions, distill, own_questions, prompt_of
-from specjax.hub import LoadedTarget, load
+from specjax.hub import LoadedTarget
 from specjax.loading import find_head, load_head
 from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
+from specjax.models.sharding import DATA, check_rows, make_mesh
 from specjax.pocket.corpus import pocket_conversations
 from specjax.training.conversations import Conversation, read_conversations
 from specjax.training.data import DataOptions
@@ -47,13 +49,14 @@ SELF = "self"  # the source of questions that the target writes
 FLAT = arg(name="")  # its fields are flags without a prefix
 
 
-@dataclass(frozen=True)
-class TrainHead:
+@dataclass(frozen=True, kw_only=True)
+class TrainHead(TargetOptions):
     """Trains the head of a method; `train_command` sets the method and its defaults."""
 
     method: ClassVar[str] = ""
     if_stopped: ClassVar[str] = "the same command with --resume goes on"
     sections: ClassVar[dict[str, str]] = {
+        "target": "target and devices",
         "out": "run",
         "data": "texts",
         "distillation": "distillation",
@@ -64,15 +67,16 @@ class TrainHead:
         "loop": "length of the run",
         "optimizer": "optimizer",
         "batches": "batches",
-        "dtype": "memory and precision",
+        "remat": "target and devices",
     }
     training: Annotated[HeadTraining, FLAT]
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
     resume: bool = False
     """Continue the run in the folder, if there is one."""
-    target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """The dtype for the target's weights and for compute; by default the one that is fastest on
+    this machine. The head's own weights are float32."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     text), a .txt or .md file of plain text, cut at blank lines, the hub id of a dataset, self, for
@@ -97,26 +101,40 @@ class TrainHead:
     loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
     optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
     batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """The dtype for the target's weights and for compute; by default the one that is fastest on
-    this machine. The head's own weights are float32."""
-    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
     remat: bool = False
     """Recompute activations for the gradients instead of keeping them: slower, less memory."""
+    fsdp: bool = False
+    """Split the target's weights over the devices for data too: less memory, more communication."""
+    distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,RANK")] = None
+    """Train in several processes, such as one per host, that all get the same command: auto on
+    SLURM, TPU pods and Open MPI; else the address of the first process, the number of processes,
+    and the rank of this one, from 0. They share the run folder."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
+        with joined(self.distributed):
+            self._train()
+
+    def _train(self) -> None:
         check_at_least_one(self, "limit", "eval_prompts", "eval_tokens")
         check_not_negative(self, "epochs")
         out = expand_user(self.out)
-        check_out(out, self.resume)
+        if jax.process_index() == 0:
+            check_out(out, self.resume)
         use_compilation_cache()
+        several = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
+        mesh = make_mesh(axes) if (axes := self.mesh or several) else None
+        check_rows(mesh, self.batches.batch_size, "batch_size")
         sources = self.data or ("pocket",)
         is_distilled = self.distill or SELF in sources
+        if is_distilled and jax.process_count() > 1:
+            raise SpecjaxError(
+                "one process distils: first run this without --distributed, and stop it when it "
+                "trains; then give --data OUT/distilled.jsonl, without --distill, to all"
+            )
         files = [source for source in sources if source != SELF]
         conversations = read_all(files, self.limit, self.loop.seed, not is_distilled)
-        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
+        target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         batches = within(self.batches, target)
         # Everything that can be refused is refused before anything slow.
         target.require_tokenizer()
@@ -256,13 +274,8 @@ def within(batches: DataOptions, target: LoadedTarget) -> DataOptions:
     """Limits the options to texts that the target can read.
 
     Raises:
-        SpecjaxError: if buckets are given for longer ones, or rows do not spread over the devices.
+        SpecjaxError: if buckets are given for longer ones.
     """
-    if batches.batch_size % jax.device_count():
-        raise SpecjaxError(
-            f"batch_size {batches.batch_size} does not spread evenly over {jax.device_count()} "
-            "devices; take a multiple of that"
-        )
     max_length = target.config.longest_text
     if batches.longest <= max_length:
         return batches
@@ -306,8 +319,7 @@ def evaluation(
         )
 
     def measure(params: Any) -> dict[str, Any]:
-        params = cast_floats(params, target.dtype)
-        params = jax.device_put(params, jax.devices()[0])  # where the target is
+        params = target.place(cast_floats(params, target.dtype))
         found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
         if text := advice(found.accepted_length, sum(found.counts)):
             warn(f"{text}; or train longer")

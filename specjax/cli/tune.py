@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.options import names_in, settings_in, sources_in
-from specjax.cli.options import union_of
+from specjax.cli.options import TargetOptions, union_of
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from specjax.tuning.runs import Workload
 
 
-@dataclass(frozen=True)
-class TuneCommand(ABC):
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(TargetOptions, ABC):
     """The options and the course of all subcommands."""
 
-    target: str = "pocket"
-    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
     """pocket for tasks of its own that `bench` does not measure, or a file: Spec-Bench's questions,
     HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
@@ -37,17 +35,11 @@ class TuneCommand(ABC):
     """New tokens per prompt at most."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write to this file instead of the user's own for this target."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype for weights and compute; by default the one that is fastest on this machine."""
-    quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
         self.check()
-        from specjax.cli.environment import use_compilation_cache
         from specjax.core.files import check_writable, expand_user
-        from specjax.hub import load
         from specjax.models.fingerprint import fingerprint
         from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
         from specjax.tuning.runs import Workload
@@ -55,8 +47,7 @@ class TuneCommand(ABC):
         out = expand_user(self.out) if self.out else None
         if out is not None:
             check_writable(out, is_file=True)
-        use_compilation_cache()
-        target = load(self.target, dtype=self.dtype, quantize=self.quantize)
+        target = self.load_target()
         owner = fingerprint(target.config, target.params)
         path = out or tuned_file(target)
         check_writable(path, is_file=True)
@@ -68,7 +59,7 @@ class TuneCommand(ABC):
             print(f"{method}: " + ", ".join(f"{name}={settings[name]}" for name in settings))
         print(f"written to {path}")
 
-    def check(self) -> None:  # noqa: B027  # most have nothing to check
+    def check(self) -> None:  # most have nothing to check
         """Raises SpecjaxError for options that cannot be, before the target loads."""
 
     @abstractmethod

@@ -45,6 +45,7 @@ def check_fits(what: str, needs: Mapping[str, int], held: Any = (), advice: str 
         return
     devices = _devices_of(leaves)
     there_is = sum(map(_free_bytes, devices)) if devices[0].platform != "cpu" else _host_bytes()
+    there_is *= jax.process_count()  # others have as much
     there_is += num_bytes(held)
     if (total := sum(needs.values())) <= there_is:
         return
@@ -86,7 +87,7 @@ def _gigabytes(count: int) -> str:
 
 def _devices_of(leaves: list[Any]) -> list[Any]:
     placed = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-    return list(next(placed, jnp.zeros(())).devices())
+    return list(next(placed, jnp.zeros(())).sharding.addressable_devices)
 
 
 def _free_bytes(device: Any) -> int:

@@ -79,7 +79,7 @@ def generate_many(
                 check_length(len(ask.ids), 1, target.config)
                 started = engine.prefill(Params(params), prompt, ask.key)
                 state = _all_done(started, batch_size) if state is None else state
-                state, rows[row] = _put(state, started, row), ask
+                state, rows[row] = _put(state, started, row, engine), ask
             if state is None or not rows:
                 break
             state = engine.run(Params(params), _from_round_0(state), ROUNDS)
@@ -111,11 +111,13 @@ def _all_done(state: LoopState, batch_size: int) -> LoopState:
     )
 
 
-@partial(jax.jit, donate_argnums=0)
-def _put(batch: LoopState, state: LoopState, row: Int[Array, ""] | int) -> LoopState:
+@partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _put(
+    batch: LoopState, state: LoopState, row: Int[Array, ""] | int, engine: Engine
+) -> LoopState:
     """Replaces one row of a batch by a state of one row."""
 
     def put(many: Array, one: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(many, one, row, 0) if many.ndim else many
 
-    return jax.tree.map(put, batch, state)
+    return engine.spread(jax.tree.map(put, batch, state))

@@ -13,6 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 from jax.stages import Lowered
 from jaxtyping import Array, Float, Int, Key
 
@@ -29,6 +30,7 @@ from specjax.decoding.widths import pass_widths, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
+from specjax.models.sharding import check_rows, constrain_rows, everywhere
 from specjax.models.target import ModelOutput, Target
 
 
@@ -67,6 +69,8 @@ class Engine:
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
+        if (batch := prompt.tokens.shape[0]) > 1:
+            check_rows(self.mesh, batch, "a batch of")
         rows = self.drafter.num_nodes + self.drafter.num_probes
         shape = prompt.tokens.shape
         check_memory(params, shape, rows, self.num_slots(shape[1]), self.target)
@@ -125,14 +129,14 @@ class Engine:
         """
         return lax.while_loop(
             lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
-            lambda state: self.round(params, state),
+            lambda state: self.spread(self.round(params, state)),
             state,
         )
 
     @partial(jax.jit, static_argnums=0)
     def generation(self, state: LoopState) -> Generation:
         """Returns the new tokens so far; compiled."""
-        return state.generation(self.max_new_tokens)
+        return everywhere(state.generation(self.max_new_tokens), self.mesh)
 
     # ---- Ahead of timing ------------------------------------------------------------------------
 
@@ -166,6 +170,15 @@ class Engine:
             jax.block_until_ready(self.generation(self.run(params, state, 1)))
 
     # ---- The parts of a round -------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of the target; None: a single one."""
+        return getattr(self.target, "mesh", None)
+
+    def spread(self, state: LoopState) -> LoopState:
+        """Has the state within a compiled program lie as `constrain_rows` says."""
+        return constrain_rows(state, self.mesh, state.length.shape[0])
 
     def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
         """Asks the drafter for a proposal; rows that are done get no nodes but the root."""
@@ -244,6 +257,7 @@ def _prefill(
 ) -> LoopState:
     target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
     batch, prompt_length = prompt.tokens.shape
+    prompt = constrain_rows(prompt, engine.mesh, batch)
     padded = whole_chunks(prompt_length)
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = engine.num_slots(prompt_length)
@@ -261,7 +275,7 @@ def _prefill(
     if hidden is not None:
         prefilled = replace(prefilled, hidden=hidden[:, :padded])
         hidden = resized(hidden, padded + count, axis=1) if is_conversation else None
-    return LoopState(
+    state = LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
         source=jnp.full((batch, padded + count), NO_SOURCE, jnp.int32),
@@ -281,6 +295,7 @@ def _prefill(
         min_width=jnp.ones((), jnp.int32),
         hidden=hidden,
     )
+    return engine.spread(state)
 
 
 def _known(

@@ -9,6 +9,7 @@ import numpy as np
 
 from specjax.models.config import TransformerConfig
 from specjax.models.quantize import sign_checksum
+from specjax.models.sharding import on_host
 
 
 def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
@@ -25,7 +26,7 @@ def params_fingerprint(params: Any) -> str:
     """Returns a checksum of the signs of some weights of a head."""
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        corner = np.asarray(leaf[tuple(slice(64) for _ in leaf.shape)], np.float32)
+        corner = on_host(leaf[tuple(slice(64) for _ in leaf.shape)]).astype(np.float32)
         total = zlib.crc32(np.packbits(np.signbit(corner)).tobytes(), total)
         total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
     return f"{total:08x}"

@@ -6,6 +6,7 @@ norms, softmax and logits are float32. Float32 products run at full precision on
 rounding depends on the number of rows, so the text would depend on it too.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from specjax.models.config import Rope, TransformerConfig
 from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 
 FULL_PRECISION = lax.Precision.HIGHEST
+QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
 BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
@@ -406,6 +408,32 @@ def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N 
     return x * cosine + jnp.concatenate([-second, first], axis=-1) * sine
 
 
+def has_blocks(num_rows: int) -> bool:
+    """Whether attention of so many query rows is computed in blocks."""
+    return num_rows > QUERY_BLOCK and num_rows % QUERY_BLOCK == 0
+
+
+def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
+    """Computes attention for one block of query rows after the other: `[A, T, T]` never exists.
+
+    The gradients compute each block again.
+
+    Args:
+        attention: from the rows of a block to arrays `[B, A, Q, ...]`.
+        rows: arrays of all query rows, and the axis along which each has them.
+    """
+
+    def split(part: Array, axis: int) -> Array:
+        shape = (*part.shape[:axis], -1, QUERY_BLOCK, *part.shape[axis + 1 :])
+        return jnp.moveaxis(part.reshape(shape), axis, 0)
+
+    blocks = [jax.tree.map(partial(split, axis=axis), part) for part, axis in rows]
+    found = lax.map(jax.checkpoint(lambda block: attention(*block)), blocks)
+    return jax.tree.map(
+        lambda part: jnp.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, *part.shape[4:]), found
+    )
+
+
 def attend(
     query: Float[Array, "B A Q H"],
     keys: Float[Array, "B K S H"],
@@ -416,9 +444,17 @@ def attend(
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
-    Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`.
+    Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
+    texts are computed in blocks.
     """
     batch, heads, count, width = query.shape
+    if has_blocks(count):
+
+        def attend_block(query, visible):
+            return attend(query, keys, values, visible, scale, softcap)
+
+        mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
+        return mixed, weights
     groups, num_slots = keys.shape[1], keys.shape[2]
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.reshape(batch, groups, heads // groups * count, width)

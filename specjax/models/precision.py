@@ -24,7 +24,9 @@ def default_dtype(num_params: int) -> jnp.dtype:
     platform = jax.default_backend()
     if platform == "cpu":
         is_small = 4 * num_params < MIN_BYTES
-        return jnp.dtype("float32" if is_small or not _bfloat16_is_faster() else "bfloat16")
+        is_alone = jax.process_count() == 1  # several must choose alike
+        is_faster = is_alone and not is_small and _bfloat16_is_faster()
+        return jnp.dtype("bfloat16" if is_faster else "float32")
     if platform == "gpu":
         capability = getattr(jax.devices()[0], "compute_capability", None)
         if capability is not None and float(capability) < FIRST_WITH_BFLOAT16:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
+from specjax.models.sharding import on_host
 
 KINDS = {"int8": jnp.int8, "int4": jnp.int4}
 GROUP = 128  # inputs that share an int4 scale, at most
@@ -114,7 +115,7 @@ def sign_checksum(table: Any) -> int:
     """Returns a checksum of the signs of some embeddings, before any rounding to 0."""
     if is_quantized(table) and table.signs is not None:
         return table.signs
-    corner = np.asarray(dequantized(table[:256])[:, :64], np.float32)
+    corner = on_host(dequantized(table[:256])[:, :64]).astype(np.float32)
     return zlib.crc32(np.packbits(np.signbit(corner)).tobytes())
 
 

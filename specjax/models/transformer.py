@@ -9,6 +9,7 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -37,10 +38,12 @@ class Transformer(nn.Module):
     Attributes:
         config: the model's shape and arithmetic.
         cache_dtype: of keys and values; None takes that of the weights.
+        mesh: the devices that the params lie on; None: a single one.
     """
 
     config: TransformerConfig
     cache_dtype: DTypeLike | None = None
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
+from specjax.models.sharding import on_host
 
 STATE, POSITION = "state", "position"  # the items of a checkpoint
 NO_SCORE = -math.inf  # ranks checkpoints that were not measured below all others
@@ -116,7 +117,7 @@ def checksum(state: PyTree) -> int:
     """Computes a checksum of all arrays, in their order."""
     total = 0
     for leaf in jax.tree.leaves(state):
-        content = np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8)
+        content = np.ascontiguousarray(on_host(leaf)).view(np.uint8)
         total = zlib.crc32(content.ravel().data, total)
     return total
 

@@ -17,6 +17,7 @@ from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.quantize import dequantized, dtype_name
+from specjax.models.sharding import Placement
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example, frequent_tokens
@@ -72,6 +73,8 @@ def train_head(
     # Which tokens a head drafts is not learned.
     fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
     params = {name: leaf for name, leaf in params.items() if name not in fixed}
+    mesh = getattr(target.model, "mesh", None)
+    placement = mesh and Placement(mesh, target.model.config.head_dim, fsdp=True)
     loss = settings.training.loss(head, target.model, settings.remat)
     if fixed and evaluation is not None:
         measure = evaluation.measure
@@ -93,6 +96,7 @@ def train_head(
         out,
         config,
         frozen=target.params,
+        placement=placement,
         accumulate=settings.optimizer.accumulate,
         evaluation=evaluation,
         resume=resume,

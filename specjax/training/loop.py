@@ -2,7 +2,8 @@
 
 The key of a step is a function of its number, and the position in the data is saved with params and
 optimizer state, so a checkpoint is all that a run needs to continue as if it had never stopped.
-Batches are spread over all devices.
+The rows of batches are spread over the devices. Every process makes the whole batch and feeds its
+own devices, so that a run does not depend on how many processes share it.
 """
 
 import math
@@ -15,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
 from specjax.core.memory import check_program, told_if_exhausted
+from specjax.models.sharding import DATA, Placement, check_rows, make_mesh, place, put_array
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
@@ -94,6 +97,7 @@ def train(
     config: Mapping[str, Any] | None = None,
     *,
     frozen: PyTree = None,
+    placement: Placement | None = None,
     accumulate: int = 1,
     evaluation: Evaluation | None = None,
     resume: bool = True,
@@ -114,7 +118,9 @@ def train(
         options: number of steps and the like.
         run_folder: for checkpoints, metrics and provenance; without one nothing is kept.
         config: everything that decides the run, as JSON; a folder is resumed only under the same.
-        frozen: arrays that the loss reads, such as the target's params.
+        frozen: arrays that the loss reads, such as the target's params; those that are not on the
+            devices yet are copied to each.
+        placement: of the params and of the optimizer's state; by default all devices are for data.
         resume: continue the run in the folder; otherwise the folder must hold none.
         advice: what to do if memory does not suffice.
 
@@ -123,22 +129,23 @@ def train(
             corrupt checkpoints, if a loss that is logged or saved is not finite, if rows do not
             spread evenly over the devices, or if memory does not suffice.
     """
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    params = jax.tree.map(jnp.copy, params)  # steps donate theirs
-    state = {"params": params, "moments": optimizer.init(params)}
-    state, frozen = jax.device_put((state, frozen), NamedSharding(mesh, P()))  # everywhere
-    train_step = _train_step(loss_fn, optimizer)
-    take_step = _step_taker(train_step, frozen, mesh, options.seed, accumulate, advice)
+    placement = placement or Placement(make_mesh(f"{DATA}={jax.device_count()}"), 1, fsdp=True)
+    mesh = placement.mesh
+    params = place(jax.tree.map(jnp.copy, params), placement)  # steps donate theirs
+    state = place({"params": params, "moments": optimizer.init(params)}, placement)
+    train_step = _train_step(loss_fn, optimizer, state, mesh)
+    take_step = _step_taker(train_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
     with (
         told_if_exhausted("the training", advice),
         open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
     ):
         first, state = run.restored(state, batches)
-        signals: list[int] = []
-        with Progress(title, first, options.total_steps) as progress, on_signal(signals.append):
+        received: list[int] = []
+        with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
             for step in range(first, options.total_steps):
                 state, metrics = take_step(step, state, batches, progress)
                 score = _report(run, progress, options, evaluation, step + 1, state, metrics)
+                signals = _of_any_process(received)
                 if signals or score is not None or options.is_due(options.save_every, step + 1):
                     run.save(step + 1, state, batches, score)
                 if signals and step + 1 < options.total_steps:
@@ -172,7 +179,9 @@ def _step_taker(
     return take_step
 
 
-def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Any:
+def _train_step(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, state: PyTree, mesh: Mesh
+) -> Any:
     def train_step(state, frozen, batch, key):
         measure = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, metrics), gradient = measure(state["params"], frozen, batch, key)
@@ -180,19 +189,33 @@ def _train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Any
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "moments": moments}, {"loss": loss, **metrics}
 
-    return jax.jit(train_step, donate_argnums=0)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, P())
+    return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
 
 
 def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
     """Shares the rows of a batch out over the devices."""
-    count = mesh.size
-    num_rows = jax.tree.leaves(batch)[0].shape[0]
-    if num_rows % count:
-        raise SpecjaxError(
-            f"{num_rows} rows do not spread evenly over {count} devices; take a batch size that "
-            f"{count} divides"
-        )
-    return jax.device_put(batch, NamedSharding(mesh, P("data")))
+    check_rows(mesh, jax.tree.leaves(batch)[0].shape[0], "a batch of")
+    return jax.tree.map(lambda rows: put_array(rows, NamedSharding(mesh, P(DATA))), batch)
+
+
+def _on(mesh: Mesh, frozen: PyTree) -> PyTree:
+    """Copies what is not on the devices of the mesh to each of them."""
+    everywhere = NamedSharding(mesh, P())
+
+    def put(leaf):
+        is_there = getattr(getattr(leaf, "sharding", None), "mesh", None) == mesh
+        return leaf if is_there else put_array(leaf, everywhere)
+
+    return jax.tree.map(put, frozen)
+
+
+def _of_any_process(signals: list[int]) -> list[int]:
+    """Returns the signals that any process got: all stop after the same step."""
+    if jax.process_count() == 1:
+        return signals
+    found = multihost_utils.process_allgather(np.int32(signals[0] if signals else 0))
+    return [int(np.max(found))] if np.any(found) else []
 
 
 def _report(

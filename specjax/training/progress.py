@@ -20,7 +20,8 @@ class Progress:
     """A progress bar that also measures the speed between two lines of the log."""
 
     def __init__(self, title: str, first: int, num_steps: int):
-        self.console = Console(stderr=True)
+        is_quiet = jax.process_index() > 0  # of several processes the first one speaks
+        self.console = Console(stderr=True, quiet=is_quiet)
         whole = partial(Column, no_wrap=True)
         columns = (
             TextColumn("{task.description}", table_column=whole()),
@@ -35,7 +36,8 @@ class Progress:
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
         self.task = self.bar.add_task(title, total=num_steps, completed=first, row="")
         self.tokens, self.started = 0, time.perf_counter()
-        self.title, self.num_steps, self.note = title, num_steps, now_and_then()
+        self.title, self.num_steps = title, num_steps
+        self.note = (lambda text: None) if is_quiet else now_and_then()
 
     def __enter__(self) -> "Progress":
         self.bar.start()

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,8 @@ class RunFolder:
     """Keeps checkpoints and metrics of a run; without a folder it keeps nothing.
 
     `manager` is Orbax's, `board` TensorBoard's. Each checkpoint holds `config` as well, because it
-    may outlive the folder: those at a URL do, where a machine is lost with its disk.
+    may outlive the folder: those at a URL do, where a machine is lost with its disk. Of several
+    processes the first alone has a board, and writes everything but the checkpoints.
     """
 
     folder: Path | None = None
@@ -96,7 +97,8 @@ class RunFolder:
 
     def _forget_after(self, step: int) -> None:
         """Drops the metrics of steps that will run again, and an unfinished line."""
-        assert self.folder is not None
+        if self.folder is None or self.board is None:
+            return
         file = self.folder / METRICS
         lines = whole_lines(file)
         try:
@@ -117,7 +119,7 @@ class RunFolder:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends a line to the metrics; a list holds one number per depth."""
-        if self.folder is None:
+        if self.folder is None or self.board is None:
             return
         file = self.folder / METRICS
         with writable(file), file.open("a", encoding="utf-8") as stream:
@@ -167,14 +169,16 @@ def open_run(
 
     folder = expand_user(folder).absolute()
     config = json.loads(json.dumps(config))
-    with locked(folder):
-        with writable(folder):
-            claim(folder / CONFIG, config, resume)
-            _add_start(folder / RUN)
+    is_first = jax.process_index() == 0
+    with locked(folder) if is_first else nullcontext():
+        if is_first:
+            with writable(folder):
+                claim(folder / CONFIG, dict(config), resume)
+                _add_start(folder / RUN)
         with (
             checkpoints.quiet(),
             _manager(place or str(folder / CHECKPOINTS), keep_last) as manager,
-            SummaryWriter(str(folder / TENSORBOARD)) as board,
+            SummaryWriter(str(folder / TENSORBOARD)) if is_first else nullcontext() as board,
         ):
             run = RunFolder(folder, manager, board, config)
             yield run

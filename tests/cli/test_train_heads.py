@@ -172,7 +172,7 @@ def test_runs_last_as_published_and_hass_comes_in_stages_too():
 
 def test_packed_epochs_count_tokens():
     examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
-    command = TrainHead(EagleTraining(), Path("x"), epochs=3.0)
+    command = TrainHead(training=EagleTraining(), out=Path("x"), epochs=3.0)
     packed = DataOptions(batch_size=2, longest=100, packing=True)
     assert command.loop_for(examples, packed).num_steps == 3 * 200 / 100 / 2
     padded = DataOptions(batch_size=2, longest=100)
@@ -197,7 +197,7 @@ def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
 
 
 def test_a_finished_run_is_not_trained_again(eagle_run, train, monkeypatch, capsys):
-    def no_step(loss_fn, optimizer):
+    def no_step(*_):
         return lambda *_: pytest.fail("a step was taken")
 
     monkeypatch.setattr(loop, "_train_step", no_step)

@@ -162,15 +162,6 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path, error_line):
     assert "is in use by another run; wait until that ends, or name another folder" in error_line()
 
 
-def test_rows_that_do_not_spread_over_the_devices_are_refused(
-    train, tmp_path, error_line, monkeypatch
-):
-    monkeypatch.setattr(jax, "device_count", lambda: 3)
-    assert train("eagle", tmp_path / "run", *SHORT) == 2
-    assert "batch_size 2 does not spread evenly over 3 devices" in error_line()
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_line):
     bare = tmp_path / "bare"
     bare.mkdir()

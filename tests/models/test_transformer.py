@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.models import layers
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, read_config
+from specjax.models.heads.training_attention import training_attention
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
 from specjax.models.transformer import Transformer
@@ -356,3 +358,23 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
     assert cache.keys[0].dtype == dtype
     expected = run_whole(model, params, tokens).logits
     assert jnp.abs(output.logits - expected).mean() < 0.05 * jnp.abs(expected).mean()
+
+
+def test_attention_in_blocks_is_attention_at_once(monkeypatch):
+    shapes = [(2, 4, 12, 8), *[(2, 2, 12, 8)] * 4]
+    query, *others = map(jax.random.normal, jax.random.split(jax.random.key(0), 5), shapes)
+    visible = jnp.broadcast_to(jnp.tril(jnp.ones((12, 12), bool)), (2, 12, 12))
+    is_near = jax.random.bernoulli(jax.random.key(1), 0.5, (2, 12))
+
+    def both(query, keys, values, near_keys, near_values):
+        near = [((near_keys, near_values), is_near)]
+        mixed, weights = layers.attend(query, keys, values, visible)
+        trained = training_attention(query, (keys, values), visible, near)
+        return jnp.sum(mixed**2) + jnp.sum(trained**3), (mixed, weights, trained)
+
+    read = jax.value_and_grad(both, argnums=(0, 1, 2, 3, 4), has_aux=True)
+    at_once = read(query, *others)
+    monkeypatch.setattr(layers, "QUERY_BLOCK", 4)
+    assert "scan" in str(jax.make_jaxpr(both)(query, *others))
+    in_blocks = read(query, *others)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), in_blocks, at_once)

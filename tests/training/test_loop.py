@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -266,37 +265,6 @@ def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
             OPTIONS,
             advice="turn this or that",
         )
-
-
-PARALLEL = """
-import sys
-sys.path.insert(0, {root!r})
-import jax, numpy as np, pytest
-from specjax.core.errors import SpecjaxError
-from specjax.training.data import from_function
-from tests.training import test_loop
-assert jax.device_count() == 4
-print(*np.asarray(test_loop.run(None).params["weight"]).tolist())
-whole = test_loop.batch_at
-test_loop.batch_at = lambda step: {{name: rows[:6] for name, rows in whole(step).items()}}
-with pytest.raises(SpecjaxError, match="6 rows do not spread evenly over 4 devices"):
-    test_loop.run(None)
-"""
-
-
-def test_rows_are_spread_over_the_devices(tmp_path):
-    code = PARALLEL.format(root=str(Path(__file__).parents[2]))
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, **flags},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = [float(number) for number in ran.stdout.split()]
-    np.testing.assert_allclose(found, run(None).params["weight"], atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,29 +12,40 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.layers import FULL_PRECISION
+from specjax.models.layers import FULL_PRECISION, has_blocks, in_blocks
 
 KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
+OwnRows = tuple[tuple[Float[Array, "B K Q H"], Float[Array, "B K Q H"]], Bool[Array, "B Q"]]
 
 
 def training_attention(
-    query: Float[Array, "B A T H"],
+    query: Float[Array, "B A Q H"],
     far: KeysAndValues,
-    is_far: Bool[Array, "B T T"],
-    near: Sequence[tuple[KeysAndValues, Bool[Array, "B T"]]],
-) -> Float[Array, "B A T H"]:
-    """Computes attention of T slots; query head a reads key-value head `a // (A / K)`.
+    is_far: Bool[Array, "B Q T"],
+    near: Sequence[OwnRows],
+) -> Float[Array, "B A Q H"]:
+    """Computes attention of Q slots; query head a reads key-value head `a // (A / K)`.
+
+    Scores of long texts are computed in blocks.
 
     Args:
         query: of each slot.
         far: keys and values that every slot may see.
         is_far: which of them each slot sees.
-        near: streams of keys and values; slot t sees only row t, where the mask is true.
+        near: streams of keys and values; slot q sees only row q, where the mask is true.
     """
-    batch, heads, length, width = query.shape
+    if has_blocks(query.shape[2]):
+        parts, masks = zip(*near, strict=True) if near else ((), ())
+
+        def block(query, is_far, parts, masks):
+            return training_attention(query, far, is_far, [*zip(parts, masks, strict=True)])
+
+        return in_blocks(block, (query, 2), (is_far, 1), (parts, 2), (masks, 1))
+    batch, heads, _, width = query.shape
     far_keys, far_values = far
+    length = far_keys.shape[2]
     groups = far_keys.shape[1]
-    grouped = query.reshape(batch, groups, heads // groups, length, width)
+    grouped = query.reshape(batch, groups, heads // groups, -1, width)
     products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
     scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
     for (keys, _), is_near in near:
@@ -47,7 +58,7 @@ def training_attention(
     )
     for number, ((_, values), _) in enumerate(near):
         mixed = mixed + weights[..., length + number, None] * values[:, :, None]
-    return mixed.reshape(batch, heads, length, width)
+    return mixed.reshape(query.shape)
 
 
 def text_before(segments: Int[Array, "B T"], min_distance: int = 0) -> Bool[Array, "B T T"]:

@@ -30,10 +30,18 @@ from specjax.core.pytree import cast_floats
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
 from specjax.models.families.family import LLAMA_NAMES
-from specjax.models.io.weights import FLOATS, INTEGERS, StoredTensor, import_torch, stored_tensors
+from specjax.models.io.weights import (
+    FLOATS,
+    INTEGERS,
+    Index,
+    StoredTensor,
+    import_torch,
+    stored_tensors,
+)
 from specjax.models.precision import default_dtype
 from specjax.models.quantize import is_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
+from specjax.models.sharding import Placement, on_host, place
 from specjax.models.transformer import Transformer
 
 # In old files: what follows from the config, and masks.
@@ -98,8 +106,9 @@ def _parts(tensor: StoredTensor, heights: Sequence[int]) -> Iterator[StoredTenso
     ends = np.cumsum(heights).tolist()
     for start, end in zip([0, *ends], ends, strict=False):
 
-        def read(start: int = start, end: int = end) -> np.ndarray:
-            return tensor.read()[start:end]
+        def read(index: Index = (), start: int = start, end: int = end) -> np.ndarray:
+            first, last, _ = (index or (slice(None),))[0].indices(end - start)
+            return tensor.read((slice(start + first, start + last), *index[1:]))
 
         yield tensor._replace(shape=(end - start, *tensor.shape[1:]), read=read)
 
@@ -110,6 +119,7 @@ def load_transformer(
     dtype: DTypeLike | None,
     progress: bool = False,
     quantize: str | None = None,
+    placement: Placement | None = None,
 ) -> dict[str, Any]:
     """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
@@ -143,7 +153,7 @@ def load_transformer(
         heights = [shapes[path][0] for path in paths]
         wanted |= dict(zip(paths, _parts(found[name], heights), strict=True))
     dtype = dtype or dtype_for(config)
-    return read_params(wanted, dtype, f"Loading {folder.name}", progress, quantize)
+    return read_params(wanted, dtype, f"Loading {folder.name}", progress, quantize, placement)
 
 
 def dtype_for(config: TransformerConfig) -> jnp.dtype:
@@ -192,7 +202,8 @@ def write_weights(
 ) -> None:
     """Writes the JSON object `config` and the named arrays `leaves` to a new `folder`.
 
-    torch writes a `file` that ends in `.pt` or `.bin`.
+    torch writes a `file` that ends in `.pt` or `.bin`. All processes of a run
+    call this, and the first writes.
 
     Raises:
         SpecjaxError: if `folder` is not empty or cannot be written, or if torch is needed and not
@@ -205,11 +216,13 @@ def write_weights(
         if file.endswith((".pt", ".bin"))
         else None
     )
+    tensors = {
+        name: np.asarray(cast_floats(on_host(leaf), dtype), order="C")
+        for name, leaf in leaves.items()
+    }
+    if jax.process_index() > 0:
+        return
     with new_folder(folder) as unfinished:
-        tensors = {
-            name: np.asarray(cast_floats(np.asarray(leaf), dtype), order="C")
-            for name, leaf in leaves.items()
-        }
         weights_file, config_file = unfinished / file, unfinished / "config.json"
         if torch is None:
             save_file(tensors, weights_file, metadata={"format": "pt"})
@@ -265,26 +278,45 @@ def read_params(
     title: str,
     progress: bool,
     quantize: str | None = None,
+    placement: Placement | None = None,
 ) -> dict[str, Any]:
     """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype.
 
-    With `quantize`, each matrix is quantised before the next is read.
+    With `quantize`, each matrix is quantised before the next is read. With a `placement`, each part
+    of a tensor is read straight to its devices.
 
     Raises:
         SpecjaxError: if they do not fit in memory, or a tensor cannot be read.
     """
-    _check_memory(tensors, dtype, title, quantize)
+    if placement is None:
+        _check_memory(tensors, dtype, title, quantize)
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
     with _progress_bar(title, total, progress) as advance:
         for path, tensor in tensors.items():
-            leaf = jnp.array(tensor.read())
+            whole = placement is None
+            leaf = jnp.array(tensor.read()) if whole else _spread(tensor, path, placement)
             if quantize is None:
                 flat[path] = cast_floats(leaf, dtype)
             else:
                 flat[path] = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
             advance(tensor.num_bytes)
-    return unflatten_dict(flat, sep=".")
+    params = unflatten_dict(flat, sep=".")
+    return params if quantize is None else place(params, placement)
+
+
+def _spread(tensor: StoredTensor, path: str, placement: Placement) -> jax.Array:
+    """Reads a tensor part by part, so that the host holds one at a time."""
+    sharding = placement.of(path, tensor.shape)
+    devices: dict[str, list[Any]] = {}  # by the part that they hold
+    indices = sharding.addressable_devices_indices_map(tensor.shape)
+    for device, index in indices.items():
+        devices.setdefault(repr(index), []).append(device)
+    parts = []
+    for holders in devices.values():
+        part = tensor.read(indices[holders[0]])
+        parts += jax.block_until_ready([jax.device_put(part, device) for device in holders])
+    return jax.make_array_from_single_device_arrays(tensor.shape, sharding, parts)
 
 
 def _check_memory(

@@ -32,15 +32,16 @@ FLOATS = {  # by their names in safetensors
 }
 
 INTEGERS = {"I32": jnp.dtype("int32"), "I64": jnp.dtype("int64")}
+Index = tuple[slice, ...]
 
 
 class StoredTensor(NamedTuple):
-    """One tensor of a weight file; `read` loads it."""
+    """One tensor of a weight file; `read` loads it, or the part within some slices."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str  # a key of `FLOATS` or `INTEGERS`, or the file's name for another dtype
-    read: Callable[[], np.ndarray]
+    read: Callable[..., np.ndarray]  # (index: a slice per axis, () for all)
 
     @property
     def num_bytes(self) -> int:
@@ -120,9 +121,9 @@ def stored_dtype(folder: Path, names: tuple[str, ...] = ()) -> str:
 
 def _from_safetensors(path: Path) -> list[StoredTensor]:
     def tensor_of(name: str, header: Any) -> StoredTensor:
-        def read() -> np.ndarray:
+        def read(index: Index = ()) -> np.ndarray:
             with safe_open(path, framework="numpy") as file:
-                return file.get_tensor(name)
+                return file.get_slice(name)[index] if index else file.get_tensor(name)
 
         return StoredTensor(name, tuple(header.get_shape()), header.get_dtype(), read)
 
@@ -138,8 +139,8 @@ def _from_torch(path: Path) -> list[StoredTensor]:
     codes = {getattr(torch, kind.name): code for code, kind in (FLOATS | INTEGERS).items()}
 
     def tensor_of(name: str, tensor: Any) -> StoredTensor:
-        def read() -> np.ndarray:
-            plain = tensor.detach().contiguous()
+        def read(index: Index = ()) -> np.ndarray:
+            plain = tensor.detach()[index].contiguous()
             if tensor.dtype is torch.bfloat16:  # which torch cannot convert to numpy
                 return plain.view(torch.int16).numpy().view(FLOATS["BF16"])
             return plain.numpy()
