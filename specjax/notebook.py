@@ -15,6 +15,7 @@ import jax
 from specjax.attribution import Page, sources_in_prompt, spans_of
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
+from specjax.core.memory import num_bytes
 from specjax.core.text import token_texts
 from specjax.decoding.drafter import Drafter, Params, Proposal
 from specjax.decoding.engine import Engine
@@ -23,7 +24,6 @@ from specjax.decoding.state import Generation, LoopState
 from specjax.decoding.tree import DraftTree, Verification
 from specjax.hub import POCKET, LoadedTarget
 from specjax.hub import load as load_target
-from specjax.models.quantize import num_bytes
 
 if TYPE_CHECKING:
     from IPython.display import HTML

@@ -21,12 +21,12 @@ from specjax.cli import parsed
 from specjax.cli.reproduce import Reproduce
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, writable
+from specjax.core.memory import num_bytes
 from specjax.hub import POCKET, LoadedTarget, load
 from specjax.loading import load_drafter, pocket_part
 from specjax.methods import METHODS
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import HEAD
-from specjax.models.quantize import num_bytes
 from specjax.quotesum import evaluate, read_quotesum
 from specjax.reproduce.estimate import DECODING, OTHER_SPEED, summary
 from specjax.reproduce.figures import (
