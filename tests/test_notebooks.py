@@ -36,6 +36,7 @@ SMALL = {
         "OPTIONS": "--limit 1 --runs 1",
         "TUNE": "--limit 1",
     },
+    "08_several_devices": {"MAX_NEW_TOKENS": 48, "NUM_DEVICES": 1},
 }
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
