@@ -188,12 +188,14 @@ def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
-    number, code, tmp_path, monkeypatch, capsys
+    number, code, tmp_path, monkeypatch, capsys, request
 ):
     def run(self):
         os.kill(os.getpid(), number)
         time.sleep(60)  # which the signal cuts short
 
+    before = signal.signal(number, signal.SIG_DFL)  # a job in the background ignores SIGINT
+    request.addfinalizer(lambda: signal.signal(number, before))
     monkeypatch.setattr(TrainHead, "run", run)
     assert main(["train", "eagle", "--out", str(tmp_path)]) == code
     assert capsys.readouterr().err == "specjax: stopped; the same command with --resume goes on\n"

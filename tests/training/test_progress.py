@@ -20,8 +20,8 @@ def screen(monkeypatch):
     written = io.StringIO()
 
     def use(is_terminal: bool) -> io.StringIO:
-        def console(stderr):
-            assert stderr
+        def console(stderr, quiet):
+            assert stderr and not quiet
             return Console(file=written, force_terminal=is_terminal, width=60)
 
         monkeypatch.setattr(progress, "Console", console)
