@@ -1,7 +1,8 @@
 """Draws the chart of the README: python -m benchmarks.speedups [--folder FOLDER]
 
-With the FOLDER of a finished `specjax bench --out FOLDER`, it first writes the figures over all tasks,
-at the first temperature and batch size, to docs/results/speedups.json. The chart lies beside it.
+With the FOLDER of a finished `specjax bench --out FOLDER`, it first writes the figures over all
+tasks, at the first temperature and batch size, to docs/results/speedups.json. The chart lies beside
+it.
 """
 
 import json
