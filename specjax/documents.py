@@ -186,6 +186,8 @@ def hub_rows(name: str) -> Iterator[Any]:
             f"{name} does not exist here, and reading it from the hub needs the package datasets; "
             "run `pip install datasets`, or check the path"
         ) from None
+    except SpecjaxError:
+        raise
     except Exception as error:  # the hub's network stack raises errors of its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(
@@ -197,11 +199,15 @@ def content_of(address: str) -> bytes:
     """Returns the file at an address; the hub's are cached."""
     if found := HUB_FILE.fullmatch(address):
         owner, revision, file = found.groups()
-        return Path(
-            hf_hub_download(owner, file, repo_type="dataset", revision=revision)
-        ).read_bytes()
+        path = hf_hub_download(owner, file, repo_type="dataset", revision=revision)
+        return read_bytes(Path(path), MAX_TEXT_BYTES)
     with urlopen(address, timeout=60) as answer:
-        return answer.read()
+        content = answer.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise SpecjaxError(
+            f"{address} is larger than {MAX_TEXT_BYTES} bytes; download it and give a part"
+        )
+    return content
 
 
 def _json_rows(content: bytes) -> Iterator[Any]:

@@ -33,7 +33,7 @@ from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch, without_advice
 from specjax.models.precision import cache_dtype
 from specjax.models.quantize import check_kind, dtype_name
-from specjax.models.sharding import Placement, check_heads, make_mesh, place
+from specjax.models.sharding import Placement, as_mesh, check_heads, place
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
@@ -128,7 +128,7 @@ def load(
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
             supported, its files are damaged or inconsistent, or it does not fit the mesh.
     """
-    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
+    mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
     folder = target_folder(str(name), revision, progress)

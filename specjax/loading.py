@@ -75,6 +75,8 @@ def _hybrid(
     target: LoadedTarget, source: str | Path | None, tuned: str | Path | None, settings: Any
 ) -> tuple[Drafter, Any]:
     own, of_parts = split_parts(HYBRID, METHODS[HYBRID].settings | settings)
+    if AUTO in (own[name] for name in PARTS):
+        raise SpecjaxError("auto cannot be a part of hybrid, where it cannot learn; choose another")
     sources = {"copy": own["copy_source"] or None, "head": source}
     parts = {
         name: load_drafter(own[name], target, sources[name], tuned, **of_parts[name])

@@ -78,11 +78,17 @@ def joined(how: str | None) -> Iterator[None]:
         return
     import jax
 
-    try:
-        found: list[Any] = []
-        if how != "auto":
+    found: list[Any] = []
+    if how != "auto":
+        try:
             address, count, rank = how.split(",")
             found = [address, int(count), int(rank)]
+        except ValueError:
+            raise SpecjaxError(
+                f"--distributed {how!r} is neither auto nor HOST:PORT,N,RANK; write "
+                "10.0.0.1:9000,2,0"
+            ) from None
+    try:
         jax.distributed.initialize(
             *found,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,

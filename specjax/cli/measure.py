@@ -56,7 +56,8 @@ class Job:
         started = time.perf_counter()
         self.engine.check(self.params, self.prompt)
         key = jax.random.key(self.seed)
-        self.engine.warm_up(self.params, self.prompt, key, self._begin)
+        begin = self._begin if self.is_turn else None
+        self.engine.warm_up(self.params, self.prompt, key, begin)
         return time.perf_counter() - started
 
     def _begin(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:

@@ -47,7 +47,7 @@ class Reproduce:
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
     limit: int | None = None
-    """Questions of each data set at most. Heads are then trained for twice as many steps: enough to
+    """Questions of each data set at most. Each head then trains for only 2 x LIMIT steps: enough to
     try a recipe, not for its figures."""
     max_new_tokens: int | None = None
     """New tokens per question at most; by default the recipe's."""

@@ -258,7 +258,11 @@ class Reproduction:
             runs=self.recipe.runs,
             seed=self.options.seed,
         )
-        folder = self.out / "bench" / f"{part.model}-{checksum(options, oracle, target.name)}"
+        folder = (
+            self.out
+            / "bench"
+            / f"{part.model}-{checksum(options, oracle, target.name, target.dtype_name)}"
+        )
         self.say(f"{len(names)} methods, {self.machine_estimate(target, tasks, len(names))}")
         run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
         return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))

@@ -75,7 +75,7 @@ def generate_many(
                 waiting.remove(ask)
                 prompt = from_ids([ask.ids], width)
                 if state is None:
-                    engine.check(Params(params), prompt, room=1)
+                    engine.check(Params(params), from_ids([ask.ids] * batch_size, width), room=1)
                 check_length(len(ask.ids), 1, target.config)
                 started = engine.prefill(Params(params), prompt, ask.key)
                 state = _all_done(started, batch_size) if state is None else state

@@ -155,9 +155,8 @@ class Engine:
     ) -> None:
         """Compiles everything and runs one round at each width, which loads that pass's code.
 
-        `begin` stands for `prefill`.
-
-        Without it the first round that drafts enough for a wider pass takes many times as long.
+        Otherwise the first round that drafts enough for a wider pass takes many times as long.
+        `begin` replaces `prefill`, for a conversation; its programs are not checked for memory.
 
         Raises:
             SpecjaxError: before anything runs, if a program needs more memory than there is.
@@ -177,7 +176,7 @@ class Engine:
         return getattr(self.target, "mesh", None)
 
     def spread(self, state: LoopState) -> LoopState:
-        """Has the state within a compiled program lie as `constrain_rows` says."""
+        """Constrains the shardings of the state inside a compiled program; see `constrain_rows`."""
         return constrain_rows(state, self.mesh, state.length.shape[0])
 
     def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
@@ -333,7 +332,7 @@ def append(
     drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
     fresh = jnp.where(is_drafted, drafted, verification.bonus[:, None])
 
-    room = longest - state.length
+    room = jnp.maximum(longest - state.length, 0)
     count = jnp.minimum(verification.num_accepted + 1, room)
     ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
     has_eos = jnp.any(ends, axis=1)

@@ -53,6 +53,19 @@ def make_mesh(axes: str) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 2)
 
 
+def as_mesh(mesh: Mesh | str) -> Mesh:
+    """Returns a mesh with the axes `data` and `model`, over which XLA spreads the arithmetic.
+
+    Raises:
+        SpecjaxError: as `make_mesh`, or if a mesh has other axes.
+    """
+    if isinstance(mesh, str):
+        return make_mesh(mesh)
+    if set(mesh.axis_names) != {DATA, MODEL}:
+        raise SpecjaxError(f"the mesh has the axes {mesh.axis_names}; name them data and model")
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * 2)
+
+
 def check_heads(mesh: Mesh, num_heads: int, name: str) -> None:
     """Raises SpecjaxError unless the attention heads of a target spread evenly over `model`."""
     if num_heads % mesh.shape[MODEL]:

@@ -85,7 +85,7 @@ def rows() -> list[list[str]]:
 def _hours(cost: Cost) -> str:
     if not cost.hours:
         return "-"
-    return f"{cost.hours:.0f}" if cost.hours >= 10 else f"{cost.hours:.1g}"
+    return f"{cost.hours:.0f}" if cost.hours >= 0.95 else f"{max(cost.hours, 0.1):.1f}"
 
 
 def listing() -> str:

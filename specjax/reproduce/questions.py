@@ -89,8 +89,16 @@ def fetched(source: str, folder: Path) -> Path:
         return Path(source)
     path = folder / source.rsplit("/", 1)[-1]
     if not path.is_file():
+        try:
+            content = content_of(source)
+        except OSError as error:  # of the network
+            raise SpecjaxError(
+                f"{source} could not be read ({error}); try again, or give --data FOLDER"
+            ) from error
+        partial = path.with_name(f".{path.name}")
         with writable(path):
-            path.write_bytes(content_of(source))
+            partial.write_bytes(content)
+            partial.replace(path)
     return path
 
 

@@ -186,13 +186,18 @@ def open_run(
 
 
 def _manager(place: str, keep_last: int) -> Any:
+    is_url = "://" in place
+    folder = place if is_url else expand_user(place).absolute()
     try:
-        is_url = "://" in place
-        return checkpoints.manager_of(place if is_url else expand_user(place).absolute(), keep_last)
+        return checkpoints.manager_of(folder, keep_last)
     except Exception as error:  # of the packages behind URLs, or because they are not installed
+        advice = (
+            "choose a folder, or install what writes there: gcsfs for gs://, s3fs for s3://"
+            if is_url
+            else "free some space, or choose another folder"
+        )
         raise SpecjaxError(
-            f"checkpoints cannot be kept in {place} ({checkpoints.reason_of(error)}); choose a "
-            "folder, or install what reads such URLs, such as gcsfs for gs:// and s3fs for s3://"
+            f"checkpoints cannot be kept in {place} ({checkpoints.reason_of(error)}); {advice}"
         ) from error
 
 

@@ -240,7 +240,8 @@ class DraftModel(Drafter):
         steps = jnp.arange(self.max_depth)[None, :]
         at = outcome.root_slot[:, None] + 1 + steps
         said = jnp.take_along_axis(outcome.context.tokens, at, axis=1, mode="clip")
-        is_right = (said == state.tokens) & (steps < state.num_drafted[:, None])
+        is_drafted = (steps < state.num_drafted[:, None]) & (at < outcome.context.length[:, None])
+        is_right = (said == state.tokens) & is_drafted
         num_right = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
         known = jnp.minimum(outcome.context.length - 1, at[:, 0] + num_right)
         return replace(

@@ -28,7 +28,7 @@ KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
 
 @pytree
 class HybridState:
-    """The states of both parts, and how their drafts of late compare with the text."""
+    """The states of both parts, and how well their recent drafts matched the text."""
 
     parts: tuple[State, ...]
     drafted: tuple[DraftTree, ...]  # in this round, before they were merged
@@ -56,7 +56,7 @@ class Hybrid(Drafter):
     """
 
     copy: str | Drafter = "pld-plus"
-    """The method that copies: any but plain and lookahead."""
+    """The method that copies: any but plain, lookahead and auto."""
     head: str | Drafter = "hass"
     """The method that predicts, which reads --drafter: likewise any."""
     num_tokens: int = 60
@@ -121,7 +121,8 @@ class Hybrid(Drafter):
     ) -> HybridState:
         def start(part: Drafter, own: Params) -> State:
             seen = self._seen_by(part, prefill)
-            return part.init(target, own, prompt, seen, num_slots, max_depth)
+            others = max(max_depth, part.max_depth + 1)  # a round may take a path of the other part
+            return part.init(target, own, prompt, seen, num_slots, others)
 
         def nothing(part: Drafter) -> DraftTree:
             nodes = jnp.zeros((len(prompt.length), part.num_nodes), jnp.int32)
