@@ -1,4 +1,4 @@
-"""What the notebooks share: a target that fits the machine, and pictures of texts and rounds."""
+"""Helps the notebooks: picks a target that fits the machine, and draws texts and rounds."""
 
 import shlex
 import time

@@ -76,7 +76,7 @@ class Reproduction:
 
     @property
     def parts(self) -> list[Part]:
-        """What is run: with another target, only what one model was measured on.
+        """Returns the parts to run: with another target, only those of one model.
 
         Raises:
             SpecjaxError: if the recipe has no such model.
@@ -426,7 +426,6 @@ def checksum(*values: Any) -> str:
 
 def write(path: Path, text: str) -> None:
     """Writes a file in one step."""
-
     partial = path.with_name(f".{path.name}")
     with writable(path):
         partial.write_text(text, encoding="utf-8")

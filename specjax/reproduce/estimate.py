@@ -40,7 +40,7 @@ class Device(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a recipe takes."""
+    """The hours and gigabytes that a recipe takes."""
 
     hours: float
     gigabytes: float

@@ -53,7 +53,7 @@ class DataSet:
     def num_questions(self) -> int:
         """The number of questions, as far as it is known."""
         groups = max(len(self.sources or self.files), 9 if self.per_kind else 1)
-        return (self.sample or 80 * len(self.kinds[:1] or [1])) * groups
+        return (self.sample or 80) * groups
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RecipeColumn(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is measured together."""
+    """One model and the data sets that it is measured on together."""
 
     model: str
     data: tuple[str, ...]  # titles

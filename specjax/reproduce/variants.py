@@ -11,7 +11,6 @@ from specjax.reproduce.recipe import RecipeMethod
 from specjax.tuning.induction_heads import all_heads
 
 TUNED = "tuned"
-OF_THE_TARGET = ("layer", "heads")  # published values that belong to the published target
 ORACLE = "oracle"  # a rule that only recipes know
 
 
