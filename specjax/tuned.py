@@ -5,7 +5,6 @@ pocket's, is read as well; entries of the user's own come in place of its entrie
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import cache_folder, expand_user, read_json, writable
+from specjax.core.files import cache_folder, expand_user, read_json, write_whole
 from specjax.core.provenance import num_cores
 from specjax.hub import POCKET, LoadedTarget, pocket_folder
 from specjax.models.fingerprint import fingerprint
@@ -112,14 +111,7 @@ def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
         "settings": tuned.settings,
         "induction_heads": tuned.induction_heads,
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with writable(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    write_whole(path, f"{json.dumps(values, indent=1)}\n".encode())
 
 
 def _frozen(value: Any) -> Any:

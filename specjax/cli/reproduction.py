@@ -20,7 +20,7 @@ from specjax.bench.run import run_bench
 from specjax.cli import parsed
 from specjax.cli.reproduce import Reproduce
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import read_json, writable
+from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
 from specjax.hub import POCKET, LoadedTarget, load
 from specjax.loading import load_drafter, pocket_part
@@ -108,7 +108,8 @@ class Reproduction:
         self.show(lines)
         path = self.out / f"{self.recipe.name}.md"
         note = f"{self.recipe.note}\n\n" if self.recipe.note else ""
-        write(path, f"# {self.recipe.title}\n\n{note}{self.legend}\n\n{markdown(lines)}\n")
+        page = f"# {self.recipe.title}\n\n{note}{self.legend}\n\n{markdown(lines)}\n"
+        write_whole(path, page.encode())
         print(f"kept in {path}")
 
     @property
@@ -422,11 +423,3 @@ class Reproduction:
 def checksum(*values: Any) -> str:
     """Returns a short name for what decides a result."""
     return f"{zlib.crc32(repr(values).encode()):08x}"
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file in one step."""
-    partial = path.with_name(f".{path.name}")
-    with writable(path):
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)

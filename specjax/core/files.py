@@ -188,6 +188,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file in one step, into a folder that is made if need be.
+
+    Raises:
+        SpecjaxError: if it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields an empty sibling of `folder` and renames it to `folder` if the block succeeds.

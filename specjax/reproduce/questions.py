@@ -9,7 +9,7 @@ from random import Random
 from statistics import fmean
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import expand_user, writable
+from specjax.core.files import expand_user, write_whole
 from specjax.documents import content_of
 from specjax.reproduce.recipe import DataSet
 from specjax.task_files import Question, read_questions
@@ -75,11 +75,7 @@ def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Pa
             lines.append(json.dumps({"category": title, **asked}, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     path = folder / f"tasks-{zlib.crc32(text.encode()):08x}.jsonl"
-    with writable(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+    write_whole(path, text.encode())
     return path
 
 
@@ -95,10 +91,7 @@ def fetched(source: str, folder: Path) -> Path:
             raise SpecjaxError(
                 f"{source} could not be read ({error}); try again, or give --data FOLDER"
             ) from error
-        partial = path.with_name(f".{path.name}")
-        with writable(path):
-            partial.write_bytes(content)
-            partial.replace(path)
+        write_whole(path, content)
     return path
 
 
