@@ -36,7 +36,7 @@ RUNS = {
     "parallel-medusa": Run("parallel-medusa", lasting(300, 1e-3)),
     "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
     "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
-    "eagle3": Run("eagle3", (*lasting(600, 1e-3), "--draft-vocab", "16384", "--test-steps", "5")),
+    "eagle3": Run("eagle3", (*lasting(600, 1e-3), "--draft-vocab", "16384", "--test-steps", "3")),
 }
 KEPT = ("eagle", "hass", "medusa", "hydra", "parallel-medusa", "parallel-eagle")
 SMOLLM2 = Recipe(

@@ -1,6 +1,6 @@
 """Weight-only quantisation: whole numbers with scales in place of a float weight `[O, I]`.
 
-int8 has one scale per row, int4 one for each group of up to 128 inputs. A `QuantizedWeight` is an
+int8 has one scale per row, int4 one for each group of up to 32 inputs. A `QuantizedWeight` is an
 ordinary pytree node, so params stay nested dicts for pure functions. Quantised are the matrices:
 projections, embedding table and LM head. Norms and biases stay floats. A CPU unpacks int4 to bytes.
 """
@@ -23,7 +23,7 @@ from specjax.core.pytree import pytree, static
 from specjax.models.sharding import on_host
 
 KINDS = {"int8": jnp.int8, "int4": jnp.int4}
-GROUP = 128  # inputs that share an int4 scale, at most
+GROUP = 32  # inputs that share an int4 scale, at most
 EMBEDDING = "embed_tokens.weight"
 
 
@@ -66,15 +66,19 @@ def check_kind(kind: str | None) -> None:
 
 @partial(jax.jit, static_argnames=("kind", "dtype"))
 def quantize(weight: Float[Array, "O I"], kind: str, dtype: DTypeLike) -> QuantizedWeight:
-    """Rounds a weight to symmetric codes, with scales of this dtype."""
-    largest = jnp.iinfo(KINDS[kind]).max
+    """Rounds a weight to whole numbers, with scales of this dtype.
+
+    The largest weight of a group, positive or not, becomes the least number, which has no opposite.
+    """
+    span = jnp.iinfo(KINDS[kind])
     rows, inputs = weight.shape
     limit = inputs if kind == "int8" else GROUP
     size = next(size for size in range(min(limit, inputs), 0, -1) if inputs % size == 0)
     groups = weight.astype(jnp.float32).reshape(rows, -1, size)
-    scale = (jnp.max(jnp.abs(groups), axis=-1) / largest).astype(dtype)
-    step = jnp.where(scale > 0, scale, 1).astype(jnp.float32)[..., None]
-    codes = jnp.clip(jnp.round(groups / step), -largest, largest)
+    low, high = jnp.min(groups, axis=-1), jnp.max(groups, axis=-1)
+    scale = (jnp.where(high > -low, high, low) / span.min).astype(dtype)
+    step = jnp.where(scale != 0, scale, 1).astype(jnp.float32)[..., None]
+    codes = jnp.clip(jnp.round(groups / step), span.min, span.max)
     return QuantizedWeight(codes.reshape(rows, inputs).astype(KINDS[kind]), scale)
 
 
