@@ -161,6 +161,15 @@ class Drafter(ABC):
     ) -> tuple[Proposal, State]:
         """Drafts below the root, which is the last token of `context`."""
 
+    def skip(
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
+    ) -> State:
+        """Returns the state as `propose` would leave it in a round whose draft nobody reads.
+
+        Override it if that is cheaper without drafting.
+        """
+        return self.propose(target, params, state, context, draw)[1]
+
     def update(self, target: Target, params: Params, state: State, outcome: Outcome) -> State:
         """Returns the state after a round, from what the target accepted and revealed."""
         return state

@@ -78,6 +78,17 @@ def chain(
     )
 
 
+def root_only(like: DraftTree, root: Int[Array, " B"]) -> DraftTree:
+    """Returns a tree of this form, arrays or shapes, that drafts nothing."""
+    tree = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return replace(
+        tree,
+        tokens=tree.tokens.at[:, 0].set(root),
+        parents=tree.parents.at[:, 0].set(NO_PARENT),
+        valid=tree.valid.at[:, 0].set(True),
+    )
+
+
 def from_choices(
     root: Int[Array, " B"],
     candidates: Int[Array, "B D K"],

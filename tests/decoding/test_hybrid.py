@@ -88,15 +88,22 @@ def test_the_budget_goes_to_the_part_that_was_right(is_copy_right):
     assert (counts[:, 7] >= 7).all(), "nearly all rounds accept six tokens of the right part"
 
 
-def test_a_head_follows_paths_that_were_copied():
-    drafter = Hybrid(PromptLookup(min_ngram=1, num_tokens=7, allow_shorter=True), EAGLE2.drafter)
-    params = EAGLE2.request._replace(drafter={"copy": None, "head": EAGLE2.params})
-    engine = Engine(target()[0], drafter, max_new_tokens=60, eos=END)
-    played, deepest = rounds_of(engine, params, verify=some_path), 0
+@pytest.mark.parametrize("is_sure", [False, True])
+def test_a_head_follows_paths_that_were_copied(is_sure):
+    """Also in rounds in which it is not asked, since copies are always right."""
+    copy = PromptLookup(min_ngram=1, num_tokens=7, allow_shorter=True)
+    texts = None
+    if is_sure:
+        copy, texts = Oracle(max_depth=7), whole_texts("greedy", 3)
+    params = EAGLE2.request._replace(drafter={"copy": texts, "head": EAGLE2.params})
+    engine = Engine(target()[0], Hybrid(copy, EAGLE2.drafter), max_new_tokens=60, eos=END)
+    played = rounds_of(engine, params, verify=None if is_sure else some_path)
     for state in [played[0].before, *(each.after for each in played)]:
         assert_of_text(EAGLE2, state, state.drafter.parts[1], max_depth=7)
-        deepest = max(deepest, *state.drafter.parts[1].num_pending.tolist())
-    assert deepest > EAGLE2.drafter.max_depth + 1, "no long copy was ever accepted"
+    heads = [each.after.drafter.parts[1].num_pending.max() for each in played]
+    assert max(heads) > EAGLE2.drafter.max_depth + 1, "no long copy was ever accepted"
+    asked = [(each.proposed.drafted[1].num_valid() > 1).any() for each in played[:-1]]
+    assert asked[0] and all(asked) != is_sure
 
 
 def test_a_draft_model_follows_paths_that_were_copied():

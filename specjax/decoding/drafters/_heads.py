@@ -132,6 +132,11 @@ class HeadDrafter(Drafter):
         drafted = params.drafter.get(DRAFT_TOKENS)
         return draw if drafted is None else draw.among(drafted, target.config.vocab_size)
 
+    def skip(
+        self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
+    ) -> HeadState:
+        return self.catch_up(target, params, state, context)[1]
+
     def update(
         self, target: Target, params: Params, state: HeadState, outcome: Outcome
     ) -> HeadState:

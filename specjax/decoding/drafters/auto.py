@@ -27,7 +27,7 @@ from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.decoding.tree import DraftTree, root_only
 from specjax.decoding.widths import if_in_place
 from specjax.models.target import ModelOutput, Taps, Target
 
@@ -129,7 +129,7 @@ class Auto(Drafter):
 
         is_active, has_shadow = ~state.is_finished, state.shadow_length > 0
         shape, _ = jax.eval_shape(ask, context, (None, state.inner))
-        nothing = _root_only(shape, context.root)
+        nothing = root_only(shape, context.root)
         looks = state.budget >= 0
         if has_shadows := _has_shadows(params, shape):
             looks = pays(is_active) | jnp.any(is_active & ~has_shadow & (state.wait <= 0))
@@ -195,14 +195,3 @@ def _mean(values: Array, counts: Bool[Array, " B"]) -> Float[Array, ""]:
 def _has_shadows(params: Params, tree: DraftTree) -> bool:
     """Whether drafts cost little and are chosen chains, which can be compared with a text."""
     return params.drafter is None and tree.is_chain and tree.draft_probs is None
-
-
-def _root_only(shape: DraftTree, root: Int[Array, " B"]) -> DraftTree:
-    """Returns a tree of the same form that drafts nothing."""
-    tree = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    return replace(
-        tree,
-        tokens=tree.tokens.at[:, 0].set(root),
-        parents=tree.parents.at[:, 0].set(NO_PARENT),
-        valid=tree.valid.at[:, 0].set(True),
-    )

@@ -15,8 +15,9 @@ from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.drafters._trees import best_of_pool
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling
-from specjax.decoding.tree import DraftTree
+from specjax.decoding.tree import DraftTree, root_only
 from specjax.decoding.verify import follow
+from specjax.decoding.widths import if_in_place
 from specjax.models.target import ModelOutput, Taps, Target
 
 PARTS = ("copy", "head")
@@ -24,6 +25,7 @@ PARTS = ("copy", "head")
 # Fitted, as is `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench.
 PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0]]]), np.array([[[2.0, 1.0]]])
 KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
+SURE = 0.5  # likelihood of a copy as deep as the head's tree, from which on the head is not asked
 
 
 @pytree
@@ -36,6 +38,7 @@ class HybridState:
     # tokens of drafts apart from later ones.
     right: Float[Array, "B 2 2"]
     wrong: Float[Array, "B 2 2"]
+    is_finished: Bool[Array, " B"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Hybrid(Drafter):
     `num_tokens - 1` are verified. A node of an EAGLE-2 tree is as likely as its head says. A node
     of a tree without scores, such as a copied chain, is as likely as its drafter was right of late:
     the rate of right first tokens, times that of later ones for each further token of its path. So
-    a chain is short while copies fail, and takes most of the budget while they are right.
+    a chain is short while copies fail, and takes most of the budget while they are right. Where the
+    copy is likelier right than not, to the depth of the head's tree, the head is not asked, which
+    saves its passes if that is so for all rows of a batch.
 
     `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
     both parts choose their tokens, and each counts as drawn with certainty.
@@ -134,6 +139,7 @@ class Hybrid(Drafter):
             drafted=tuple(map(nothing, self.parts)),
             right=none,
             wrong=none,
+            is_finished=prompt.length < 0,
         )
 
     def propose(
@@ -141,23 +147,41 @@ class Hybrid(Drafter):
     ) -> tuple[Proposal, HybridState]:
         if draw.sampling.needs_draft_probs:
             draw = replace(draw, sampling=Sampling())
-        found = [
-            part.propose(target, own, kept, context, draw)
-            for part, own, kept in zip(self.parts, _params(params), state.parts, strict=True)
-        ]
-        trees = [proposal.tree for proposal, _ in found]
+        copy, head = self.parts
+        for_copy, for_head = _params(params)
         right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
         rates = jnp.log(right / (right + wrong))
-        first, second = (
-            rates[:, part, :1] + (tree.depth - 1) * rates[:, part, 1:]
-            if tree.scores is None
-            else tree.scores
-            for part, tree in enumerate(trees)
+
+        def scores(part: int, tree: DraftTree) -> Float[Array, "B N"]:
+            if tree.scores is not None:
+                return tree.scores
+            return rates[:, part, :1] + (tree.depth - 1) * rates[:, part, 1:]
+
+        def ask(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
+            (tree, _), kept = head.propose(target, for_head, carry[1], context, draw)
+            return tree, kept
+
+        def skip(context: Context, kept: State) -> State:
+            return head.skip(target, for_head, kept, context, draw)
+
+        (copied, _), kept_copy = copy.propose(target, for_copy, state.parts[0], context, draw)
+        copied_scores = scores(0, copied)
+        is_deep = copied.valid & (copied.depth >= head.max_depth)
+        is_sure = jnp.any(is_deep & (copied_scores >= np.log(SURE)), axis=1)
+        shape, _ = jax.eval_shape(ask, context, (None, state.parts[1]))
+        nothing = root_only(shape, context.root)
+        is_asked = jnp.any(~is_sure & ~state.is_finished)
+        tree, kept_head = if_in_place(is_asked, ask, context, (nothing, state.parts[1]))
+        kept_head = if_in_place(~is_asked, skip, context, kept_head)
+        # So what a row is given does not depend on the others.
+        tree = replace(tree, valid=jnp.where(is_sure[:, None], nothing.valid, tree.valid))
+        merged = merge_trees(
+            copied, tree, copied_scores, scores(1, tree), self.num_nodes, self.max_depth
         )
-        tree = merge_trees(trees[0], trees[1], first, second, self.num_nodes, self.max_depth)
-        bare = (DraftTree(each.tokens, each.parents, each.depth, each.valid) for each in trees)
-        parts = tuple(kept for _, kept in found)
-        return Proposal(tree), replace(state, parts=parts, drafted=tuple(bare))
+        bare = (
+            DraftTree(each.tokens, each.parents, each.depth, each.valid) for each in (copied, tree)
+        )
+        return Proposal(merged), replace(state, parts=(kept_copy, kept_head), drafted=tuple(bare))
 
     def update(
         self, target: Target, params: Params, state: HybridState, outcome: Outcome
@@ -177,6 +201,7 @@ class Hybrid(Drafter):
             drafted=state.drafted,
             right=kept * state.right + right,
             wrong=kept * state.wrong + wrong,
+            is_finished=outcome.num_committed == 0,
         )
 
     def _seen_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
