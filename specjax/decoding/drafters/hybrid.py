@@ -25,7 +25,6 @@ PARTS = ("copy", "head")
 # Fitted, as is `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench.
 PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0]]]), np.array([[[2.0, 1.0]]])
 KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
-SURE = 0.5  # likelihood of a copy as deep as the head's tree, from which on the head is not asked
 
 
 @pytree
@@ -49,9 +48,12 @@ class Hybrid(Drafter):
     `num_tokens - 1` are verified. A node of an EAGLE-2 tree is as likely as its head says. A node
     of a tree without scores, such as a copied chain, is as likely as its drafter was right of late:
     the rate of right first tokens, times that of later ones for each further token of its path. So
-    a chain is short while copies fail, and takes most of the budget while they are right. Where the
-    copy is likelier right than not, to the depth of the head's tree, the head is not asked, which
-    saves its passes if that is so for all rows of a batch.
+    a chain is short while copies fail, and takes most of the budget while they are right.
+
+    The head is not asked while a copy promises so much that the head's time is better spent on the
+    next round: where its tokens, expected if the first copied one is wrong, are less than
+    `head_cost` times all that the copy is expected to bring. That saves its passes if it is so for
+    all rows of a batch.
 
     `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
     both parts choose their tokens, and each counts as drawn with certainty.
@@ -66,11 +68,14 @@ class Hybrid(Drafter):
     """The method that predicts, which reads --drafter: likewise any."""
     num_tokens: int = 60
     """Nodes that are verified, root included; at least 2."""
+    head_cost: float = 0.2
+    """The time of the head's draft, in passes of the target; 0: it is always asked."""
     copy_source: str = ""
     """Folder or hub id that the copying method reads, if it reads any; by default pocket's own."""
 
     def __post_init__(self):
         check_at_least("num_tokens", self.num_tokens, 2, "it counts the root")
+        check_at_least("head_cost", self.head_cost, 0, "it is a time")
 
     @property
     def parts(self) -> tuple[Drafter, Drafter]:
@@ -149,8 +154,7 @@ class Hybrid(Drafter):
             draw = replace(draw, sampling=Sampling())
         copy, head = self.parts
         for_copy, for_head = _params(params)
-        right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
-        rates = jnp.log(right / (right + wrong))
+        rates = log_rates(state)
 
         def scores(part: int, tree: DraftTree) -> Float[Array, "B N"]:
             if tree.scores is not None:
@@ -165,18 +169,16 @@ class Hybrid(Drafter):
             return head.skip(target, for_head, kept, context, draw)
 
         (copied, _), kept_copy = copy.propose(target, for_copy, state.parts[0], context, draw)
-        copied_scores = scores(0, copied)
-        is_deep = copied.valid & (copied.depth >= head.max_depth)
-        is_sure = jnp.any(is_deep & (copied_scores >= np.log(SURE)), axis=1)
+        is_wanted = self._is_head_wanted(state, _depth(copied))
         shape, _ = jax.eval_shape(ask, context, (None, state.parts[1]))
         nothing = root_only(shape, context.root)
-        is_asked = jnp.any(~is_sure & ~state.is_finished)
+        is_asked = jnp.any(is_wanted & ~state.is_finished)
         tree, kept_head = if_in_place(is_asked, ask, context, (nothing, state.parts[1]))
         kept_head = if_in_place(~is_asked, skip, context, kept_head)
         # So what a row is given does not depend on the others.
-        tree = replace(tree, valid=jnp.where(is_sure[:, None], nothing.valid, tree.valid))
+        tree = replace(tree, valid=jnp.where(is_wanted[:, None], tree.valid, nothing.valid))
         merged = merge_trees(
-            copied, tree, copied_scores, scores(1, tree), self.num_nodes, self.max_depth
+            copied, tree, scores(0, copied), scores(1, tree), self.num_nodes, self.max_depth
         )
         bare = (
             DraftTree(each.tokens, each.parents, each.depth, each.valid) for each in (copied, tree)
@@ -204,6 +206,14 @@ class Hybrid(Drafter):
             is_finished=outcome.num_committed == 0,
         )
 
+    def _is_head_wanted(self, state: HybridState, depth: Int[Array, " B"]) -> Bool[Array, " B"]:
+        """Whether the head's draft is worth its time, beside a copy of this depth."""
+        first, later = jnp.moveaxis(jnp.exp(log_rates(state))[:, 0], -1, 0)
+        copied = first * (1 - later**depth) / (1 - later)  # tokens expected
+        num_right, num_drafts = jnp.sum(state.right[:, 1], 1), state.right + state.wrong
+        predicted = (1 + num_right) / (1 + num_drafts[:, 1, 0])  # one token before it is known
+        return (depth == 0) | ((1 - first) * predicted > self.head_cost * (1 + copied))
+
     def _seen_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
         """Returns what a part taps of the output."""
         layers = [self.taps.hidden_layers.index(layer) for layer in part.taps.hidden_layers]
@@ -222,6 +232,12 @@ def _params(params: Params) -> list[Params]:
 
 def _depth(tree: DraftTree) -> Int[Array, " B"]:
     return jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
+
+
+def log_rates(state: HybridState) -> Float[Array, "B 2 2"]:
+    """Returns how likely a drafted token is right, of each part, first tokens and later ones."""
+    right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
+    return jnp.log(right / (right + wrong))
 
 
 def num_agreed(tree: DraftTree, outcome: Outcome) -> Int[Array, " B"]:
