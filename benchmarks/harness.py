@@ -173,6 +173,7 @@ SIZES = {
     "tiny": Shape(64, 32, 48, 2, 4, "float32"),
     "1b": Shape(128256, 2048, 8192, 16, 32, "bfloat16", 8, True),  # Llama-3.2-1B
     "8b": Shape(128256, 4096, 14336, 32, 32, "bfloat16", 8),  # Llama-3-8B
+    "70b": Shape(128256, 8192, 28672, 80, 64, "bfloat16", 8),  # Llama-3-70B
     "13b": Shape(32000, 5120, 13824, 40, 40, "bfloat16"),  # Llama-2-13B, Vicuna-13B
     "68m": Shape(32000, 768, 3072, 2, 12, "bfloat16"),  # a draft model for 32000 tokens
 }

@@ -26,6 +26,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from specjax.bench.measure import COMPILED, compilations, turn_key
+from specjax.bench.summary import TextPair
+from specjax.bench.ties import NearTies, near_tie_in
 from specjax.cli import main
 from specjax.cli.environment import joined
 from specjax.core.errors import SpecjaxError, exit_code
@@ -36,7 +39,7 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.hub import load
+from specjax.hub import LoadedTarget, load
 from specjax.methods import METHODS, make_drafter
 from specjax.models.config import TransformerConfig
 from specjax.models.io.huggingface import load_transformer, save_transformer
@@ -54,7 +57,7 @@ from specjax.training.progress import Progress
 # 8 heads, of which 4 are key-value heads: over 8 devices those are whole on each. With so few
 # tokens, random heads are right now and then.
 CONFIG = TransformerConfig(32, 64, 64, 2, 8, 4, 8, max_position_embeddings=512)
-BATCH, NEW_TOKENS = 8, 24
+BATCH, NEW_TOKENS, SAMPLING = 8, 24, Sampling(temperature=0.3)
 BEAM = {"top_k": 2, "depth": 2, "num_tokens": 6}
 TREE = {"choices": ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))}
 SETTINGS = {
@@ -103,14 +106,21 @@ def prompts() -> Prompt:
 
 
 def generated(method: str, mesh: Mesh | None) -> Generation:
-    """The text on a mesh, or on one device; also checks that the cache is split."""
+    """The text on a mesh, or on one device.
+
+    On a mesh it also checks that the cache is split, and that what `lower` foresees is what runs.
+    """
     model = Transformer(CONFIG, mesh=mesh)
     drafter, drafter_params = drafter_of(method, mesh)
     params = Params(random_params(model, 0, mesh), drafter_params)
-    engine = Engine(model, drafter, Sampling(temperature=0.3), NEW_TOKENS)
-    engine.check(params, prompts())
-    state = engine.prefill(params, prompts(), jax.random.key(1))
+    engine = Engine(model, drafter, SAMPLING, NEW_TOKENS)
+    given = params, prompts(), turn_key(0, (0, 0))
+    engine.check(*given[:2])
+    programs = [each.compile() for each in engine.lower(*given)]
+    state = engine.prefill(*given)
+    num_compiled = compilations()[COMPILED]
     state = engine.run(params, state, NEW_TOKENS)
+    assert compilations()[COMPILED] == num_compiled, f"{programs[1]} is another program"
     if mesh is not None:
         split = 4 if mesh.shape["model"] == 4 else 1
         expected = (BATCH // mesh.shape["data"], CONFIG.num_key_value_heads // split)
@@ -124,9 +134,32 @@ def check_decoding(axes: str, *methods: str) -> None:
         alone = generated(method, None)
         for each in axes.split(";"):
             found = generated(method, make_mesh(each))
-            np.testing.assert_array_equal(found.tokens, alone.tokens, f"{method} on {each}")
+            if line := first_difference(found.tokens, alone.tokens):
+                raise SystemExit(f"{method} on {each}: {line}")
             np.testing.assert_array_equal(found.stats.rounds, alone.stats.rounds)
         print(f"{method}: accepted length {alone.stats.mean_accepted_length:.2f}", flush=True)
+
+
+def first_difference(found: np.ndarray, alone: np.ndarray) -> str:
+    """Names the first tokens that differ, and how near a tie they are; "" if all are the same."""
+    model, given = Transformer(CONFIG), prompts()
+    target = LoadedTarget(model, random_params(model, 0, None), None, CONFIG, "tiny")
+    for row in np.flatnonzero(np.any(found != alone, axis=1)):
+        ids = np.asarray(given.tokens)[row, : given.length[row]].tolist()
+        texts = TextPair(
+            "",
+            ("float32",) * 2,
+            tuple(ids),
+            tuple(found[row]),
+            tuple(alone[row]),
+            (0, 0),
+            row,
+            BATCH,
+        )
+        at, gap = NearTies(target, SAMPLING, 0).parting(texts)
+        kind = "a near tie" if gap <= near_tie_in("float32") else "no near tie"
+        return f"row {row}, token {at}: {found[row, at]} for {alone[row, at]}, {kind} ({gap:.1e})"
+    return ""
 
 
 # ---- Loading -------------------------------------------------------------------------------------

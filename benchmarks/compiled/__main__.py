@@ -6,7 +6,9 @@ only: `pip install libtpu` for TPUs, `pip install jax-cuda12-plugin[with-cuda]` 
 kept in compiled.json and the tables in compiled.md; what changed since the last run is listed.
 
 Two depths are compiled and costs taken as linear in the layers; `--layers 32` compiles the whole
-model, and only then are seconds those of the whole model.
+model, and only then are seconds those of the whole model. With several devices figures are those of
+one of them; --mesh says how they share the work. The method train-hass is a training step over
+--batch-size texts of --prompt-length tokens, with the target's weights split over data too.
 """
 
 import json
@@ -18,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.devices import DEVICES, Device
 from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
-from benchmarks.compiled.tables import changes, markdown
+from benchmarks.compiled.tables import changes, key, markdown
+from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_size, main, option
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, writable
 from specjax.core.provenance import machine, versions
 from specjax.models import quantize
+from specjax.models.sharding import Placement, make_mesh
 
 KINDS = (NONE, *quantize.KINDS)
 
@@ -42,14 +47,17 @@ class CompiledOptions:
     temperatures: tuple[float, ...] = option("0 is greedy", (0.0, 0.8), float)
     quantize: tuple[str, ...] = option(f"of {', '.join(KINDS)}", (NONE,))
     layers: tuple[int, ...] = option("one or two depths to compile", (2, 3), int)
-    prompt_length: int = option("tokens of the prompt", 1024)
+    prompt_length: tuple[int, ...] = option("tokens of the prompt", (1024,), int)
     max_new_tokens: int = option("new tokens", 256)
+    batch_size: int = option("texts at a time", 1)
+    mesh: str = option("of several devices", "data=1,model=8")
+    missing: bool = option("leave out what is in compiled.json already", False)
 
     def check(self) -> None:
         """Raises SpecjaxError for unknown names or sizes that make no request."""
         for kind, names, known in (
             ("device", self.devices, DEVICES),
-            ("method", self.methods, METHODS),
+            ("method", self.methods, (*METHODS, TRAINING)),
             ("quantize", self.quantize, KINDS),
         ):
             for name in names:
@@ -57,8 +65,8 @@ class CompiledOptions:
                     raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
         for size in self.sizes:
             check_size(size)
-        at_least_1(self, "max_new_tokens")
-        if self.prompt_length < 2:
+        at_least_1(self, "max_new_tokens", "batch_size")
+        if min(self.prompt_length) < 2:
             raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
         if (
             not 1 <= len(self.layers) <= 2
@@ -88,10 +96,20 @@ def run(options: CompiledOptions) -> None:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             print(f"{name}: left out, no wheels for it ({reason[0]})", file=sys.stderr)
             continue
-        for size, kind, temperature, method in product(
-            options.sizes, options.quantize, options.temperatures, options.methods
+        for size, kind, temperature, method, prompt in product(
+            options.sizes,
+            options.quantize,
+            options.temperatures,
+            options.methods,
+            options.prompt_length,
         ):
-            case = Case(name, size, method, temperature, kind)
+            mesh = options.mesh if len(on) > 1 else ""
+            new = 0 if method == TRAINING else options.max_new_tokens
+            request = size, kind, temperature, method, prompt, new, options.batch_size
+            case = Case(name, *request, mesh)
+            wanted = key(case._asdict() | _depths(case, options))
+            if options.missing and any(key(each) == wanted for each in before):
+                continue
             print(" ".join(map(str, case)), file=sys.stderr, flush=True)
             try:
                 row = _row(case, options, device, on)
@@ -100,7 +118,7 @@ def run(options: CompiledOptions) -> None:
                 failed += 1
                 continue
             _keep(path, row)
-            for line in changes([each for each in before if _key(each) == _key(row)], row):
+            for line in changes([each for each in before if key(each) == wanted], row):
                 print(line, flush=True)
     if path.exists():
         print(markdown(read_json(path)["rows"]))
@@ -108,47 +126,49 @@ def run(options: CompiledOptions) -> None:
         raise SpecjaxError(f"{failed} programs failed; see above")
 
 
-def _row(case: Case, options: CompiledOptions, device: Device, on: Any) -> Row:
+def _depths(case: Case, options: CompiledOptions) -> Row:
+    """Returns the depth of the model, and those to compile."""
+    depths = sorted(options.layers)
+    return {
+        "layers": SIZES[case.size].layers if len(depths) == 2 else depths[0],
+        "compiled": depths,
+    }
+
+
+def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) -> Row:
     """Compiles each depth and returns the row of the whole model."""
-    rows, depths = [], sorted(options.layers)
-    shape = SIZES[case.size]
-    for depth in depths:
-        request = request_of(
-            case,
-            device,
-            shape._replace(layers=depth),
-            options.prompt_length,
-            options.max_new_tokens,
-        )
-        rows.append(measure(request, device, on))
+    rows, about = [], _depths(case, options)
+    is_training = case.method == TRAINING
+    for depth in about["compiled"]:
+        shape = SIZES[case.size]._replace(layers=depth)
+        mesh = make_mesh(case.mesh or "data=1", on)
+        spread = Placement(mesh, shape.config(1).head_dim, fsdp=is_training)
+        if is_training:
+            made = training_of(case, device, shape, spread)
+        else:
+            place = spread if case.mesh else SingleDeviceSharding(on[0])
+            made = request_of(case, device, shape, place)
+        rows.append(measure(made, device))
         jax.clear_caches()
-    depth = shape.layers if len(depths) == 2 else depths[0]
-    found = at_depth(rows, depths, depth)
-    about = {"layers": depth, "compiled": depths, "prompt": options.prompt_length}
-    about |= {"new": options.max_new_tokens, "versions": versions()["jax"], "machine": machine()}
-    if device.bytes_per_second:
-        found["floor_s"] = found["floor"] / device.bytes_per_second
-    return case._asdict() | about | found
-
-
-def _key(row: Row) -> tuple:
-    names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
-    return row.get("quantize", NONE), *(json.dumps(row[name]) for name in names)
+    found = at_depth(rows, about["compiled"], about["layers"])
+    return case._asdict() | about | {"versions": versions()["jax"], "machine": machine()} | found
 
 
 def _keep(path: Path, row: Row) -> None:
     """Puts a row in place of the one of the same request, and writes the tables anew."""
     rows = read_json(path)["rows"] if path.exists() else []
-    rows = [each for each in rows if _key(each) != _key(row)] + [row]
-    order = list(DEVICES), list(SIZES), list(METHODS)
+    rows = [each for each in rows if key(each) != key(row)] + [row]
+    order = list(DEVICES), list(SIZES), [*METHODS, TRAINING]
     rows.sort(
         key=lambda each: (
             order[0].index(each["device"]),
             order[1].index(each["size"]),
             KINDS.index(each.get("quantize", NONE)),
             each["temperature"],
+            each["method"] == TRAINING,
             len(each["compiled"]),
             order[2].index(each["method"]),
+            each["prompt"],
         )
     )
     with writable(path.parent):

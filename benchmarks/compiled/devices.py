@@ -10,13 +10,16 @@ from jax.experimental import topologies
 
 
 class Device(NamedTuple):
-    """A device, its memory bandwidth, and how to ask XLA for it."""
+    """A device, or several; its figures are those of one, and `find` asks XLA for all of them."""
 
     name: str
     dtype: str
     bytes_per_second: float  # of its main memory; 0: not known
-    find: Callable[[], Any]  # raises where the wheels are not installed
+    find: Callable[[], list[Any]]  # raises where the wheels are not installed
     clock: float = 0.0  # cycles per second of XLA's estimates; 0: there are none
+    memory: float = 0.0  # bytes
+    flops: float = 0.0  # of dense 16-bit products, per second
+    is_cuda: bool = False
 
 
 class Gpu(NamedTuple):
@@ -33,6 +36,7 @@ class Gpu(NamedTuple):
     max_shared_memory: int  # of a block that asks for more
     threads: int  # of a multiprocessor
     lanes: int  # float32 units of a multiprocessor
+    flops: float  # of dense 16-bit products, per second
 
     def target_config(self) -> str:
         """Returns XLA's `GpuTargetConfigProto` as text."""
@@ -58,19 +62,19 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 device_description_str: "{self.name}"
 """
 
-    def find(self) -> Any:
-        """Returns the device; it must not be one that this machine has."""
+    def find(self, count: int) -> list[Any]:
+        """Returns so many of it on one host; they must not be devices that this machine has."""
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
         found = topologies.get_topology_desc(
             platform="cuda",
             topology_name="",
             target_config=self.target_config(),
-            topology="1x1x1",
+            topology=f"1x1x{count}",
         )
-        return found.devices[0]
+        return found.devices
 
 
-def _tpu(topology: str) -> Any:
+def _tpu(topology: str, count: int) -> list[Any]:
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -78,11 +82,13 @@ def _tpu(topology: str) -> Any:
     }.items():
         os.environ.setdefault(name, value)
     found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return found.devices[0]
+    return found.devices[:count]
 
 
-def _gpu(dtype: str, gpu: Gpu) -> Device:
-    return Device(gpu.name, dtype, gpu.bytes_per_second, gpu.find)
+def _gpu(dtype: str, gpu: Gpu, count: int = 1) -> Device:
+    name = gpu.name if count == 1 else f"{count} x {gpu.name}"
+    find = partial(gpu.find, count)
+    return Device(name, dtype, gpu.bytes_per_second, find, 0.0, gpu.memory, gpu.flops, True)
 
 
 H100 = Gpu(
@@ -97,6 +103,7 @@ H100 = Gpu(
     max_shared_memory=227 * 2**10,
     threads=2048,
     lanes=128,
+    flops=989e12,
 )
 A100 = Gpu(
     name="NVIDIA A100-SXM4-40GB",
@@ -110,6 +117,7 @@ A100 = Gpu(
     max_shared_memory=163 * 2**10,
     threads=2048,
     lanes=64,
+    flops=312e12,
 )
 T4 = Gpu(
     name="Tesla T4",
@@ -123,12 +131,24 @@ T4 = Gpu(
     max_shared_memory=64 * 2**10,
     threads=1024,
     lanes=64,
+    flops=65e12,
 )
+V5E = 819e9, 1.5e9, 16 * 2**30, 197e12  # bandwidth, clock, memory and products of a TPU
+V6E = 1640e9, 1.75e9, 32 * 2**30, 918e12
+
+
+def _tpus(name: str, topology: str, count: int, sheet: tuple[float, float, float, float]) -> Device:
+    return Device(name, "bfloat16", sheet[0], partial(_tpu, topology, count), *sheet[1:])
+
+
 DEVICES = {
     "h100": _gpu("bfloat16", H100),
     "a100": _gpu("bfloat16", A100),
     "t4": _gpu("float16", T4),
-    "v5e": Device("TPU v5e", "bfloat16", 819e9, partial(_tpu, "v5e:2x2"), 1.5e9),
-    "v6e": Device("TPU v6e", "bfloat16", 1640e9, partial(_tpu, "v6e:2x2"), 1.75e9),
-    "cpu": Device("this CPU", "bfloat16", 0.0, lambda: jax.devices("cpu")[0]),
+    "v5e": _tpus("TPU v5e", "v5e:2x2", 1, V5E),
+    "v6e": _tpus("TPU v6e", "v6e:2x2", 1, V6E),
+    "h100x8": _gpu("bfloat16", H100, 8),
+    "v5e-8": _tpus("TPU v5e-8", "v5e:2x4", 8, V5E),
+    "v6e-8": _tpus("TPU v6e-8", "v6e:2x4", 8, V6E),
+    "cpu": Device("this CPU", "bfloat16", 0.0, lambda: jax.devices("cpu")[:1]),
 }

@@ -1,4 +1,4 @@
-"""Compiles one request for a device and reads the costs of a round from the program."""
+"""Compiles a request, or a training step, and reads its costs from the program."""
 
 import tempfile
 import time
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
+from jax.stages import Lowered
+from jax.typing import DTypeLike
 
 from benchmarks.compiled.devices import Device
 from benchmarks.compiled.program import DRAFT, Cost, Program, host_synchronisations
@@ -26,12 +28,14 @@ from specjax import (
     speculative_generate,
 )
 from specjax.core.compilation import BEFORE_AMPERE, COMPILER_OPTIONS
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.quantize import quantize_params
+from specjax.models.sharding import Placement, constrain_rows, place
 
 PLAIN = "plain"
 REDUCED, DRAFT_VOCABULARY = "eagle2-16k", 2**14  # EAGLE-2 that drafts 16k tokens only
@@ -43,16 +47,29 @@ NONE = "none"  # weights in the device's dtype
 UNTUNED: dict[str, Any] = {"xla_gpu_experimental_force_split_k": 1}
 THUNKS = "*thunk_sequence_after_thunk_passes.txt"
 Row = dict[str, Any]
+Place = Placement | SingleDeviceSharding
 
 
 class Case(NamedTuple):
-    """One request: a method on a target of some size."""
+    """One request: a method on a target of some size. Or one training step, without new tokens."""
 
     device: str
     size: str
-    method: str
+    quantize: str  # of the target's weights
     temperature: float
-    quantize: str = NONE  # of the target's weights
+    method: str
+    prompt: int
+    new: int
+    batch: int = 1
+    mesh: str = ""  # of several devices
+
+
+class Measurable(Protocol):
+    """A program that can be compiled."""
+
+    def lower(self) -> Lowered: ...
+
+    def costs(self, program: Program, device: Device) -> Row: ...
 
 
 class Request(NamedTuple):
@@ -64,6 +81,8 @@ class Request(NamedTuple):
     sampling: Sampling
     prompt_length: int
     max_new_tokens: int
+    batch_size: int
+    on: Place
 
     @property
     def num_slots(self) -> int:
@@ -74,31 +93,75 @@ class Request(NamedTuple):
     @property
     def cache(self) -> Any:
         """Its KV cache."""
-        new = partial(self.target.model.new_cache, batch=1, num_slots=self.num_slots)
-        return jax.eval_shape(new, self.target.params)
+        model, batch = self.target.model, self.batch_size
+        new = partial(model.new_cache, batch=batch, num_slots=self.num_slots)
+        mesh = self.on.mesh if isinstance(self.on, Placement) else None
+        return constrain_rows(jax.eval_shape(new, self.target.params), mesh, batch)
 
     @property
     def floor(self) -> float:
-        """The bytes that a target pass must read: all weights but the embedding, and the cache."""
-        params, model = self.target.params, self.target.model
+        """The bytes that a device must read in a target pass: its part of all weights but the
+        embedding, and of the cache."""
+        params, cache = self.target.params, self.cache
+        table = jax.eval_shape(self.target.model.lm_head, params)  # as large as the embedding
         is_tied = self.target.config.tie_word_embeddings
-        skipped = 0 if is_tied else num_bytes(jax.eval_shape(model.lm_head, params))
-        cache = self.cache
-        return num_bytes(params) - skipped + num_bytes((cache.keys, cache.values))
+        skipped = 0 if is_tied else device_bytes(placed({"lm_head.weight": table}, self.on))
+        return device_bytes(params) - skipped + device_bytes((cache.keys, cache.values))
+
+    def lower(self) -> Lowered:
+        """Lowers the program that serves it."""
+        generate = partial(
+            speculative_generate,
+            target=self.target.model,
+            drafter=self.drafter,
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+        )
+        shape = self.batch_size, self.prompt_length
+        given = jax.eval_shape(
+            lambda: (
+                Prompt(jnp.zeros(shape, jnp.int32), jnp.full(shape[0], shape[1], jnp.int32)),
+                jax.random.key(0),
+            )
+        )
+        return jax.jit(generate).lower(self.params, *placed(given, self.on))
+
+    def costs(self, program: Program, device: Device) -> Row:
+        """Returns the costs of a round."""
+        keys = self.cache.keys[0]
+        shape = keys.shape if keys.sharding is None else keys.sharding.shard_shape(keys.shape)
+        parts = program.costs(program.round_body(), shape)
+        draft = parts.pop(DRAFT, Cost())
+        widest = parts[max(parts, key=int)]
+        layers = self.target.config.num_hidden_layers
+        row: Row = {
+            "widths": sorted(map(int, parts)),
+            "floor": self.floor,
+            "cache_copies": (draft.cache_copies + widest.cache_copies) / (2 * layers),
+            **figures("draft", draft, device),
+            **figures("pass", widest, device),
+        }
+        if device.bytes_per_second:
+            row["floor_s"] = row["floor"] / device.bytes_per_second
+        return row
 
 
-def request_of(
-    case: Case, device: Device, shape: Shape, prompt_length: int, max_new_tokens: int
-) -> Request:
+def figures(part: str, cost: Cost, device: Device) -> Row:
+    """Returns the costs of a part under its name."""
+    row = {
+        f"{part}_read": cost.read,
+        f"{part}_kernels": cost.kernels,
+        f"{part}_collectives": cost.collectives,
+        f"{part}_moved": cost.moved,
+    }
+    return row | ({f"{part}_s": cost.cycles / device.clock} if device.clock else {})
+
+
+def request_of(case: Case, device: Device, shape: Shape, on: Place) -> Request:
     """Returns a request for a target of this shape."""
-    config = shape.config(prompt_length + max_new_tokens)
     cache_dtype = jnp.float32 if case.device == "cpu" else None
-    model = Transformer(config, cache_dtype)
-    key = jax.eval_shape(partial(jax.random.key, 0))
-    params = jax.eval_shape(partial(model.initialise, dtype=device.dtype), key)
-    if case.quantize != NONE:
-        params = jax.eval_shape(partial(quantize_params, kind=case.quantize), params)
-    target = LoadedTarget(model, params, None, config, case.size)
+    config = shape.config(case.prompt + case.new)
+    target = abstract_target(case, device, config, on, cache_dtype)
     drafters = []
 
     def make(params: Any) -> Any:
@@ -106,11 +169,34 @@ def request_of(
         drafters.append(made.drafter)
         return made.params
 
-    own = jax.eval_shape(make, params)
+    own = placed(jax.eval_shape(make, target.params), on)
     sampling = Sampling(case.temperature, top_p=TOP_P if case.temperature else 1.0)
-    return Request(
-        target, drafters[0], Params(params, own), sampling, prompt_length, max_new_tokens
-    )
+    params = Params(target.params, own)
+    return Request(target, drafters[0], params, sampling, case.prompt, case.new, case.batch, on)
+
+
+def abstract_target(
+    case: Case,
+    device: Device,
+    config: TransformerConfig,
+    on: Place,
+    cache_dtype: DTypeLike | None = None,
+) -> LoadedTarget:
+    """Returns a target that exists in shapes only."""
+    mesh = on.mesh if isinstance(on, Placement) else None
+    model = Transformer(config, cache_dtype, mesh)
+    key = jax.eval_shape(partial(jax.random.key, 0))
+    params = jax.eval_shape(partial(model.initialise, dtype=device.dtype), key)
+    if case.quantize != NONE:
+        params = jax.eval_shape(partial(quantize_params, kind=case.quantize), params)
+    return LoadedTarget(model, placed(params, on), None, config, case.size)
+
+
+def placed(tree: Any, on: Place) -> Any:
+    """Has shapes lie on a device, or on those of a mesh."""
+    if isinstance(on, Placement):
+        return place(tree, on)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=on), tree)
 
 
 def _made(method: str, target: LoadedTarget) -> Made:
@@ -125,36 +211,16 @@ def _made(method: str, target: LoadedTarget) -> Made:
     return Made(replace(whole.drafter, head=head), params)
 
 
-def measure(request: Request, device: Device, on: Any) -> Row:
-    """Compiles a request for the device `on` and returns its costs."""
-    generate = partial(
-        speculative_generate,
-        target=request.target.model,
-        drafter=request.drafter,
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens,
-    )
-    prompt = jax.eval_shape(
-        lambda: Prompt(
-            jnp.zeros((1, request.prompt_length), jnp.int32), jnp.full(1, request.prompt_length)
-        )
-    )
-    key = jax.eval_shape(partial(jax.random.key, 0))
-    placed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=SingleDeviceSharding(on)
-        ),
-        (request.params, prompt, key),
-    )
+def measure(program: Measurable, device: Device) -> Row:
+    """Compiles a program for a device, or several, and returns its costs on each."""
     started = time.perf_counter()
-    lowered = jax.jit(generate).lower(*placed)
+    lowered = program.lower()
     traced = time.perf_counter()
-    is_cuda = on.platform == "gpu"
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = COMPILER_OPTIONS | UNTUNED
         options |= BEFORE_AMPERE if device.dtype == "float16" else {}
         options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = lowered.compile(options if is_cuda else {})
+        compiled = lowered.compile(options if device.is_cuda else {})
         done = time.perf_counter()
         syncs = sum(host_synchronisations(each.read_text()) for each in Path(folder).glob(THUNKS))
     text, memory = compiled.as_text(), compiled.memory_analysis()
@@ -163,29 +229,8 @@ def measure(request: Request, device: Device, on: Any) -> Row:
     row["temporary"] = memory.temp_size_in_bytes
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     row["held"] = held - memory.alias_size_in_bytes
-    row["host_syncs"] = syncs if is_cuda else None
-    row["floor"] = request.floor
-    return row | _costs(Program(text), request, device)
-
-
-def _costs(program: Program, request: Request, device: Device) -> Row:
-    cache = request.cache.keys[0].shape
-    parts = program.costs(program.round_body(), cache)
-    draft = parts.pop(DRAFT, Cost())
-    widest = parts[max(parts, key=int)]
-    layers = request.target.config.num_hidden_layers
-    row: Row = {
-        "widths": sorted(map(int, parts)),
-        "draft_read": draft.read,
-        "pass_read": widest.read,
-        "draft_kernels": draft.kernels,
-        "pass_kernels": widest.kernels,
-        "cache_copies": (draft.cache_copies + widest.cache_copies) / (2 * layers),
-    }
-    if device.clock:
-        row["draft_s"] = draft.cycles / device.clock
-        row["pass_s"] = widest.cycles / device.clock
-    return row
+    row["host_syncs"] = syncs if device.is_cuda else None
+    return row | program.costs(Program(text), device)
 
 
 WHOLE = ("widths", "host_syncs", "cache_copies", "trace_s", "compile_s")  # as in the deepest

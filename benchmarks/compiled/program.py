@@ -1,7 +1,8 @@
 """Reads an optimised XLA program as text: the parts of a round, their bytes, kernels and copies.
 
 Bytes are counted as the kernels' operands, each read once: of what a kernel only slices or gathers
-from, the rows it takes, and nothing of what it updates in place.
+from, the rows it takes, and nothing of what it updates in place. Of a program for several devices
+they are those of one. A collective moves the bytes of its result.
 """
 
 import re
@@ -12,9 +13,11 @@ from math import prod
 from typing import NamedTuple
 
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}  # others end in their number
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 NO_KERNEL = set(
     "parameter constant get-tuple-element tuple bitcast after-all optimization-barrier domain "
     "copy-done async-done slice-done send recv partition-id replica-id iota broadcast".split()
+    + [f"{name}-done" for name in COLLECTIVES]
 )
 TAKES_ROWS = ("dynamic-slice", "slice", "gather")
 IN_PLACE = ("dynamic-update-slice", "scatter")
@@ -112,6 +115,8 @@ class Cost:
     kernels: float = 0.0
     cycles: float = 0.0
     cache_copies: float = 0.0  # arrays of the KV cache that are written anew
+    collectives: float = 0.0
+    moved: float = 0.0  # bytes, by collectives
     largest: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, other: "Cost", times: float = 1) -> None:
@@ -120,6 +125,8 @@ class Cost:
         self.kernels += times * other.kernels
         self.cycles += times * other.cycles
         self.cache_copies += times * other.cache_copies
+        self.collectives += times * other.collectives
+        self.moved += times * other.moved
         self.largest += other.largest
 
 
@@ -181,8 +188,9 @@ class Program:
                 read = self._read(each, self.computations[name])
                 copies = self._copies(each, cache_shape)
                 label = f"{part} {each.opcode} {each.type[:60]} {each.scope[-90:]}"
+                moved = self._moved(each)
                 costs.setdefault(part, Cost()).add(
-                    Cost(read, 1, each.cycles, copies, [(read, label)])
+                    Cost(read, 1, each.cycles, copies, len(moved), sum(moved), [(read, label)])
                 )
         return costs
 
@@ -219,6 +227,19 @@ class Program:
             return sum(map(_off_chip, operands))
         shares = self._shares(inner)
         return sum(_off_chip(operand) * shares.get(at, 0.0) for at, operand in enumerate(operands))
+
+    def _moved(self, each: Instruction) -> list[float]:
+        """Returns the bytes of the results of the collectives that an instruction starts."""
+        if each.opcode.removesuffix("-start") in COLLECTIVES:
+            sizes = [array.num_bytes for array in each.arrays]
+            has_operands = each.opcode.endswith("-start") and each.opcode != "all-reduce-start"
+            return [
+                sum(sizes[len(each.operands) :][: len(each.operands)] if has_operands else sizes)
+            ]
+        if each.opcode not in ("fusion", "async-start"):
+            return []
+        inner = (self.computations.get(name, {}) for name in each.called)
+        return [size for part in inner for one in part.values() for size in self._moved(one)]
 
     def _shares(self, computation: Computation, used: float = 1.0) -> dict[int, float]:
         """Returns the share of each parameter that a fused computation reads, by its number.

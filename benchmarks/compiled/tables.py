@@ -1,88 +1,134 @@
 """The tables of compiled programs, and what changed since they were last written."""
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 from benchmarks.compiled.devices import DEVICES
 from benchmarks.compiled.measure import NONE, Row
 from benchmarks.harness import table
 
-HEADER = (
-    "method",
-    "rows",
-    "draft GB",
-    "pass GB",
-    "x floor",
-    "x floor by XLA",
-    "cache copies",
-    "kernels: draft",
-    "pass",
-    "host syncs",
-    "temporary MB",
-    "held GB",
-    "trace s",
-    "compile s",
-)
 NOTES = """# Programs compiled without the device
 
-Written by `python -m benchmarks.compiled`; nothing ran. Per round at batch 1: the gigabytes that
-drafting and commit read, and those of the widest target pass, over its floor (all weights but the
-embedding, and the KV cache). *By XLA*: the seconds of XLA's own estimate over those that the floor
-takes at the data sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host
-syncs*: loops and conditionals of the program that the host decides. *Rows*: nodes of each compiled
-pass. *Held*: all that the program keeps in memory, weights included.
+Written by `python -m benchmarks.compiled`; nothing ran. Per round: the gigabytes that drafting and
+commit read, and those of the widest target pass, over its floor (all weights but the embedding, and
+the KV cache). *By XLA*: the seconds of XLA's own estimate over those that the floor takes at the
+data sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host syncs*: loops
+and conditionals of the program that the host decides. *Rows*: nodes of each compiled pass. *Held*:
+all that the program keeps in memory, weights included, *of* what the device has.
+
+With several devices all figures are those of one of them. *Collectives* of a round, and what they
+*move*: the bytes of their results. Of a training step the floor are the operations that it takes at
+least, in *least* seconds at the data sheet's rate of dense 16-bit products; attention is not
+counted.
 """
 SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
 EXACT = 0.005
+ROUND = {
+    "method": "{method}",
+    "prompt": "{prompt}",
+    "rows": "{rows}",
+    "draft GB": "{draft_read:.2f}",
+    "pass GB": "{pass_read:.2f}",
+    "floor GB": "{floor:.2f}",
+    "x floor": "{x_floor:.2f}",
+    "x floor by XLA": "{pass_x:.2f}",
+    "cache copies": "{cache_copies:.2f}",
+    "kernels: draft": "{draft_kernels:.0f}",
+    "pass": "{pass_kernels:.0f}",
+    "host syncs": "{host_syncs}",
+    "collectives: draft": "{draft_collectives:.0f}",
+    " pass": "{pass_collectives:.0f}",
+    "moved MB": "{moved:.1f}",
+}
+STEP = {
+    "method": "{method}",
+    "tokens": "{batch} x {prompt}",
+    "read GB": "{step_read:.0f}",
+    "TFLOP": "{floor:.1f}",
+    "least s": "{floor_s:.3f}",
+    "x least by XLA": "{step_x:.2f}",
+    "kernels": "{step_kernels:.0f}",
+    "collectives": "{step_collectives:.0f}",
+    "moved GB": "{step_moved:.2f}",
+}
+MEMORY = {
+    "temporary MB": "{temporary:.0f}",
+    "held GB": "{held:.1f}",
+    "of GB": "{memory:.0f}",
+    "trace s": "{trace_s:.1f}",
+    "compile s": "{compile_s:.1f}",
+}
+GIGA = ("draft_read", "pass_read", "step_read", "held", "step_moved")
+
+
+def key(row: Row) -> tuple:
+    """Returns what a row is of; no two rows have the same."""
+    optional = {"quantize": NONE, "batch": 1, "mesh": ""}
+    names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
+    return *(row.get(*each) for each in optional.items()), *(
+        json.dumps(row[name]) for name in names
+    )
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Returns one table for each device, size and temperature."""
     parts = [NOTES]
-    for place, group in groupby(
+    for _, group in groupby(
         rows,
         lambda row: (
-            row["device"],
-            row["size"],
-            row.get("quantize", NONE),
-            row["temperature"],
-            tuple(row["compiled"]),
+            *(row[name] for name in ("device", "size", "temperature", "new", "compiled")),
+            *(row.get(name) for name in ("quantize", "batch", "mesh")),
         ),
     ):
         own = list(group)
-        device, size, kind, temperature, depths = place
-        first = own[0]
-        weights = "" if kind == NONE else f", {kind}"
-        how = "greedy" if not temperature else f"temperature {temperature:g}, top-p"
+        first, depths = own[0], own[0]["compiled"]
+        kind, mesh = first.get("quantize", NONE), first.get("mesh")
+        how = f"temperature {first['temperature']:g}, top-p" if first["temperature"] else "greedy"
+        titles = [DEVICES[first["device"]].name, first["size"]]
+        titles += [kind] if kind != NONE else []
+        titles += [how if first["new"] else "training"]
         depth = f"from programs of {' and '.join(map(str, depths))} layers, whose seconds are shown"
-        depth = depth if len(depths) == 2 else "compiled whole"
-        parts.append(
-            f"## {DEVICES[device].name}, {size}{weights}, {how}\n\n"
-            f"{first['layers']} layers, {depth}; prompt {first['prompt']} + {first['new']}; floor "
-            f"of a pass {first['floor'] / 1e9:.1f} GB.\n\n{table(HEADER, list(map(_cells, own)))}\n"
-        )
+        lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
+        lines += [f"{first['new']} new tokens"] if first["new"] else []
+        lines += [f"mesh {mesh}"] if mesh else []
+        parts.append(f"## {', '.join(titles)}\n\n{'; '.join(lines)}.\n\n{_table(own)}\n")
     return "\n".join(parts)
 
 
-def _cells(row: Row) -> list[str]:
-    by_xla = f"{row['pass_s'] / row['floor_s']:.2f}" if "pass_s" in row else "-"
-    syncs = "-" if row["host_syncs"] is None else str(row["host_syncs"])
-    return [
-        row["method"],
-        " ".join(map(str, row["widths"])),
-        f"{row['draft_read'] / 1e9:.2f}",
-        f"{row['pass_read'] / 1e9:.2f}",
-        f"{row['pass_read'] / row['floor']:.2f}",
-        by_xla,
-        f"{row['cache_copies']:.2f}",
-        f"{row['draft_kernels']:.0f}",
-        f"{row['pass_kernels']:.0f}",
-        syncs,
-        f"{row['temporary'] / 1e6:.0f}",
-        f"{row['held'] / 1e9:.1f}" if "held" in row else "-",
-        f"{row['trace_s']:.1f}",
-        f"{row['compile_s']:.1f}",
-    ]
+def _table(rows: Sequence[Row]) -> str:
+    """Lists rows in those columns that any of them has."""
+    columns = (ROUND if rows[0]["new"] else STEP) | MEMORY
+    cells = [list(map(partial(_cell, row), columns.values())) for row in rows]
+    kept = [at for at in range(len(columns)) if any(row[at] != "-" for row in cells)]
+    header = [name.strip() for name in columns]
+    return table([header[at] for at in kept], [[row[at] for at in kept] for row in cells])
+
+
+def _cell(row: Row, form: str) -> str:
+    """Writes one figure; a row of an earlier version may lack it."""
+    values = {name: value for name, value in row.items() if value is not None}
+    if "widths" in row:
+        values["rows"] = " ".join(map(str, row["widths"]))
+        values["x_floor"] = row["pass_read"] / row["floor"]
+    if row.get("mesh"):
+        values["moved"] = (row.get("draft_moved", 0) + row.get("pass_moved", 0)) / 1e6
+    else:
+        values = {name: value for name, value in values.items() if "collectives" not in name}
+    for part in ("pass", "step"):
+        if f"{part}_s" in row:
+            values[f"{part}_x"] = row[f"{part}_s"] / row["floor_s"]
+    scale = 1e9 if row["new"] else 1e12
+    values |= {name: values[name] / 1e9 for name in GIGA if name in values}
+    values["floor"] = row["floor"] / scale
+    values["temporary"] = row["temporary"] / 1e6
+    if memory := DEVICES[row["device"]].memory:
+        values["memory"] = memory / 1e9
+    try:
+        return form.format(**values)
+    except KeyError:
+        return "-"
 
 
 def changes(before: Sequence[Row], row: Row) -> list[str]:

@@ -35,6 +35,8 @@ HloModule tiny, is_scheduled=true
   %drafted = f32[4]{0} fusion(%w, %a), calls=%taken, metadata={op_name="body/gather"}
   %u = bf16[1,2,8,4]{3,2,1,0} fusion(%c, %r, %a), calls=%written, metadata={op_name="pass_of_3/x"}
   %copy.1 = bf16[1,2,8,4]{3,2,1,0} copy(%u)
+  %s = (f32[4]{0}, f32[8]{0}) all-gather-start(%drafted), dimensions={0}, metadata={op_name="body"}
+  %e = f32[8]{0} all-gather-done(%s), metadata={op_name="body"}
   ROOT %next = (bf16[1,2,8,4]{3,2,1,0}) tuple(%copy.1)
 }
 
@@ -64,7 +66,8 @@ def test_a_round_is_read_from_a_program():
     program = Program(PROGRAM)
     assert program.round_body() == "turn"
     costs = program.costs("turn", (1, 2, 8, 4))
-    assert costs["draft"].read == 4 * 4 + 4  # the row, and where it is
+    assert costs["draft"].read == 4 * 4 + 4 + 4 * 4  # the row, and where it is; then the gathered
+    assert (costs["draft"].collectives, costs["draft"].moved, costs["3"].collectives) == (1, 32, 0)
     assert costs["draft"].cache_copies == 0
     assert costs["3"].read == 2 * 4 * 2 + 4 + 2 * 8 * 4 * 2  # rows and place; then the copy
     assert (costs["3"].kernels, costs["3"].cache_copies) == (2, 1)
@@ -89,7 +92,7 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
         methods=("pld",),
         temperatures=(0.0,),
         layers=(1, 2),
-        prompt_length=8,
+        prompt_length=(8,),
         max_new_tokens=8,
     )
     compiled.run(options)

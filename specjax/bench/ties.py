@@ -5,6 +5,7 @@ float16 a method may leave plain decoding's text, but only where two tokens have
 logit. In float32 it never may.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -49,27 +50,30 @@ class NearTies:
         dtype = compute_dtype(texts.dtypes[0])
         if match != TextMatch.DIFFERENT or jnp.finfo(dtype).bits > 16:
             return match
-        pairs = list(zip(texts.own, texts.plain, strict=False))
-        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if at == len(pairs):  # one text goes on where the other ends
-            return match
-        begun = (*texts.ids, *texts.plain[:at])
-        gap = self._gap(begun, pairs[at], texts)
+        _, gap = self.parting(texts)
         return TextMatch.NEAR_TIE if gap <= near_tie_in(dtype) else match
 
-    def _gap(self, text: tuple[int, ...], tokens: tuple[int, int], place: TextPair) -> float:
-        """Returns how far the worse of two next tokens is below the best, over the top logit."""
+    def parting(self, texts: TextPair) -> tuple[int, float]:
+        """Returns where two texts diverge, in new tokens, and how near a tie that is.
+
+        That is how far the worse of their two tokens is below the best, over the top logit;
+        infinite if one text goes on where the other ends.
+        """
+        pairs = list(zip(texts.own, texts.plain, strict=False))
+        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if at == len(pairs):
+            return at, math.inf
         logits, scores = _next_token(
             self.target.params,
-            from_ids([text], bucket=PREFILL_CHUNK),
-            row_keys(turn_key(self.seed, place.turn), place.num_rows)[place.row, None],
-            jnp.asarray([len(place.ids)]),
+            from_ids([(*texts.ids, *texts.plain[:at])], bucket=PREFILL_CHUNK),
+            row_keys(turn_key(self.seed, texts.turn), texts.num_rows)[texts.row, None],
+            jnp.asarray([len(texts.ids)]),
             target=self.target.model,
             sampling=self.sampling,
         )
         unit = 1 if self.sampling.is_greedy else max(self.sampling.temperature, MIN_TEMPERATURE)
-        below = jnp.max(scores) - jnp.min(scores[jnp.asarray(tokens)])
-        return float(below * unit / jnp.max(jnp.abs(logits)))
+        below = jnp.max(scores) - jnp.min(scores[jnp.asarray(pairs[at])])
+        return at, float(below * unit / jnp.max(jnp.abs(logits)))
 
 
 def near_tie_in(dtype: str) -> float:

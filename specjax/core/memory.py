@@ -1,8 +1,9 @@
 """Memory, counted before it is spent: what is free, and one line with figures where it is short."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +25,58 @@ def num_bytes(tree: Any, is_packed: bool = True) -> int:
 
     A CPU does not pack them.
     """
-    return sum(
-        leaf.size // 2 if is_packed and leaf.dtype == jnp.int4 else leaf.size * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
+    return sum(_leaf_bytes(leaf, leaf.shape, is_packed) for leaf in jax.tree.leaves(tree))
 
 
-def check_fits(what: str, needs: Mapping[str, int], held: Any = (), advice: str = ADVICE) -> None:
-    """Raises SpecjaxError, with figures, if something needs more memory than there is.
+def device_bytes(tree: Any, is_packed: bool = True) -> int:
+    """Returns the bytes that one device holds of all leaves: its parts of those that are split."""
+
+    def shape_of(leaf: Any) -> tuple[int, ...]:
+        sharding = getattr(leaf, "sharding", None)
+        return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+
+    return sum(_leaf_bytes(leaf, shape_of(leaf), is_packed) for leaf in jax.tree.leaves(tree))
+
+
+def _leaf_bytes(leaf: Any, shape: tuple[int, ...], is_packed: bool) -> int:
+    size = prod(shape)
+    return size // 2 if is_packed and leaf.dtype == jnp.int4 else size * leaf.dtype.itemsize
+
+
+def check_fits(
+    what: str,
+    needs: Mapping[str, int],
+    held: Any = (),
+    advice: str = ADVICE,
+    devices: Iterable[Any] | None = None,
+) -> None:
+    """Raises SpecjaxError, with figures, if something needs more memory than a device has.
 
     Args:
         what: what needs it.
-        needs: bytes that are needed for certain, by what they are for.
-        held: arrays that count among the needs and exist already. They also tell the devices, if
-            not the default one; while they are traced, nothing is checked.
+        needs: bytes that each device needs for certain, by what they are for.
+        held: arrays that count among the needs and exist already; while they are traced, nothing is
+            checked.
         advice: the way out.
+        devices: those of `held`, or else the default one.
     """
     leaves = jax.tree.leaves(held)
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
-    devices = _devices_of(leaves)
-    there_is = sum(map(_free_bytes, devices)) if devices[0].platform != "cpu" else _host_bytes()
-    there_is *= jax.process_count()  # others have as much
-    there_is += num_bytes(held)
+    devices = _devices_of(leaves) if devices is None else _of_this_process(devices)
+    if devices[0].platform == "cpu":
+        there_is = _host_bytes() // len(devices)
+    else:
+        there_is = min(map(_free_bytes, devices))
+    there_is += device_bytes(held)
     if (total := sum(needs.values())) <= there_is:
         return
     parts = ", ".join(f"{name} {_gigabytes(count)}" for name, count in needs.items())
     more = GPU_ADVICE if devices[0].platform == "gpu" else ""
+    where = f" on each of {len(devices)} devices" if len(devices) > 1 else ""
     raise SpecjaxError(
-        f"{what} needs at least {_gigabytes(total)} GB ({parts}), and {devices[0].device_kind} has "
-        f"{_gigabytes(there_is)} GB for it; {advice}{more}"
+        f"{what} needs at least {_gigabytes(total)} GB ({parts}){where}, and "
+        f"{devices[0].device_kind} has {_gigabytes(there_is)} GB for it; {advice}{more}"
     )
 
 
@@ -66,7 +89,7 @@ def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) 
     if found is None:  # some experimental backends
         return
     work = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    check_fits(what, {"arguments": num_bytes(held), "workspace": max(work, 0)}, held, advice)
+    check_fits(what, {"arguments": device_bytes(held), "workspace": max(work, 0)}, held, advice)
 
 
 @contextmanager
@@ -86,8 +109,12 @@ def _gigabytes(count: int) -> str:
 
 
 def _devices_of(leaves: list[Any]) -> list[Any]:
-    placed = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-    return list(next(placed, jnp.zeros(())).sharding.addressable_devices)
+    placed = [leaf for leaf in leaves if isinstance(leaf, jax.Array)] or [jnp.zeros(())]
+    return _of_this_process(max((leaf.sharding.device_set for leaf in placed), key=len))
+
+
+def _of_this_process(devices: Iterable[Any]) -> list[Any]:
+    return [each for each in devices if each.process_index == jax.process_index()]
 
 
 def _free_bytes(device: Any) -> int:

@@ -30,7 +30,7 @@ from specjax.decoding.widths import pass_widths, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
-from specjax.models.sharding import check_rows, constrain_rows, everywhere
+from specjax.models.sharding import check_rows, constrain_rows, everywhere, put_array
 from specjax.models.target import ModelOutput, Target
 
 
@@ -73,7 +73,7 @@ class Engine:
             check_rows(self.mesh, batch, "a batch of")
         rows = self.drafter.num_nodes + self.drafter.num_probes
         shape = prompt.tokens.shape
-        check_memory(params, shape, rows, self.num_slots(shape[1]), self.target)
+        check_memory(params, shape, rows, self.num_slots(shape[1]), self.target, self.mesh)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -141,9 +141,15 @@ class Engine:
     # ---- Ahead of timing ------------------------------------------------------------------------
 
     def lower(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> tuple[Lowered, Lowered]:
-        """Lowers the programs of `prefill` and `run`, to be compiled ahead of time."""
+        """Lowers the programs of `prefill` and `run`, to be compiled ahead of time.
+
+        On a mesh this compiles `prefill`: XLA decides where the state lies that `run` takes.
+        """
         state = _prefill.eval_shape(params, prompt, key, self._for_prefill)
         prefill = _prefill.lower(params, prompt, key, self._for_prefill)
+        if self.mesh is not None:
+            shardings = prefill.compile().output_shardings
+            state = jax.tree.map(put_array, state, shardings)
         return prefill, Engine.run.lower(self, params, state, self.max_new_tokens)
 
     def warm_up(

@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 from specjax.core.errors import SpecjaxError, check_at_least
-from specjax.core.memory import check_fits, num_bytes
+from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK
+from specjax.models.sharding import constrain_rows
 from specjax.models.target import Target
 
 
@@ -40,7 +42,12 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
 
 
 def check_memory(
-    params: Any, shape: tuple[int, ...], rows: int, num_slots: int, target: Target
+    params: Any,
+    shape: tuple[int, ...],
+    rows: int,
+    num_slots: int,
+    target: Target,
+    mesh: Mesh | None = None,
 ) -> None:
     """Raises SpecjaxError if a request certainly needs more memory than there is.
 
@@ -50,6 +57,7 @@ def check_memory(
         rows: of a pass, for each row of the prompt.
         num_slots: of the cache.
         target: with its params, `params.target`.
+        mesh: its devices; None: a single one.
     """
     batch, length = shape
     config = target.config
@@ -57,9 +65,9 @@ def check_memory(
     prefill = 4 * config.num_attention_heads * min(PREFILL_CHUNK, length) * num_slots  # scores
     verify = 4 * rows * config.vocab_size + rows * rows  # logits and ancestors
     needs = {
-        "weights": num_bytes(params),
-        "cache": num_bytes(cache),
-        "workspace": batch * max(prefill, verify),
+        "weights": device_bytes(params),
+        "cache": device_bytes(constrain_rows(cache, mesh, batch)),
+        "workspace": batch * max(prefill, verify) // (1 if mesh is None else mesh.size),
     }
     check_fits(f"a round of {rows} rows for {batch} text(s)", needs, params)
 

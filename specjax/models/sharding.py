@@ -7,6 +7,7 @@ params, rows and caches lie.
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.typing import ArrayLike
 
 from specjax.core.errors import SpecjaxError
 
@@ -33,24 +33,28 @@ RULES = (
 )
 
 
-def make_mesh(axes: str) -> Mesh:
+def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh that a text such as "data=2,model=4" describes; an absent axis is 1.
 
+    It has all devices of this machine, or of the run, unless others are given.
+
     Raises:
-        SpecjaxError: for another text, or if the mesh does not have all devices.
+        SpecjaxError: for another text, or if the mesh does not have as many devices.
     """
+    devices = jax.devices() if devices is None else devices
     sizes = {DATA: 1, MODEL: 1}
     for part in axes.split(","):
         name, _, size = part.strip().partition("=")
         if name not in sizes or not size.isdecimal() or int(size) < 1:
             raise SpecjaxError(f"mesh {axes!r} is not of the form data=2,model=4")
         sizes[name] = int(size)
-    if (count := math.prod(sizes.values())) != jax.device_count():
+    if (count := math.prod(sizes.values())) != len(devices):
         raise SpecjaxError(
-            f"mesh {axes!r} has {count} device(s), and there are {jax.device_count()}; data times "
+            f"mesh {axes!r} has {count} device(s), and there are {len(devices)}; data times "
             "model must be that number"
         )
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 2)
+    kinds = (AxisType.Auto,) * 2
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
 
 
 def as_mesh(mesh: Mesh | str) -> Mesh:
@@ -118,7 +122,7 @@ class Placement:
 
 
 def place(tree: Any, placement: Placement | None) -> Any:
-    """Moves params, or an optimizer's state of them, to their devices."""
+    """Moves params, or an optimizer's state of them, to their devices; shapes learn theirs."""
     if placement is None:
         return tree
 
@@ -129,8 +133,10 @@ def place(tree: Any, placement: Placement | None) -> Any:
     return jax.tree_util.tree_map_with_path(put, tree)
 
 
-def put_array(leaf: ArrayLike, sharding: NamedSharding) -> jax.Array:
+def put_array(leaf: Any, sharding: NamedSharding) -> Any:
     """Moves one array, which all processes have, to its devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(sharding=sharding)
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -143,7 +149,7 @@ def constrain_rows(tree: Any, mesh: Mesh | None, batch: int) -> Any:
     """Has the arrays of a batch within a compiled program lie along `data`.
 
     The heads of cached keys and values lie along `model`. Arrays without rows stay where they are.
-    A single row is on all devices of `data`.
+    A single row is on all devices of `data`. Shapes learn where they would lie.
     """
     if mesh is None:
         return tree
@@ -154,8 +160,10 @@ def constrain_rows(tree: Any, mesh: Mesh | None, batch: int) -> Any:
         rows = DATA if batch % mesh.shape[DATA] == 0 else None
         is_cached = re.search(r"\.(keys|values)\[\d+\]$", jax.tree_util.keystr(path))
         is_split = is_cached and leaf.shape[1] % mesh.shape[MODEL] == 0
-        spec = P(rows, MODEL) if is_split else P(rows)
-        return lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, P(rows, MODEL) if is_split else P(rows))
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return put_array(leaf, sharding)
+        return lax.with_sharding_constraint(leaf, sharding)
 
     return jax.tree_util.tree_map_with_path(constrain, tree)
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, locked, writable
-from specjax.core.memory import check_fits, num_bytes
+from specjax.core.memory import check_fits, device_bytes
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.quantize import dequantized, dtype_name
-from specjax.models.sharding import Placement
+from specjax.models.sharding import Placement, place
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example, frequent_tokens
@@ -73,8 +73,7 @@ def train_head(
     # Which tokens a head drafts is not learned.
     fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
     params = {name: leaf for name, leaf in params.items() if name not in fixed}
-    mesh = getattr(target.model, "mesh", None)
-    placement = mesh and Placement(mesh, target.model.config.head_dim, fsdp=True)
+    placement = _placement(target)
     loss = settings.training.loss(head, target.model, settings.remat)
     if fixed and evaluation is not None:
         measure = evaluation.measure
@@ -115,9 +114,16 @@ def check_trainable(head: Any, target: FrozenModel) -> None:
             "training in float16 loses small gradients; load the target in bfloat16 or float32: "
             "--dtype bfloat16"
         )
-    trained = num_bytes(jax.eval_shape(head.initialise, jax.random.key(0)))
-    needs = {"target": num_bytes(target.params), "head, gradients and moments": 4 * trained}
+    params = place(jax.eval_shape(head.initialise, jax.random.key(0)), _placement(target))
+    trained = 4 * device_bytes(params)
+    needs = {"target": device_bytes(target.params), "head, gradients and moments": trained}
     check_fits("the training", needs, target.params, MEMORY_ADVICE)
+
+
+def _placement(target: FrozenModel) -> Placement | None:
+    """Returns the devices of a head's params and of its optimizer's state; None: the default."""
+    mesh = getattr(target.model, "mesh", None)
+    return mesh and Placement(mesh, target.model.config.head_dim, fsdp=True)
 
 
 def new_params(

@@ -133,8 +133,8 @@ def train(
     mesh = placement.mesh
     params = place(jax.tree.map(jnp.copy, params), placement)  # steps donate theirs
     state = place({"params": params, "moments": optimizer.init(params)}, placement)
-    train_step = _train_step(loss_fn, optimizer, state, mesh)
-    take_step = _step_taker(train_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
+    one_step = train_step(loss_fn, optimizer, state, mesh)
+    take_step = _step_taker(one_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
     with (
         told_if_exhausted("the training", advice),
         open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
@@ -156,7 +156,7 @@ def train(
 
 
 def _step_taker(
-    train_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
+    one_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
 ) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
     """Returns a function that takes one step over `accumulate` batches; metrics are the last's.
 
@@ -171,18 +171,23 @@ def _step_taker(
             progress.count(batch)
             given = (state, frozen, _spread(batch, mesh), jax.random.fold_in(key, part))
             if (shapes := tuple(leaf.shape for leaf in jax.tree.leaves(batch))) not in known:
-                check_program("a training step", train_step.lower(*given), given, advice)
+                check_program("a training step", one_step.lower(*given), given, advice)
                 known.add(shapes)
-            state, metrics = train_step(*given)
+            state, metrics = one_step(*given)
         return state, metrics
 
     return take_step
 
 
-def _train_step(
+def train_step(
     loss_fn: LossFn, optimizer: optax.GradientTransformation, state: PyTree, mesh: Mesh
 ) -> Any:
-    def train_step(state, frozen, batch, key):
+    """Returns the jitted step: state, frozen params, batch, key -> state, metrics.
+
+    The state, params and moments, is donated, and stays on the devices where `state` lies.
+    """
+
+    def step(state, frozen, batch, key):
         measure = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, metrics), gradient = measure(state["params"], frozen, batch, key)
         updates, moments = optimizer.update(gradient, state["moments"], state["params"])
@@ -190,7 +195,7 @@ def _train_step(
         return {"params": params, "moments": moments}, {"loss": loss, **metrics}
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, P())
-    return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
 
 def _spread(batch: PyTree, mesh: Mesh) -> PyTree:

@@ -31,7 +31,7 @@ from specjax.bench.report.terminal import table
 from specjax.bench.results import Stage, read_results, read_samples
 from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
-from specjax.bench.ties import NearTies
+from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import locked
@@ -271,6 +271,9 @@ def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperatur
     assert said[0] != 9
     assert match(said[0]) == TextMatch.SAME
     assert match(9) == excused
+    texts = TextPair("pld", ("float32",) * 2, requests[0].ids, (9, *said[1:]), said)
+    at, gap = compare.parting(texts)
+    assert at == 0 and (gap <= near_tie_in("bfloat16")) == (excused == TextMatch.NEAR_TIE)
     assert match(9, ("float32", "float32")) == TextMatch.DIFFERENT
     assert TextMatch.NEAR_TIE not in [match(token) for token in range(20, 60)]
     assert match(said[0], rest=said[1:-1]) == TextMatch.DIFFERENT

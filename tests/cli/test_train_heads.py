@@ -200,7 +200,7 @@ def test_a_finished_run_is_not_trained_again(eagle_run, train, monkeypatch, caps
     def no_step(*_):
         return lambda *_: pytest.fail("a step was taken")
 
-    monkeypatch.setattr(loop, "_train_step", no_step)
+    monkeypatch.setattr(loop, "train_step", no_step)
     before = contents(eagle_run)
     assert train("eagle", eagle_run, *SHORT, "--resume") == 0
     printed = capsys.readouterr()

@@ -1,14 +1,16 @@
 """Memory is counted before it is spent, and refused with figures and a way out."""
 
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.stages import Lowered
 
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
-from specjax.core.memory import check_fits, num_bytes, told_if_exhausted
+from specjax.core.memory import check_fits, check_program, num_bytes, told_if_exhausted
 
 HALF = {"weights": 5_000_000, "cache": 20_000_000}
 
@@ -49,6 +51,27 @@ def test_an_accelerator_tells_what_is_left_of_its_share(monkeypatch):
         check_fits("it", {"weights": 14 * 10**9})
     device.memory_stats = lambda: None  # it does not say
     check_fits("it", {"weights": 14 * 10**9})
+
+
+def test_each_of_several_devices_needs_room_of_its_own(monkeypatch):
+    stats = {"bytes_limit": 5 * 10**9, "bytes_in_use": 2 * 10**9}
+    gpu = SimpleNamespace(
+        platform="gpu", device_kind="Tesla T4", process_index=0, memory_stats=lambda: stats
+    )
+    monkeypatch.setattr(memory, "_devices_of", lambda leaves: [gpu] * 8)
+    split = SimpleNamespace(shard_shape=lambda shape: (shape[0] // 8, *shape[1:]))
+    held = SimpleNamespace(shape=(8, 2 * 10**9), dtype=jnp.dtype("int8"), sharding=split)
+    found = {"temp": 3 * 10**9, "output": 10**9, "alias": 10**9}
+    analysis = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in found.items()})
+    lowered = create_autospec(Lowered, instance=True)
+    lowered.compile().memory_analysis.return_value = analysis
+    check_program("it", lowered, held)
+    analysis.temp_size_in_bytes += 1
+    with pytest.raises(SpecjaxError, match=r"workspace 3\) on each of 8 devices, .* has 5 GB"):
+        check_program("it", lowered, held)
+    check_fits("it", {"weights": 3 * 10**9}, devices=[gpu] * 8)
+    with pytest.raises(SpecjaxError, match="on each of 8 devices"):
+        check_fits("it", {"weights": 3 * 10**9 + 1}, devices=[gpu] * 8)
 
 
 def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):

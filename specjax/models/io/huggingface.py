@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder
-from specjax.core.memory import check_fits, num_bytes
+from specjax.core.memory import check_fits, device_bytes
 from specjax.core.pytree import cast_floats
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
@@ -288,8 +288,7 @@ def read_params(
     Raises:
         SpecjaxError: if they do not fit in memory, or a tensor cannot be read.
     """
-    if placement is None:
-        _check_memory(tensors, dtype, title, quantize)
+    _check_memory(tensors, dtype, title, quantize, placement)
     flat = {}
     total = sum(tensor.num_bytes for tensor in tensors.values())
     with _progress_bar(title, total, progress) as advance:
@@ -320,7 +319,11 @@ def _spread(tensor: StoredTensor, path: str, placement: Placement) -> jax.Array:
 
 
 def _check_memory(
-    tensors: Mapping[str, StoredTensor], dtype: DTypeLike, title: str, quantize: str | None
+    tensors: Mapping[str, StoredTensor],
+    dtype: DTypeLike,
+    title: str,
+    quantize: str | None,
+    placement: Placement | None,
 ) -> None:
     def kept(path: str) -> Any:
         leaf = jax.ShapeDtypeStruct(tensors[path].shape, dtype)
@@ -329,8 +332,11 @@ def _check_memory(
         return jax.eval_shape(partial(quantized_param, path, kind=quantize, dtype=dtype), leaf)
 
     is_packed = jax.default_backend() != "cpu"
-    needs = {"weights": num_bytes(list(map(kept, tensors)), is_packed)}
-    check_fits(title, needs, advice=LESS)
+    needs = {
+        "weights": device_bytes(place({path: kept(path) for path in tensors}, placement), is_packed)
+    }
+    devices = None if placement is None else placement.mesh.devices.flat
+    check_fits(title, needs, advice=LESS, devices=devices)
 
 
 @contextmanager
