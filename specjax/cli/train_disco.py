@@ -54,9 +54,8 @@ class TrainDisco(TargetOptions):
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: str = "pocket"
-    """pocket for tasks that `bench` does not measure, or a question file as `bench` reads them:
-    Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, or `prompt` or `turns` in each
-    line."""
+    """pocket for tasks of its own that `bench` does not measure, or whatever `bench` reads: see
+    there."""
     limit: int = 80
     """Prompts of each kind of task."""
     kinds: str = ""

@@ -27,8 +27,8 @@ class TuneCommand(TargetOptions, ABC):
     """The options and the course of all subcommands."""
 
     tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or a file: Spec-Bench's questions,
-    HumanEval, MBPP, GSM8K, Alpaca or CNN/DailyMail as JSONL, or lines with `prompt` or `turns`."""
+    """pocket for tasks of its own that `bench` does not measure, or whatever `bench` reads: see
+    there."""
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
