@@ -33,7 +33,7 @@ from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch, without_advice
 from specjax.models.precision import cache_dtype
 from specjax.models.quantize import check_kind, dtype_name
-from specjax.models.sharding import Placement, as_mesh, check_heads, place
+from specjax.models.sharding import Placement, as_mesh, place
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
@@ -126,7 +126,7 @@ def load(
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
-            supported, its files are damaged or inconsistent, or it does not fit the mesh.
+            supported, its files are damaged or inconsistent, or for a mesh of other axes or size.
     """
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
@@ -134,25 +134,16 @@ def load(
     folder = target_folder(str(name), revision, progress)
     if is_gguf(folder):
         config, params, tokenizer = load_gguf(folder, dtype, progress, quantize)
-        params = place(params, _placement(config, mesh, fsdp, name))
+        params = place(params, mesh and Placement(mesh, config.head_dim, fsdp))
     else:
         with readable(folder):
             config = _with_generation_eos(read_config(folder), folder)
-            placement = _placement(config, mesh, fsdp, name)
+            placement = mesh and Placement(mesh, config.head_dim, fsdp)
             params = load_transformer(folder, config, dtype, progress, quantize, placement)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
     model = Transformer(config, cache_dtype(), mesh)
     return LoadedTarget(model, params, tokenizer, config, str(name))
-
-
-def _placement(
-    config: TransformerConfig, mesh: Mesh | None, fsdp: bool, name: str | Path
-) -> Placement | None:
-    if mesh is None:
-        return None
-    check_heads(mesh, config.num_attention_heads, str(name))
-    return Placement(mesh, config.head_dim, fsdp)
 
 
 def load_tokenizer(name: str | Path) -> Any:

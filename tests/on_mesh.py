@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from specjax import speculative_generate
 from specjax.bench.measure import COMPILED, compilations, turn_key
 from specjax.bench.summary import TextPair
 from specjax.bench.ties import NearTies, near_tie_in
@@ -162,6 +163,13 @@ def first_difference(found: np.ndarray, alone: np.ndarray) -> str:
     return ""
 
 
+def texts_of(target: LoadedTarget, drafter: Drafter) -> np.ndarray:
+    """The greedy text of a loaded target."""
+    generate = partial(speculative_generate, target=target.model, drafter=drafter)
+    out = generate(Params(target.params), prompts(), jax.random.key(0), max_new_tokens=NEW_TOKENS)
+    return np.asarray(out.tokens)
+
+
 # ---- Loading -------------------------------------------------------------------------------------
 
 
@@ -203,11 +211,15 @@ def check_loading(folder: str) -> None:
     }.items():
         with pytest.raises(SpecjaxError, match=message):
             load(Path(folder) / "plain", mesh=axes)
-    few = Path(folder) / "few"
+    few = Path(folder) / "few"  # heads for 8 devices, which have them all
     config = TransformerConfig(32, 64, 64, 1, 4, 4, 8)
     save_transformer(few, config, Transformer(config).initialise(jax.random.key(0)), "float32")
-    with pytest.raises(SpecjaxError, match=r"4 attention heads of .* model=8; take model=4"):
-        load(few, mesh="model=8")
+    alone, parts = (load(few, mesh=axes) for axes in (None, "model=8"))
+    layer = parts.params["layers_0"]
+    assert layer["self_attn"]["q_proj"]["weight"].sharding.is_fully_replicated
+    assert not layer["mlp"]["up_proj"]["weight"].sharding.is_fully_replicated
+    texts = [texts_of(each, drafter_of("pld", None)[0]) for each in (alone, parts)]
+    np.testing.assert_array_equal(*texts)
     engine = Engine(Transformer(CONFIG, mesh=make_mesh("data=8")), drafter_of("plain", None)[0])
     command = ["train", "eagle", "--out", f"{folder}/run", "--batch-size", "4"]
     with redirect_stderr(StringIO()) as error:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.bench.summary import Measurement
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.hub import LoadedTarget
 
 NUM_BYTES = 2**29  # far more than a cache holds
@@ -31,14 +31,17 @@ def read_bandwidth() -> float:
 def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> float:
     """Returns the bytes that a pass reads: the weights, and the cache of `length` tokens per row.
 
-    Of an embedding table that is not the LM head too, it reads single rows only.
+    On a mesh they are those of one device; the devices of a CPU read from the same memory, so there
+    they are those of all. Of an embedding table that is not the LM head too, it reads single rows.
     """
     config, itemsize = target.config, target.dtype.itemsize
-    weights = num_bytes(target.params)
+    weights = device_bytes(target.params)
     # The embedding table is as large as the LM head.
-    unread = 0 if config.tie_word_embeddings else num_bytes(target.model.lm_head(target.params))
+    unread = 0 if config.tie_word_embeddings else device_bytes(target.model.lm_head(target.params))
     numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return weights - unread + num_rows * length * numbers_per_token * itemsize
+    num_devices = 1 if target.mesh is None else target.mesh.size
+    cache = num_rows * length * numbers_per_token * itemsize / num_devices
+    return (weights - unread + cache) * (num_devices if jax.default_backend() == "cpu" else 1)
 
 
 def with_bandwidth_share(

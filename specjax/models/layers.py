@@ -23,6 +23,7 @@ from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 
 FULL_PRECISION = lax.Precision.HIGHEST
 QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
+KEY_BLOCK = 2048  # slots of long caches, likewise
 BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
@@ -175,19 +176,27 @@ class Attention(nn.Module):
         values: Float[Array, "B K S H"],
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
+        is_prefill: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
-        Float[Array, "B A Q S"],
+        Float[Array, "B A Q S"] | None,
         Float[Array, "B K S H"],
         Float[Array, "B K S H"],
     ]:
-        """Returns the rows, the attention of all heads (dead code unless tapped), the new cache."""
+        """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
+
+        In prefill a long cache is read in blocks, and no attention is returned.
+        """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
         values = write_slots(values, value, start, axis=2)
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
         scale = None if scalar is None else scalar**-0.5
+        if is_prefill and keys.shape[2] > KEY_BLOCK:
+            num_slots = jnp.max(start) + query.shape[2]
+            mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
+            return self.merge(mixed), None, keys, values
         mixed, weights = attend(query, keys, values, visible, scale, softcap)
         return self.merge(mixed), weights, keys, values
 
@@ -240,10 +249,12 @@ class DecoderLayer(nn.Module):
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def __call__(self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible):
+    def __call__(
+        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, is_prefill=False
+    ):
         """Returns the rows, the attention of all heads and the layer's new keys and values."""
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible
+            self.normed(x), rotation, keys, values, start, visible, is_prefill
         )
         return self.after_attention(x, mixed), weights, keys, values
 
@@ -478,3 +489,57 @@ def attend(
         preferred_element_type=jnp.float32,
     )
     return mixed.reshape(batch, heads, count, width), weights
+
+
+def attend_to_blocks(
+    query: Float[Array, "B A Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    visible: Bool[Array, "B Q S"],
+    num_slots: Int[Array, ""],
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "B A Q H"]:
+    """Computes what `attend` does, up to rounding, for one block of slots after the other.
+
+    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and blocks beyond the
+    first `num_slots` slots, those that any row sees, are not read. A row's result depends neither
+    on S nor on `num_slots`. It has no gradients.
+    """
+    batch, heads, count, width = query.shape
+    if has_blocks(count):
+        return in_blocks(
+            lambda query, visible: attend_to_blocks(
+                query, keys, values, visible, num_slots, scale, softcap
+            ),
+            (query, 2),
+            (visible, 1),
+        )
+    groups, slots = keys.shape[1:3]
+    num_blocks, rest = divmod(slots, KEY_BLOCK)
+    grouped = query.reshape(batch, groups, heads // groups * count, width)
+    rows = (batch, groups, heads // groups, count)  # XLA takes twice the time with heads at once
+    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
+    least = jnp.finfo(jnp.float32).min
+
+    def add(number, carry, size=KEY_BLOCK):
+        top, total, mixed = carry
+        own_keys, own_values, seen = (
+            lax.dynamic_slice_in_dim(each, number * KEY_BLOCK, size, axis=2)
+            for each in (keys, values, visible)
+        )
+        scores = jnp.einsum("bkmh,bksh->bkms", grouped, own_keys, **products)
+        scores = scores.reshape(*rows, size) * (scale or width**-0.5)
+        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), least)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - new_top[..., None])
+        shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
+        part = jnp.einsum("bkms,bksh->bkmh", shared, own_values, **products).reshape(mixed.shape)
+        faded = jnp.exp(top - new_top)
+        total = total * faded + jnp.sum(weights, axis=-1)
+        return new_top, total, mixed * faded[..., None] + part
+
+    blank = jnp.full(rows, least), jnp.zeros(rows), jnp.zeros((*rows, width))
+    found = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
+    _, total, mixed = add(num_blocks, found, rest) if rest else found
+    return (mixed / total[..., None]).reshape(query.shape)

@@ -70,16 +70,6 @@ def as_mesh(mesh: Mesh | str) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * 2)
 
 
-def check_heads(mesh: Mesh, num_heads: int, name: str) -> None:
-    """Raises SpecjaxError unless the attention heads of a target spread evenly over `model`."""
-    if num_heads % mesh.shape[MODEL]:
-        fitting = max(size for size in range(1, mesh.shape[MODEL] + 1) if not num_heads % size)
-        raise SpecjaxError(
-            f"the {num_heads} attention heads of {name} do not spread evenly over "
-            f"model={mesh.shape[MODEL]}; take model={fitting}, and more devices for data"
-        )
-
-
 def check_rows(mesh: Mesh | None, num_rows: int, what: str) -> None:
     """Raises SpecjaxError unless rows spread evenly over `data`."""
     if mesh is not None and num_rows % mesh.shape[DATA]:
@@ -106,8 +96,8 @@ class Placement:
     def of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
         """Returns where the param at a path such as `layers_0.mlp.up_proj.weight` lies.
 
-        An axis that does not divide evenly is not split: every device has all of it, such as
-        key-value heads that are fewer than the devices.
+        An axis that does not divide evenly is not split: every device has all of it, such as heads
+        that are fewer than the devices.
         """
         spec: list[str | None] = [None] * len(shape)
         for pattern, axis, is_of_heads in RULES:

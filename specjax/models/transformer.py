@@ -72,6 +72,7 @@ class Transformer(nn.Module):
                 cache.values[layer],
                 start,
                 masks[config.window_of(layer)],
+                is_prefill=not (taps.logits or taps.attention_heads),
             )
             hidden.append(x)
             attention[layer] = weights

@@ -378,3 +378,37 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
     assert "scan" in str(jax.make_jaxpr(both)(query, *others))
     in_blocks = read(query, *others)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), in_blocks, at_once)
+
+
+@pytest.mark.parametrize("query_block", [512, 3])
+def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch, query_block):
+    monkeypatch.setattr(layers, "KEY_BLOCK", 8)
+    monkeypatch.setattr(layers, "QUERY_BLOCK", query_block)
+    shapes = [(2, 4, 6, 8), (2, 2, 20, 8), (2, 2, 20, 8)]
+    query, *stored = map(jax.random.normal, jax.random.split(jax.random.key(0), 3), shapes)
+    at = np.asarray([[9], [11]]) + np.arange(6)  # the slots of the rows
+    distance = jnp.asarray(at[:, :, None] - np.arange(20))
+    visible = (distance >= 0) & (distance < 10)  # none of the first block, for some
+    read = jax.jit(layers.attend_to_blocks, static_argnums=(5, 6))
+    found = read(query, *stored, visible, jnp.asarray(17), 0.5, 3.0)
+    assert_close(found, layers.attend(query, *stored, visible, 0.5, 3.0)[0])
+    longer = [jnp.pad(each, ((0, 0), (0, 0), (0, 9), (0, 0))) for each in stored]
+    seen = jnp.pad(visible, ((0, 0), (0, 0), (0, 9)))
+    np.testing.assert_array_equal(read(query, *longer, seen, jnp.asarray(29), 0.5, 3.0), found)
+
+
+def test_prefill_of_a_long_cache_reads_it_in_blocks(monkeypatch, target):
+    model, params = target
+    tokens, taps = jnp.asarray(random_tokens((2, TEXT_LENGTH))), Taps((-1,), logits=False)
+
+    def read():
+        cache = empty_cache(model, 2)
+        return jax.jit(
+            lambda tokens: model.run(params, causal_rows(tokens, cache.length), cache, taps)
+        )
+
+    at_once = read()(tokens)
+    monkeypatch.setattr(layers, "KEY_BLOCK", 16)
+    in_blocks = read()
+    assert "while" in in_blocks.lower(tokens).as_text()
+    jax.tree.map(assert_close, in_blocks(tokens), at_once)
