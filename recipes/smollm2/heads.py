@@ -38,10 +38,9 @@ RUNS = {
     "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
     "eagle3": Run("eagle3", (*lasting(600, 1e-3), "--draft-vocab", "16384", "--test-steps", "3")),
 }
-KEPT = ("eagle", "hass", "medusa", "hydra", "parallel-medusa", "parallel-eagle")
-SMOLLM2 = Recipe(
-    None, RUNS, COMMON, {name: name for name in KEPT}, dtype="bfloat16", draft_vocab=16384
-)
+KEPT = {name: name for name in ("hass", "medusa", "hydra", "parallel-medusa", "parallel-eagle")}
+KEPT["eagle"] = "eagle-longer"
+SMOLLM2 = Recipe(None, RUNS, COMMON, KEPT, dtype="bfloat16", draft_vocab=16384)
 
 if __name__ == "__main__":
     sys.exit(main(SMOLLM2))
