@@ -62,7 +62,7 @@ class Instruction:
     type: str
     opcode: str
     operands: tuple[str, ...]
-    rest: str  # the first number of a parameter; attributes of others
+    rest: str  # the number of a parameter or constant first; attributes of others
     is_root: bool
 
     @cached_property
@@ -99,9 +99,10 @@ class Instruction:
         return re.findall(rf"\b(?:{kinds})=%([\w.\-]+)", self.rest)
 
     @property
-    def num_turns(self) -> int:
-        """Iterations of a loop; 1 where they are not known."""
-        return int(_first(r'"known_trip_count":\{"n":"(\d+)"', self.rest) or 1)
+    def value(self) -> int | None:
+        """The number that a constant is; None for others."""
+        is_number = self.opcode == "constant" and re.match(r"-?\d+\)", self.rest)
+        return int(self.rest.split(")")[0]) if is_number else None
 
 
 Computation = dict[str, Instruction]
@@ -183,7 +184,8 @@ class Program:
             if each.opcode in ("while", "conditional", "call"):
                 for called in each.called:
                     for inner, cost in self.costs(called, cache_shape, part).items():
-                        costs.setdefault(inner, Cost()).add(cost, each.num_turns)
+                        turns = self._num_turns(each, self.computations[name])
+                        costs.setdefault(inner, Cost()).add(cost, turns)
             elif each.opcode not in NO_KERNEL:
                 read = self._read(each, self.computations[name])
                 copies = self._copies(each, cache_shape)
@@ -203,6 +205,34 @@ class Program:
                 if operand in computation and not computation[operand].scope:
                     scopes[operand] = scopes[each.name] or scopes[operand]
         return scopes
+
+    def _num_turns(self, loop: Instruction, outside: Computation) -> int:
+        """Returns the iterations of a loop; 1 where they are not known.
+
+        A TPU's program only tells the end of a count, where it starts, and what a turn adds.
+        """
+        if loop.opcode != "while":
+            return 1
+        if known := _first(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+            return int(known)
+        condition = self.computations[_first(r"condition=%([\w.\-]+)", loop.rest) or ""]
+        body = self.computations[loop.called[0]]
+        test, last = (_root(part) for part in (condition, body))
+        if test.opcode != "compare" or "direction=LT" not in test.rest:
+            return 1
+        counter, end = (_source(name, condition) for name in test.operands)
+        place = int(_first(r"index=(\d+)", counter.rest) or 0)
+        start, added = outside[loop.operands[0]], _source(last.operands[place], body)
+        if start.opcode != "tuple" or end.value is None:
+            return 1
+        first, step = _source(start.operands[place], outside).value, 0
+        while added.opcode == "add":
+            terms = [_source(name, body) for name in added.operands]
+            step += sum(term.value or 0 for term in terms)
+            added = next(term for term in terms if term.value is None)
+        if first is None or added.opcode != "get-tuple-element" or step < 1:
+            return 1
+        return max(-(-(end.value - first) // step), 0)
 
     def _has_pass(self, name: str, seen: set[str]) -> bool:
         if name in seen or name not in self.computations:
@@ -275,7 +305,7 @@ class Program:
         if not count or each.opcode != "fusion":
             return count if each.opcode == "copy" else 0
         inner = self.computations[each.called[0]]
-        root = next(value for value in inner.values() if value.is_root)
+        root = _root(inner)
         roots = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
         return sum(
             _without_ones(value.arrays[0].shape) == wanted and not self._is_update(value, inner)
@@ -288,13 +318,25 @@ class Program:
             value = computation[value.operands[0]]
         if value.opcode == "fusion":
             inner = self.computations[value.called[0]]
-            return self._is_update(next(v for v in inner.values() if v.is_root), inner)
+            return self._is_update(_root(inner), inner)
         return value.opcode in IN_PLACE or value.opcode == "parameter"
 
 
 def _first(pattern: str, text: str) -> str | None:
     found = re.search(pattern, text)
     return found[1] if found else None
+
+
+def _source(name: str, computation: Computation) -> Instruction:
+    """Returns what an instruction is a copy of."""
+    found = computation[name]
+    while found.opcode in ("copy", "bitcast") and found.operands:
+        found = computation[found.operands[0]]
+    return found
+
+
+def _root(computation: Computation) -> Instruction:
+    return next(each for each in computation.values() if each.is_root)
 
 
 def _parameters(computation: Computation) -> dict[int, Instruction]:
@@ -326,7 +368,7 @@ def _instruction(line: str) -> Instruction | None:
         type=type_,
         opcode=opcode,
         operands=operands,
-        rest=rest if opcode == "parameter" else rest[end:],
+        rest=rest if opcode in ("parameter", "constant") else rest[end:],
         is_root=bool(head[1]),
     )
 

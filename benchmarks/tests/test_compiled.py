@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import attention
 from benchmarks.compiled import __main__ as compiled
 from benchmarks.compiled.program import Program, host_synchronisations
 from benchmarks.compiled.tables import changes
@@ -50,6 +51,32 @@ ENTRY %main (all: (bf16[1,2,8,4])) -> (bf16[1,2,8,4]) {
   ROOT %loop = (bf16[1,2,8,4]{3,2,1,0}) while(%all), condition=%goes_on, body=%turn
 }
 """
+COUNTED = """\
+%turn (state: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %state = (s32[], f32[4]{0}) parameter(0)
+  %at = s32[] get-tuple-element(%state), index=0
+  %copied = s32[] copy(%at)
+  %two = s32[] constant(2)
+  %next = s32[] add(%two, %copied)
+  %x = f32[4]{0} get-tuple-element(%state), index=1
+  %y = f32[4]{0} all-reduce(%x), to_apply=%sum
+  ROOT %out = (s32[], f32[4]{0}) tuple(%next, %y)
+}
+
+%goes_on (state.1: (s32[], f32[4])) -> pred[] {
+  %state.1 = (s32[], f32[4]{0}) parameter(0)
+  %end = s32[] constant(8)
+  %at.1 = s32[] get-tuple-element(%state.1), index=0
+  ROOT %yes = pred[] compare(%at.1, %end), direction=LT
+}
+
+ENTRY %main (x.1: f32[4]) -> (s32[], f32[4]) {
+  %x.1 = f32[4]{0} parameter(0)
+  %start = s32[] constant(1)
+  %all = (s32[], f32[4]{0}) tuple(%start, %x.1)
+  ROOT %loop = (s32[], f32[4]{0}) while(%all), condition=%goes_on, body=%turn
+}
+"""
 THUNKS = """000: kCommandBuffer [source | sink]
     001: kWhile        [source | sink]
 023: kWhile         [prev=000 (1) | next=069 (1)]
@@ -71,6 +98,11 @@ def test_a_round_is_read_from_a_program():
     assert costs["draft"].cache_copies == 0
     assert costs["3"].read == 2 * 4 * 2 + 4 + 2 * 8 * 4 * 2  # rows and place; then the copy
     assert (costs["3"].kernels, costs["3"].cache_copies) == (2, 1)
+
+
+def test_the_turns_of_a_loop_that_counts_are_known():
+    cost = Program(COUNTED).costs("main", ())["draft"]
+    assert (cost.collectives, cost.moved) == (4, 4 * 16)  # at 1, 3, 5 and 7
 
 
 def test_what_the_host_decides_is_counted():
@@ -103,3 +135,10 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
     assert "| pld" in capsys.readouterr().out
     with pytest.raises(SpecjaxError, match="unknown"):
         compiled.run(compiled.CompiledOptions(devices=("h200",)))
+
+
+def test_ways_of_attention_are_compared_on_this_cpu(capsys):
+    attention.run(attention.AttentionOptions("cpu", 4, 64))
+    assert "| at once" in capsys.readouterr().out
+    with pytest.raises(SpecjaxError, match="unknown"):
+        attention.run(attention.AttentionOptions("h200"))
