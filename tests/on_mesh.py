@@ -32,7 +32,9 @@ from specjax.bench.summary import TextPair
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.cli import main
 from specjax.cli.environment import joined
+from specjax.core import memory
 from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.memory import num_bytes
 from specjax.datastore import build
 from specjax.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter, Params
@@ -94,6 +96,9 @@ def drafter_of(method: str, mesh: Mesh | None) -> tuple[Drafter, Any]:
         texts = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (20, 50)).tolist()
         params = datastore_params(build(texts, CONFIG.vocab_size))
         return make(), place(params, mesh and Placement(mesh, CONFIG.head_dim))
+    if method == "hybrid":
+        (copy, no_params), (head, params) = (drafter_of(part, mesh) for part in ("pld", "hass"))
+        return METHODS[method].drafter(copy, head, 8), {"copy": no_params, "head": params}
     if method == "auto":
         return METHODS[method].drafter(make_drafter("pld", CONFIG, {}), 0.1), None
     return make(), None
@@ -227,6 +232,22 @@ def check_loading(folder: str) -> None:
     assert "batch_size 4 does not spread evenly over data=8 of the mesh" in error.getvalue()
     with pytest.raises(SpecjaxError, match="a batch of 3 does not spread evenly over data=8"):
         engine.check(Params(whole), jax.tree.map(lambda leaf: leaf[:3], prompts()))
+    check_count(loaded)
+
+
+def check_count(loaded: LoadedTarget) -> None:
+    """Refuses a text of which both devices of `data` hold the cache, where one copy would fit."""
+    engine = Engine(loaded.model, drafter_of("plain", None)[0])
+    text = jax.tree.map(lambda leaf: leaf[:1], prompts())
+    slots = engine.num_slots(text.tokens.shape[1])
+    cache = jax.eval_shape(partial(loaded.model.new_cache, loaded.params, 1, slots))
+    scores = 4 * CONFIG.num_attention_heads * text.tokens.shape[1] * slots
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_host_bytes", lambda: 3 * num_bytes(cache) + scores)
+        engine.check(Params(loaded.params), text)
+        patch.setattr(memory, "_host_bytes", lambda: num_bytes(cache) * 3 // 2 + scores)
+        with pytest.raises(SpecjaxError, match="on each of 8 devices, and cpu has"):
+            engine.check(Params(loaded.params), text)
 
 
 # ---- Training ------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def _keep(path: Path, row: Row) -> None:
             KINDS.index(each.get("quantize", NONE)),
             each["temperature"],
             each["method"] == TRAINING,
-            len(each["compiled"]),
+            (len(each["compiled"]), each["compiled"]),
             order[2].index(each["method"]),
             each["prompt"],
         )

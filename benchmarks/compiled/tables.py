@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from benchmarks.compiled.devices import DEVICES
 from benchmarks.compiled.measure import NONE, Row
@@ -11,17 +12,17 @@ from benchmarks.harness import table
 
 NOTES = """# Programs compiled without the device
 
-Written by `python -m benchmarks.compiled`; nothing ran. Per round: the gigabytes that drafting and
-commit read, and those of the widest target pass, over its floor (all weights but the embedding, and
-the KV cache). *By XLA*: the seconds of XLA's own estimate over those that the floor takes at the
-data sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host syncs*: loops
-and conditionals of the program that the host decides. *Rows*: nodes of each compiled pass. *Held*:
+Each table names its command; nothing ran. Per round: the gigabytes that drafting and commit read,
+and those of the widest target pass, over its floor (all weights but the embedding, and the KV
+cache). *By XLA*: the seconds of XLA's own estimate over those that the floor takes at the data
+sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host syncs*: loops and
+conditionals of the program that the host decides. *Rows*: nodes of each compiled pass. *Held*:
 all that the program keeps in memory, weights included, *of* what the device has.
 
 With several devices all figures are those of one of them. *Collectives* of a round, and what they
-*move*: the bytes of their results. Of a training step the floor are the operations that it takes at
-least, in *least* seconds at the data sheet's rate of dense 16-bit products; attention is not
-counted.
+*move*: the bytes of their results. Of a training step, *TFLOP* are the operations that it takes
+at least, attention not counted, and *least s* the seconds of those at the data sheet's rate of
+dense 16-bit products.
 """
 SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
 EXACT = 0.005
@@ -63,13 +64,17 @@ MEMORY = {
 GIGA = ("draft_read", "pass_read", "step_read", "held", "step_moved")
 
 
+OPTIONAL = {"quantize": NONE, "batch": 1, "mesh": ""}  # rows of earlier versions lack them
+
+
 def key(row: Row) -> tuple:
     """Returns what a row is of; no two rows have the same."""
-    optional = {"quantize": NONE, "batch": 1, "mesh": ""}
     names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
-    return *(row.get(*each) for each in optional.items()), *(
-        json.dumps(row[name]) for name in names
-    )
+    return *_optional(row), *(json.dumps(row[name]) for name in names)
+
+
+def _optional(row: Row) -> list[Any]:
+    return [row.get(*each) for each in OPTIONAL.items()]
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -79,7 +84,7 @@ def markdown(rows: Sequence[Row]) -> str:
         rows,
         lambda row: (
             *(row[name] for name in ("device", "size", "temperature", "new", "compiled")),
-            *(row.get(name) for name in ("quantize", "batch", "mesh")),
+            *_optional(row),
         ),
     ):
         own = list(group)
@@ -93,8 +98,28 @@ def markdown(rows: Sequence[Row]) -> str:
         lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
         lines += [f"{first['new']} new tokens"] if first["new"] else []
         lines += [f"mesh {mesh}"] if mesh else []
-        parts.append(f"## {', '.join(titles)}\n\n{'; '.join(lines)}.\n\n{_table(own)}\n")
+        about = f"{'; '.join(lines)}. `{_command(own)}`"
+        parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(own)}\n")
     return "\n".join(parts)
+
+
+def _command(rows: Sequence[Row]) -> str:
+    """Returns the command that compiles the programs of a table."""
+    first = rows[0]
+    values = {
+        "devices": [first["device"]],
+        "sizes": [first["size"]],
+        "methods": dict.fromkeys(row["method"] for row in rows),
+        "temperatures": [first["temperature"]],
+        "quantize": [first.get("quantize", NONE)],
+        "layers": first["compiled"],
+        "prompt-length": dict.fromkeys(row["prompt"] for row in rows),
+        "max-new-tokens": [first["new"]] if first["new"] else [],
+        "batch-size": [first.get("batch", 1)],
+        "mesh": [first["mesh"]] if first.get("mesh") else [],
+    }
+    words = [f"--{name} {' '.join(map(str, each))}" for name, each in values.items() if each]
+    return " ".join(["python -m benchmarks.compiled", *words])
 
 
 def _table(rows: Sequence[Row]) -> str:
