@@ -9,7 +9,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.hybrid import Hybrid, merge_trees
-from specjax.decoding.drafters.length_rules import Fixed
+from specjax.decoding.drafters.length_rules import Fixed, LengthRule
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
@@ -106,19 +106,29 @@ def test_a_head_follows_paths_that_were_copied(is_sure):
     assert asked[0] and all(asked) != is_sure
 
 
-def test_a_draft_model_follows_paths_that_were_copied():
+class Single(LengthRule):
+    """Drafts one token, and could draft as many as are allowed."""
+
+    def draft_another(self, params, state, last):
+        return jnp.zeros_like(last.token, bool)
+
+
+@pytest.mark.parametrize(
+    "longest_copy, rule, max_length, drafted", [(6, Fixed(3), 3, 3), (4, Single(), 4, 1)]
+)
+def test_a_draft_model_follows_paths_that_were_copied(longest_copy, rule, max_length, drafted):
     """It is the target itself, so as long as it knows the text all that it drafts is right."""
     model, params = target()
-    copy = Oracle(max_depth=6, vary_length=True)
-    drafter = Hybrid(copy, DraftModel(model, Fixed(3), max_length=3))
+    copy = Oracle(max_depth=longest_copy, vary_length=True)
+    drafter = Hybrid(copy, DraftModel(model, rule, max_length=max_length))
 
     def given(sampling, batch):
         return {"copy": whole_texts(sampling, batch), "head": {"draft": params, "rule": None}}
 
     found = assert_lossless(drafter, given, new_tokens=60, cases=(("sampled", 3, False),))
     counts = found["sampled", 3].stats.accepted_lengths
-    assert (counts[:, :4].sum(axis=1) <= 1).all(), "only the last round may be cut"
-    assert counts[:, 6:].sum() > 3
+    assert (counts[:, : drafted + 1].sum(axis=1) <= 1).all(), "only the last round may be cut"
+    assert counts[:, drafted + 2 :].sum() > 3, "copies beyond the drafts were accepted"
 
 
 def test_merged_drafts_keep_the_distribution():
