@@ -4,8 +4,10 @@ One device: a test of sharding runs in a process of its own with
 `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 """
 
+import gc
 import os
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("SPECJAX_TEST_CACHE", str(CACHE))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a quarter of lowering
 # Compiling takes most of the time of a test; LLVM's optimisations are half of it, and of the rest
 # the newer emitters of fused loops are half; splitting the code for many threads costs, too.
 # Products run in libraries that none of it touches. An unknown flag ends the process, so all but
@@ -31,8 +34,17 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["XDG_CACHE_HOME"] = str(CACHE.parent / "user")  # what the user has tuned plays no part
 
+
+def pytest_collection_finish():
+    """Leaves modules out of garbage collection, which tracing makes run often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
+
+
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 40_000
+counted_at = 0.0  # CPU seconds of this process
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +52,15 @@ def _release_programs():
     """Lets go of compiled programs before they reach what Linux allows one process.
 
     Each takes some hundred memory maps; at 65530 the next compilation ends in a segmentation fault.
+    Counting them takes long once they are many, and compiling so many takes longer.
     """
+    global counted_at
     yield
+    if time.process_time() < counted_at + 2:
+        return
+    counted_at = time.process_time()
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         import jax
 
         jax.clear_caches()
+        gc.collect()

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.__main__ import Budget, GpuOptions, report
+from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
 from benchmarks.harness import parse
 from specjax.core.errors import SpecjaxError
@@ -25,6 +26,7 @@ from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.reference import reference_generate
+from specjax.decoding.widths import ROW_WIDTHS
 from tests.decoding.heads import EAGLE2
 from tests.decoding.tiny import prompt, target
 
@@ -91,6 +93,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 
 def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setitem(ROW_WIDTHS, 32, ())  # one width of a pass compiles faster
     some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
     monkeypatch.setattr(gpu_measure, "NUM_BYTES", {"cpu": 2**12})
     monkeypatch.setattr(gpu_measure, "MANY_BYTES", 2**12)
@@ -111,7 +114,7 @@ def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monke
         in (tmp_path / "gpu.md").read_text()
     )
 
-    monkeypatch.undo()
+    monkeypatch.setattr(gpu_measure, "PAPER_METHODS", PAPER_METHODS)
     before = named["pld"]
     report(some)
     named = {row["method"]: row for row in rows_of(tmp_path)}

@@ -27,7 +27,7 @@ def test_a_draft_of_all_layers_is_always_right_and_one_of_fewer_learns():
     losses = {}
     for layers in (tuple(range(model.config.num_hidden_layers)), (0,)):
         draft, own = few_layers(loaded, layers)
-        loss = jax.value_and_grad(distillation_loss(draft, model), has_aux=True)
+        loss = jax.jit(jax.value_and_grad(distillation_loss(draft, model), has_aux=True))
         (value, metrics), gradient = loss(own, params, batch, jax.random.key(1))
         size = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient))
         losses[len(layers)] = float(value), float(metrics["accuracy"][0]), size

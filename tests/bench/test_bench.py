@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from recipes.pocket.tokenizer import train_tokenizer
+from specjax.bench import bandwidth
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.bench.checks import complaints
@@ -46,6 +47,12 @@ CONFIG = TransformerConfig(
     320, 32, 48, 1, 4, 2, 8, max_position_embeddings=WINDOW, eos_token_id=(1,)
 )
 OPTIONS = BenchOptions(methods="pld,pld-plus", max_new_tokens=24, runs=2)
+
+
+@pytest.fixture(autouse=True)
+def _small_copies(monkeypatch):
+    """The bandwidth is measured, but of little memory."""
+    monkeypatch.setattr(bandwidth, "NUM_BYTES", 2**20)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ CONFIG = TransformerConfig(
 SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compiled
 
 
-def write_target(folder: Path) -> None:
+def write_target(folder: Path, config: TransformerConfig = CONFIG) -> None:
     """Saves the target in Hugging Face format."""
-    save_transformer(folder, CONFIG, Transformer(CONFIG).initialise(jax.random.key(3)), jnp.float32)
+    save_transformer(folder, config, Transformer(config).initialise(jax.random.key(3)), jnp.float32)
     tokenizer.train_tokenizer([SOURCE, "Rename `count` to `run_length`."], VOCABULARY, folder)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer
 from specjax.cli import main
 from specjax.core.files import cache_folder
 from specjax.methods import METHODS
-from tests.cli.target import CONFIG, SHORT
+from tests.cli.target import CONFIG, SHORT, write_target
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,13 +182,15 @@ def test_a_device_that_is_not_there_is_one_line():
     assert "unset it, or install JAX for that device" in run.stderr
 
 
-def test_a_process_keeps_its_compiled_programs_and_is_quiet(tiny, tmp_path):
+def test_a_process_keeps_its_compiled_programs_and_is_quiet(tmp_path):
     """And says what plain decoding says when it is compiled as users' programs are."""
+    target = tmp_path / "target"
+    write_target(target, replace(CONFIG, num_hidden_layers=1))
     chosen_by_tests = ("JAX_COMPILATION_CACHE_DIR", "JAX_NUMPY_RANK_PROMOTION", "XLA_FLAGS")
     environment = {name: os.environ[name] for name in os.environ if name not in chosen_by_tests}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    arguments = ("generate", *SHORT, "--target", str(tiny), "best value", "--json", "--compare")
+    arguments = ("generate", *SHORT, "--target", str(target), "best value", "--json", "--compare")
     run = specjax(*arguments, environment=environment)
     assert run.returncode == 0
     assert json.loads(run.stdout)["identical"] is True

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -38,7 +38,10 @@ def truth(sampling: str, batch: int) -> np.ndarray:
     """The tokens of plain decoding without cache, tree or drafter, `[batch, NEW_TOKENS]`."""
     model, params = target()
     settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS}
-    return np.asarray(reference_generate(params, prompt(batch), KEY, target=model, **settings)[0])
+    generate = partial(reference_generate, target=model, **settings)
+    # It runs much longer than it compiles, so unlike other programs of tests it is optimised.
+    optimised = jax.jit(generate, compiler_options={"xla_backend_optimization_level": 1})
+    return np.asarray(optimised(params, prompt(batch), KEY)[0])
 
 
 def cut_at(tokens: np.ndarray, eos: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -144,15 +147,16 @@ def exact_probabilities() -> np.ndarray:
     """The probability of each continuation of TEXT by three tokens, `[VOCAB**3]`."""
     model, params = target(VOCAB, layers=1, scale=4.0)
 
-    def next_probs(texts):
+    @jax.jit
+    def log_probs(texts):
         cache = KVCache.create(model.config, *texts.shape)
         rows = causal_rows(texts, jnp.zeros(len(texts), jnp.int32))
         output, _ = model.run(params, rows, cache)
-        return np.exp(np.asarray(REJECTION.filtered(output.logits[:, -1]), np.float64))
+        return REJECTION.filtered(output.logits[:, -1])
 
     joint, texts = np.ones(1), np.array([TEXT])
     for _ in range(3):
-        probs = next_probs(jnp.asarray(texts))
+        probs = np.exp(np.asarray(log_probs(jnp.asarray(texts)), np.float64))
         joint = (joint[:, None] * probs).reshape(-1)
         texts = np.concatenate(
             [np.repeat(texts, VOCAB, axis=0), np.tile(np.arange(VOCAB), len(texts))[:, None]], 1

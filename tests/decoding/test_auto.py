@@ -1,5 +1,6 @@
 """The gate, replayed over texts of all kinds, and in the engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -52,8 +53,8 @@ def text(kind: str, seed: int) -> np.ndarray:
 
 
 @cache
-def steps(kind: str, break_even: float, is_gated: bool) -> np.ndarray:
-    """The steps of plain decoding that writing four texts takes."""
+def writer(break_even: float, is_gated: bool) -> Callable[[jax.Array], jax.Array]:
+    """A program: the steps of plain decoding that writing a text takes."""
     gate, params = Auto(LOOKUP, break_even if is_gated else -1.0), Params(None)
     model, nothing = target()[0], ModelOutput(None)
 
@@ -83,6 +84,13 @@ def steps(kind: str, break_even: float, is_gated: bool) -> np.ndarray:
         goes_on = lambda carry: carry[1][0] < LENGTH  # noqa: E731
         return jax.lax.while_loop(goes_on, lambda carry: one_round(tokens, carry), carry)[2]
 
+    return write
+
+
+@cache
+def steps(kind: str, break_even: float, is_gated: bool) -> np.ndarray:
+    """The steps that writing four texts takes."""
+    write = writer(break_even, is_gated)
     padded = [np.pad(text(kind, seed), (0, 16), constant_values=-1)[None] for seed in range(4)]
     return np.array([write(jnp.asarray(each)) for each in padded])
 

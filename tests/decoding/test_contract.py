@@ -80,6 +80,7 @@ SMALL: Any = {
     ParallelSpecMedusa: lambda: Small.headed(heads.parallel_head(reads_features=False)),
     DraftModel: draft_model,
     Retrieval: lambda: Small(params=datastore(), settings={"max_drafted": 12}),
+    PromptLookupPlus: lambda: Small(settings={"num_tokens": 20}),
     PromptLookupPlusAttention: lambda: Small(settings={"num_tokens": 20}),
     Auto: lambda: Small((PromptLookup(), 0.5)),
     Hybrid: lambda: Small(

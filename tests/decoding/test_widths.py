@@ -203,10 +203,11 @@ def test_rows_that_fill_up_a_16_bit_pass_are_not_seen():
     cache = replace(cache, length=ids.length - 1)
     root = jnp.take_along_axis(ids.tokens, ids.length[:, None] - 1, axis=1)
     rows = causal_rows(root, cache.length)
-    wanted, _ = model.run(params, rows, cache)
+    wanted, _ = jax.jit(model.run)(params, rows, cache)
     tree = DraftTree(root, -jnp.ones_like(root), jnp.zeros_like(root), root >= 0)
     draw = Draw(row_keys(jax.random.key(0), 1), ids.length, Sampling())
-    found, *_ = verify_pass(model, RootOnly(), params, cache, Proposal(tree, None), draw)
+    verified = jax.jit(partial(verify_pass, model, RootOnly()))
+    found, *_ = verified(params, cache, Proposal(tree, None), draw)
     assert found.logits.shape == wanted.logits.shape
     np.testing.assert_allclose(found.logits, wanted.logits, rtol=0.02, atol=0.05)
 

@@ -154,9 +154,8 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
     texts_alone(case)  # fills the caches before anything is traced
     clean, tokens = clean_features(case.num_tokens), batch_of(ALONE, case.num_tokens)["tokens"]
 
-    def parts_at(at: At, step: int, depth: int, text: int, slot: int) -> dict[str, Any]:
-        said = at(step, text, slot)
-        wanted, token = clean[text, slot + depth], tokens[text, slot + 1 + depth]
+    def parts_of(said, wanted, token) -> dict[str, Any]:
+        """At one slot."""
         is_logits = said.shape[-1] == VOCAB
         log_own = jax.nn.log_softmax(said if is_logits else TABLE @ said)
         law = jax.nn.softmax(TABLE @ wanted)
@@ -175,8 +174,11 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
         at, loss, of_steps = (predict or case.predict)(case, params), 0.0, []
         for step, weights in enumerate(case.weights):
             depth = 1 if case.is_aligned else 1 + step
-            own = [parts_at(at, step, depth, *place) for place in counted(depth)]
-            parts = {name: sum(each[name] for each in own) / len(own) for name in own[0]}
+            said = jnp.stack([at(step, *place) for place in counted(depth)])
+            text, slot = np.transpose(counted(depth))
+            wanted, token = clean[text, slot + depth], tokens[text, slot + 1 + depth]
+            own = jax.vmap(parts_of)(said, wanted, token)
+            parts = {name: jnp.mean(each) for name, each in own.items()}
             loss += sum(weights[name] * parts[name] for name in weights)
             of_steps.append(parts)
         return loss, of_steps

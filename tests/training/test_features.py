@@ -58,7 +58,7 @@ def test_padding_is_finite_and_changes_nothing():
 def test_features_are_what_the_lm_head_reads():
     text = jnp.asarray(EXAMPLES[0].tokens[None])
     cache = MODEL.new_cache(PARAMS, *text.shape)
-    output, _ = MODEL.run(PARAMS, causal_rows(text, jnp.zeros(1, jnp.int32)), cache)
+    output, _ = jax.jit(MODEL.run)(PARAMS, causal_rows(text, jnp.zeros(1, jnp.int32)), cache)
     assert output.logits is not None
     found = MODEL.logits(PARAMS, features()[:1, : text.shape[1]])
     np.testing.assert_allclose(found, output.logits, atol=1e-4)

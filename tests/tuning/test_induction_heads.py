@@ -1,5 +1,8 @@
 """Induction heads: sources of copies by a slow reading, and heads that look where they should."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,7 +38,8 @@ def test_what_heads_look_at_is_what_one_pass_reveals():
     heads = all_heads(model.config)
     rows = causal_rows(jnp.asarray([text]), jnp.zeros(1, jnp.int32))
     cache = KVCache.create(model.config, 1, len(text))
-    output, _ = model.run(params, rows, cache, Taps(attention_heads=heads))
+    run = partial(model.run, taps=Taps(attention_heads=heads))
+    output, _ = jax.jit(run)(params, rows, cache)
     expected = np.argmax(np.asarray(output.attention[0]), axis=-1)
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
