@@ -36,7 +36,9 @@ def write(folder: Path, tiny: Path, layers: int, activation: str) -> Path:
     return folder
 
 
-def test_a_starcoder_pair_is_trained_tuned_and_drafts(tiny, tmp_path, monkeypatch, capsys):
+def test_a_starcoder_pair_is_trained_tuned_and_drafts_by_every_rule(
+    tiny, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(draft_length, "LENGTHS", (1, 2))
     target = write(tmp_path / "target", tiny, 2, "gelu")
     draft = write(tmp_path / "draft", tiny, 1, "gelu_pytorch_tanh")
@@ -53,7 +55,7 @@ def test_a_starcoder_pair_is_trained_tuned_and_drafts(tiny, tmp_path, monkeypatc
     assert json.loads(tuned.read_text())["settings"]["draft-model"]["length"] in (1, 2)
     generate = ["generate", *pair, *SHORT, "--method", "draft-model", "--json", "--compare"]
     generate += ["--prompt-ids", "5,6,7,5,6"]
-    for rule in ("fixed", "disco"):  # tests of `train disco` have the others
+    for rule in ("fixed", "heuristic", "confidence", "disco"):
         command = [*generate, "--set", f"rule={rule}"]
         command += ["--set", f"classifier={classifier}"] if rule == "disco" else []
         capsys.readouterr()
