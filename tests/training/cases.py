@@ -248,17 +248,15 @@ def by_drafts(case: Case, params: Any) -> At:
 
 def by_cache(case: Case, params: Any) -> At:
     """What Hydra heads say after the tokens of the text; the prefix layer goes slot by slot."""
-    read = []
-    for text, example in enumerate(EXAMPLES):
-        features = jnp.asarray(clean_features(case.num_tokens)[text : text + 1])
-        cache, found = KVCache.create(case.head.config.layers, 1, features.shape[1]), []
-        for slot in range(len(example.tokens)):
-            rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)
-            feature = features[:, slot : slot + 1]
-            one, cache = case.head.run(params, TARGET, FROZEN, rows, feature, cache)
-            cache = cache.advance(jnp.ones_like(cache.length))
-            found.append(one[0, 0])
-        read.append(jnp.stack(found))
+
+    def feed(cache: KVCache, feature):
+        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)
+        one, cache = case.head.run(params, TARGET, FROZEN, rows, feature[None, None], cache)
+        return cache.advance(jnp.ones_like(cache.length)), one[0, 0]
+
+    features = jnp.asarray(clean_features(case.num_tokens))
+    empty = KVCache.create(case.head.config.layers, 1, features.shape[1])
+    read = [jax.lax.scan(feed, empty, each)[1] for each in features]
 
     def at(step: int, text: int, slot: int):
         behind = jnp.asarray(EXAMPLES[text].tokens[slot + 1 : slot + 2 + step])
