@@ -65,7 +65,9 @@ def run(options: AttentionOptions) -> None:
     visible = jax.ShapeDtypeStruct((1, options.rows, options.slots), bool, sharding=on)
     ways: dict[str, Callable[..., Any]] = {"at once": at_once}
     ways |= {"in blocks": in_blocks} if options.slots > KEY_BLOCK else {}
-    ways |= {"by cuDNN": by_cudnn} if device.is_cuda else {}
+    ways |= (
+        {"by cuDNN": by_cudnn} if device.is_cuda and device.dtype == "bfloat16" else {}
+    )  # since Ampere
     rows = []
     for name, way in ways.items():
         lowered = jax.jit(way).lower(query, stored, stored, visible)

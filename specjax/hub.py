@@ -126,7 +126,8 @@ def load(
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
-            supported, its files are damaged or inconsistent, or for a mesh of other axes or size.
+            supported, its files are damaged or inconsistent, or the mesh has other axes or another
+            size.
     """
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)

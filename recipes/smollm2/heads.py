@@ -4,7 +4,7 @@
 
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
 EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
-ParallelSpec for EAGLE, with new masks; EAGLE-3 takes as many steps in all. Medusa and Hydra read
+ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. Medusa and Hydra read
 the target's LM head: one of their own for each depth would be larger than the target.
 """
 

@@ -14,6 +14,7 @@ from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.models.config import TransformerConfig
+from specjax.models.layers import KEY_BLOCK
 from specjax.models.prefill import PREFILL_CHUNK
 from specjax.models.sharding import constrain_rows
 from specjax.models.target import Target
@@ -62,7 +63,8 @@ def check_memory(
     batch, length = shape
     config = target.config
     cache = jax.eval_shape(partial(target.new_cache, params.target, batch, num_slots))
-    prefill = 4 * config.num_attention_heads * min(PREFILL_CHUNK, length) * num_slots  # scores
+    scores = 4 * config.num_attention_heads * min(num_slots, KEY_BLOCK)  # of a row of the prompt
+    prefill = min(PREFILL_CHUNK, length) * scores
     verify = 4 * rows * config.vocab_size + rows * rows  # logits and ancestors
     needs = {
         "weights": device_bytes(params),

@@ -502,9 +502,9 @@ def attend_to_blocks(
 ) -> Float[Array, "B A Q H"]:
     """Computes what `attend` does, up to rounding, for one block of slots after the other.
 
-    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and blocks beyond the
-    first `num_slots` slots, those that any row sees, are not read. A row's result depends neither
-    on S nor on `num_slots`. It has no gradients.
+    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and whole blocks beyond
+    the first `num_slots` slots, those that any row sees, are not read. A row's result does not
+    depend on `num_slots`. It has no gradients.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):

@@ -50,10 +50,10 @@ class Hybrid(Drafter):
     the rate of right first tokens, times that of later ones for each further token of its path. So
     a chain is short while copies fail, and takes most of the budget while they are right.
 
-    The head is not asked while a copy promises so much that the head's time is better spent on the
-    next round: where its tokens, expected if the first copied one is wrong, are less than
-    `head_cost` times all that the copy is expected to bring. That saves its passes if it is so for
-    all rows of a batch.
+    A head is not asked where its time is better spent on the next round: where the tokens that it
+    is expected to add, should the first copied one be wrong, are fewer than `head_cost` times those
+    of a round with the copy alone. That saves its passes if it is so for all rows of a batch. Other
+    drafters in its place, which have no cheaper `skip`, are always asked.
 
     `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
     both parts choose their tokens, and each counts as drawn with certainty.
@@ -212,6 +212,8 @@ class Hybrid(Drafter):
         copied = first * (1 - later**depth) / (1 - later)  # tokens expected
         num_right, num_drafts = jnp.sum(state.right[:, 1], 1), state.right + state.wrong
         predicted = (1 + num_right) / (1 + num_drafts[:, 1, 0])  # one token before it is known
+        if type(self.parts[1]).skip is Drafter.skip:  # nothing would be saved
+            return depth >= 0
         return (depth == 0) | ((1 - first) * predicted > self.head_cost * (1 + copied))
 
     def _seen_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
