@@ -36,6 +36,7 @@ from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import locked
+from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.config import TransformerConfig
@@ -287,6 +288,15 @@ def test_16_bits_excuse_a_near_tie_and_nothing_else(target, requests, temperatur
     assert match(said[0], ("float32", "bfloat16")) == TextMatch.NOT_COMPARED
 
 
+def test_every_width_is_warmed_up_before_anything_runs(target, requests, monkeypatch):
+    calls = []
+    monkeypatch.setattr(Engine, "warm_up", lambda *_: calls.append("warm up"))
+    for name in ("start", "finish", "read"):
+        monkeypatch.setattr(OwnMethod, name, lambda *_, name=name: calls.append(name))
+    warm_up(contestants_of(target, requests)[:1], batches_of(requests)[0])
+    assert calls == ["warm up", "start", "finish", "read"]
+
+
 def test_programs_of_before_are_told(target, requests):
     plain = contestants_of(target, requests)[0]
     prepared = plain.prepare([requests[0].ids])
@@ -508,6 +518,11 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
     options = replace(OPTIONS, **({"tasks": str(tasks)} | changes))
     with pytest.raises(SpecjaxError, match=message):
         run_bench(lambda: pytest.fail("loaded"), options)
+
+
+def test_a_first_text_that_ends_with_the_window_is_measured(target, requests):
+    options = replace(OPTIONS, max_new_tokens=WINDOW)
+    assert run_module.about(target, options, requests, num_turns=5)["num_cut"] == 5
 
 
 def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, requests, monkeypatch):

@@ -3,14 +3,19 @@
 import os
 import signal
 import time
+from functools import partial
 
 import jax
 import pytest
 
 from specjax.cli import main
+from specjax.cli.bench import BenchCommand
+from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.generate import Generate
 from specjax.cli.train_heads import TrainHead
+from specjax.cli.tune import Tune
 from specjax.core import memory
+from specjax.core.interrupts import SIGNALS, on_signal
 from specjax.methods import read_settings
 from tests.cli.target import SHORT, VOCABULARY
 
@@ -187,8 +192,17 @@ def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, 
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "command, arguments, told",
+    [
+        (TrainHead, ["train", "eagle"], "the same command with --resume goes on"),
+        (BenchCommand, ["bench"], "the same command goes on"),
+        (Tune, ["tune", "machine"], "nothing is written; the same command starts anew"),
+        (DatastoreCommand, ["datastore", "build", "x"], "nothing is written; the same command st"),
+    ],
+)
 def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
-    number, code, tmp_path, monkeypatch, capsys, request
+    number, code, command, arguments, told, tmp_path, monkeypatch, capsys, request
 ):
     def run(self):
         os.kill(os.getpid(), number)
@@ -196,7 +210,20 @@ def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
 
     before = signal.signal(number, signal.SIG_DFL)  # a job in the background ignores SIGINT
     request.addfinalizer(lambda: signal.signal(number, before))
-    monkeypatch.setattr(TrainHead, "run", run)
-    assert main(["train", "eagle", "--out", str(tmp_path)]) == code
-    assert capsys.readouterr().err == "specjax: stopped; the same command with --resume goes on\n"
+    monkeypatch.setattr(command, "run", run)
+    assert main([*arguments, "--out", str(tmp_path)]) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"specjax: stopped; {told}")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_ends_the_process_at_once(request):
+    for each in SIGNALS:
+        before = signal.signal(each, signal.default_int_handler)
+        request.addfinalizer(partial(signal.signal, each, before))
+    received = []
+    with on_signal(received.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+        assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(each) for each in SIGNALS] == [signal.default_int_handler] * 2
