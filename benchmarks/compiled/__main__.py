@@ -104,6 +104,8 @@ def run(options: CompiledOptions) -> None:
             options.prompt_length,
         ):
             mesh = options.mesh if len(on) > 1 else ""
+            if method == TRAINING and temperature != options.temperatures[0]:
+                continue  # it has none
             new = 0 if method == TRAINING else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
             case = Case(name, *request, mesh)
@@ -168,7 +170,7 @@ def _keep(path: Path, row: Row) -> None:
             each["method"] == TRAINING,
             (len(each["compiled"]), each["compiled"]),
             order[2].index(each["method"]),
-            each["prompt"],
+            *(each["prompt"], each["new"], each.get("batch", 1), each.get("mesh", "")),
         )
     )
     with writable(path.parent):

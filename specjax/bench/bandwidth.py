@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from specjax.bench.summary import Measurement
 from specjax.core.memory import device_bytes
 from specjax.hub import LoadedTarget
+from specjax.models.sharding import constrain_rows
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5
@@ -34,14 +36,15 @@ def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> fl
     On a mesh they are those of one device; the devices of a CPU read from the same memory, so there
     they are those of all. Of an embedding table that is not the LM head too, it reads single rows.
     """
-    config, itemsize = target.config, target.dtype.itemsize
-    weights = device_bytes(target.params)
+    model, params, mesh = target.model, target.params, target.mesh
     # The embedding table is as large as the LM head.
-    unread = 0 if config.tie_word_embeddings else device_bytes(target.model.lm_head(target.params))
-    numbers_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    num_devices = 1 if target.mesh is None else target.mesh.size
-    cache = num_rows * length * numbers_per_token * itemsize / num_devices
-    return (weights - unread + cache) * (num_devices if jax.default_backend() == "cpu" else 1)
+    is_tied = target.config.tie_word_embeddings
+    unread = 0 if is_tied else device_bytes(model.lm_head(params))
+    slot = jax.eval_shape(partial(model.new_cache, params, num_rows, 1))
+    slot = constrain_rows(slot, mesh, num_rows)
+    cache = length * device_bytes((slot.keys, slot.values))
+    num_devices = 1 if mesh is None or jax.default_backend() != "cpu" else mesh.size
+    return (device_bytes(params) - unread + cache) * num_devices
 
 
 def with_bandwidth_share(
