@@ -19,7 +19,7 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters._trees import DepthTreeDrafter
+from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.distillation import DistillOptions, distill, own_questions, prompt_of
 from specjax.hub import LoadedTarget
 from specjax.loading import find_head, load_head

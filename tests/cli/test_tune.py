@@ -13,7 +13,7 @@ from specjax import distillation
 from specjax.bench.curves import read_curves
 from specjax.cli import main
 from specjax.cli.tune import TuneInductionHeads
-from specjax.decoding.drafters._trees import MEDUSA_TREE
+from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.hub import load
 from specjax.loading import load_drafter
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads

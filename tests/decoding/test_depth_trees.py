@@ -10,7 +10,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters._trees import MEDUSA_TREE, DepthTreeDrafter
+from specjax.decoding.drafters._depth_trees import MEDUSA_TREE, DepthTreeDrafter
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed

@@ -1,17 +1,13 @@
 """Trees that several drafters build.
 
 - `level_tree`: a static tree whose nodes' children are each node's own best tokens.
-- `DepthTreeDrafter`: from one distribution per depth, which does not know what was drafted above;
-  static or dynamic.
 - `best_of_pool`: the likeliest among many drafted nodes.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +15,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_tokens
-from specjax.decoding.drafter import Context, Drafter
-from specjax.decoding.drafters._heads import check_head
+from specjax.decoding.drafter import Context
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, from_choices, sorted_choices, valid_first
-from specjax.models.target import Target
+from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
 
 Choices = tuple[tuple[int, ...], ...]
 Nodes = TypeVar("Nodes")
@@ -246,183 +240,3 @@ def best_of_pool(
         is_chain=is_chain,
     )
     return valid_first(tree)
-
-
-# ---- One distribution per depth ----------------------------------------------------------------
-
-MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
-    *((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,)),
-    *((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (0, 9)),
-    *((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 0), (2, 1), (2, 2)),
-    *((3, 0), (3, 1), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 0, 7)),
-    *((0, 0, 8), (0, 0, 9), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0), (0, 2, 1), (0, 3, 0)),
-    *((0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0)),
-    *((0, 0, 0, 0), (0, 0, 0, 1)),
-)
-ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # settings no static tree reads
-
-
-@dataclass(frozen=True)
-class DepthTreeDrafter(Drafter):
-    """Makes a tree of one distribution per depth, which does not know what was drafted above.
-
-    A token is as good below one node as below another, and the whole tree costs one pass.
-
-    `tree` is `static`, of the shape of `choices`, paths of ranks: the Cartesian product of the best
-    tokens of each depth, cut to the choices; those deeper than the head predicts are left out. Or
-    it is `dynamic`: of all paths over the `top_k` best tokens of each depth the `num_tokens - 1`
-    most likely nodes (`num_tokens` counts the root), down to `depth` (0: as deep as the head
-    predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it does not read: they
-    may have been tuned for the head.
-
-    Raises:
-        SpecjaxError: for choices that do not form a tree or leave out a rank better than one they
-            have, settings by which nothing would be drafted, or a static tree with settings that
-            only a dynamic tree reads.
-    """
-
-    head: Any
-    choices: Choices = MEDUSA_TREE
-    """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
-    tree: str = "static"
-    """static, the tree of choices, or dynamic, which alone reads the settings below."""
-    top_k: int = 10
-    """Tokens per depth that a dynamic tree is made of; at least 1."""
-    num_tokens: int = 60
-    """Nodes of a dynamic tree, root included; at least 2."""
-    depth: int = 0
-    """Depth of a dynamic tree; 0 is as deep as the head predicts."""
-    noise_share: float = 0.8
-    """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
-
-    row_widths = ()  # a draft always fills the tree
-
-    def __post_init__(self):
-        levels_of(self.choices)  # checks them
-        if self.tree not in ("static", "dynamic"):
-            raise SpecjaxError(f"tree {self.tree!r} is unknown; use static or dynamic")
-        for name, least in (("top_k", 1), ("num_tokens", 2), ("depth", 0)):
-            check_at_least(name, getattr(self, name), least)
-        if not 0 <= self.noise_share <= 1:
-            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if self.tree == "static" and field.name in ONLY_DYNAMIC and value != field.default:
-                raise SpecjaxError(
-                    f"{field.name} {value} is not read by a static tree; add tree=dynamic, or "
-                    f"leave {field.name} out"
-                )
-
-    @property
-    @abstractmethod
-    def num_depths(self) -> int:
-        """The depths that the head predicts."""
-
-    @property
-    def max_depth(self) -> int:
-        if self.tree == "static":
-            return min(self.num_depths, max(map(len, self.choices)))
-        return min(self.num_depths, self.depth or self.num_depths, self.num_tokens - 1)
-
-    @property
-    def num_nodes(self) -> int:
-        if self.tree == "static":
-            return len(self.used_choices) + 1
-        return min(self.num_tokens, sum(self.pool_sizes) + 1)
-
-    @property
-    def used_choices(self) -> Choices:
-        """The choices of a static tree that are no deeper than the head predicts."""
-        return tuple(choice for choice in set(self.choices) if len(choice) <= self.num_depths)
-
-    @property
-    def pool_sizes(self) -> list[int]:
-        """The nodes of each depth that a dynamic tree is chosen from."""
-        sizes, above = [], 1
-        for _ in range(self.max_depth):
-            sizes.append(above * self.top_k)
-            above = min(sizes[-1], self.num_tokens - 1)
-        return sizes
-
-    def check(self, target: Target, params: Any) -> None:
-        check_head(self.head, target, params)
-        width, num_drafted = self.top_k, self.head.config.num_drafted
-        if self.tree == "static":
-            width = 1 + max(map(max, self.choices))
-        if width > num_drafted:
-            raise SpecjaxError(
-                f"the tree asks for {width} children of one node, but the head drafts only "
-                f"{num_drafted} tokens; lower top_k, or give smaller choices"
-            )
-
-    def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
-        """Makes the tree below the root, which is the last token of `context`.
-
-        Under `rejection` above temperature 0 the static tree is drawn without replacement at each
-        depth (ParallelSpec, algorithm 1). All nodes of one depth then have the same children: only
-        those of one of them are ever tried, and nothing that led there depends on them.
-
-        Args:
-            logits: row d - 1 for the tokens at depth d, D at least as deep as the tree.
-            context: the committed text.
-            draw: temperature, filters and noise.
-        """
-        return (self._static if self.tree == "static" else self._dynamic)(logits, context, draw)
-
-    def _static(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
-        depths, choices = self.max_depth, self.used_choices
-        logits = logits[:, :depths]
-        ordered, _ = sorted_choices(choices)
-        positions = context.length[:, None] + jnp.arange(depths)[None, :]
-        log_probs = None
-        if draw.sampling.needs_draft_probs:
-            log_probs = draw.filtered(logits)
-            scores = log_probs + draw.noise(positions, log_probs.shape[-1])
-        else:
-            at = [
-                with_coupled_noise(logits[:, d : d + 1], positions[:, d], draw)
-                for d in range(depths)
-            ]
-            scores = jnp.concatenate(at, axis=1)
-        best, ranked = best_tokens(scores, 1 + max(map(max, ordered)))
-        # A node exists where all tokens of its path do: those that filters cut do not.
-        exists = best > -jnp.inf
-        paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
-        valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
-        tree = from_choices(context.root, draw.tokens(ranked), choices)
-        draft_probs = None
-        if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
-            below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
-            draft_probs = jnp.take_along_axis(draw.spread(jnp.exp(log_probs)), below, axis=1)
-        tree = replace(
-            tree,
-            valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),
-            draft_probs=draft_probs,
-            is_chain=depths == len(ordered),
-        )
-        return valid_first(tree)
-
-    def _dynamic(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
-        """Takes the most likely nodes; a beam as wide as the tree finds them with their parents."""
-        batch, top_k, sizes = len(logits), self.top_k, self.pool_sizes
-        scores = jnp.zeros((batch, 1))
-        place = jnp.full((batch, 1), -1)  # in the pool; -1 is the root
-        pool = []  # tokens, scores and parents of each depth
-        for depth, size in enumerate(sizes):
-            position, count = context.length + depth, scores.shape[1]
-            here = logits[:, depth : depth + 1]
-            own, best = most_likely(here, position, draw, self.noise_share, top_k)
-            own = jnp.broadcast_to(own, (batch, count, top_k))
-            below = (scores[:, :, None] + own).reshape(batch, -1)
-            tokens = jnp.tile(best[:, 0], (1, count))
-            pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
-            scores, chosen = lax.top_k(below, min(size, self.num_tokens - 1))
-            place = chosen + sum(sizes[:depth])
-        tokens, scores, parents = (
-            jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
-        )
-        pool_depth = np.repeat(np.arange(1, len(sizes) + 1), sizes)
-        return best_of_pool(
-            context.root, tokens, scores, parents, pool_depth, self.num_nodes, is_chain=top_k == 1
-        )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
+from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
 from specjax.decoding.drafters._trees import (
-    MEDUSA_TREE,
     Choices,
     Level,
     check_widths,
