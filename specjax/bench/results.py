@@ -276,7 +276,7 @@ def _row(line: Mapping[str, Any]) -> Measurement:
         values[name] = tuple(value) if isinstance(value, list) else value
     for name in ("ratio", "tokens_per_second", "mean_accepted_length", "temperature", "batch"):
         float(values[name])  # a TypeError is reported with its line
-    values["published"] = Published(*values["published"])
+    values["published"] = Published(**values["published"])
     return Measurement(**values)
 
 

@@ -54,7 +54,8 @@ def exactly(texts: TextPair) -> TextMatch:
     return TextMatch.SAME if texts.own == texts.plain else TextMatch.DIFFERENT
 
 
-class Published(NamedTuple):
+@dataclass(frozen=True)
+class Published:
     """Figures as papers form them: means over questions, and over runs of all of them.
 
     A question is a prompt, or all turns of a chat (of a batch: all of its prompts). Deviations are

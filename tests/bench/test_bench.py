@@ -326,6 +326,8 @@ def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, ca
     rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     found = read_results(out)
     assert found.rows == rows
+    first = json.loads((out / "rows.jsonl").read_text().splitlines()[0])
+    assert first["published"]["tau"] == rows[0].published.tau, "figures are named"
     assert [(row.temperature, row.task, row.method) for row in rows] == [
         (temperature, kind, method)
         for temperature in (0.0, 0.8)
