@@ -6,7 +6,7 @@ varies (figures 3 to 6, table 2). Equation 1 predicts the gain of a static lengt
 acceptance rate and the cost of a draft pass. With --out, figures are kept for benchmarks.claims.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,11 @@ from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Fixed, Heuristic
 from specjax.hub import LoadedTarget
-from specjax.reproduce.figures import drafted_lengths, improvement_factor
+from specjax.reproduce.figures import NUM_PARTS, drafted_lengths, improvement_factor, in_part
 from specjax.reproduce.oracle import WithTruth
 from specjax.tasks import Request
 
 ORACLE = "oracle"
-NUM_PARTS = 10  # of a run, for the course of the oracle's lengths
 LONGEST = 20  # longer drafts share the last bar of the histogram
 
 
@@ -83,14 +82,10 @@ def contestants_of(
     return [*made, WithTruth.of(ORACLE, made[0], unbounded, params)]
 
 
-def oracle_lengths(task: str, runs: Iterable[Sequence[int]]) -> OracleLengths:
+def oracle_lengths(task: str, runs: Sequence[Sequence[int]]) -> OracleLengths:
     """Sums up some texts, each given by the lengths of its rounds."""
-    everything: list[int] = []
-    parts: list[list[int]] = [[] for _ in range(NUM_PARTS)]
-    for run in runs:
-        everything += run
-        for number, length in enumerate(run):
-            parts[number * NUM_PARTS // len(run)].append(length)
+    everything = [length for run in runs for length in run]
+    parts = [list(in_part(runs, number)) for number in range(NUM_PARTS)]
     return OracleLengths(
         task,
         float(np.mean(everything)),

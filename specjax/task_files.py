@@ -87,7 +87,10 @@ class Form(NamedTuple):
 
 
 def read_questions(
-    source: str | Path, complain: Callable[[str], None], first: int | None = None
+    source: str | Path,
+    complain: Callable[[str], None],
+    first: int | None = None,
+    limit: int | None = None,
 ) -> list[Question]:
     """Returns the questions of a file or a hub dataset, in their order.
 
@@ -96,6 +99,7 @@ def read_questions(
             rows of the same forms as `documents.hub_rows` reads them.
         complain: called for every record that is left out, with file and line, if others are good.
         first: read only this many records.
+        limit: stop at this many questions of a hub dataset whose rows name no category.
 
     Raises:
         SpecjaxError: for a file that cannot be read, or holds no good record; it then says what
@@ -107,7 +111,7 @@ def read_questions(
     def report(place: str, problem: str) -> None:
         problems.append(f"{source}{place} {problem}")
 
-    if DATASET_ID.fullmatch(str(source)) and not path.exists():
+    if is_on_hub := DATASET_ID.fullmatch(str(source)) is not None and not path.exists():
         rows = enumerate(hub_rows(str(source)), start=1)
         records = ((f", row {number},", row) for number, row in rows)
     else:
@@ -117,6 +121,9 @@ def read_questions(
             questions.append(_question(record))
         except SpecjaxError as error:
             report(place, str(error))
+        else:
+            if is_on_hub and len(questions) == limit and questions[0].category is None:
+                break
     if not questions:
         why = f" ({problems[0]})" if problems else ""
         raise SpecjaxError(f"{source} holds no tasks{why}; write one JSON object per line")

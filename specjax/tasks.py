@@ -78,7 +78,7 @@ def read_tasks(
     check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
-    questions = read_questions(source, complain)
+    questions = read_questions(source, complain, limit=limit)
     name = Path(source).stem
     tasks = [Task(each.category or name, each.turns, each.is_chat) for each in questions]
     return tuple(_first_of_each_kind(tasks, limit))

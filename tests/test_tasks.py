@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,17 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
         ("a/sums", "v1/x.jsonl", "dataset", "main"),
         "https://x/y.json",
     ]
+
+
+def test_only_what_is_wanted_of_a_hub_dataset_is_read(monkeypatch):
+    sums = repeat({"question": "How many?", "answer": "4"})
+    kinds = [{"turns": [kind], "category": kind} for kind in "aaab"]
+    sets = {"a/sums": chain([{"broken": 1}], sums), "a/kinds": kinds}
+    package = SimpleNamespace(load_dataset=lambda name, split, streaming: sets[name])
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    complaints = []
+    assert len(read_tasks("a/sums", 3, complain=complaints.append)) == 3 and len(complaints) == 1
+    assert [task.kind for task in read_tasks("a/kinds", 2)] == ["a", "a", "b"]
 
 
 def test_a_template_by_name_or_file_takes_the_place_of_the_tokenizers(tokenizer, tmp_path):

@@ -122,8 +122,8 @@ def variants_in(text: str) -> dict[str, str]:
     """Returns the methods by the names under which they run, from METHOD or NAME=METHOD.
 
     Raises:
-        SpecjaxError: for an unknown method, a name with a dot, or one that is given twice or means
-            something else.
+        SpecjaxError: for an unknown method, a name with a dot or an equals sign, or one that is given
+            twice or means something else.
     """
     from specjax.methods import METHODS, check_settings
 
@@ -133,7 +133,8 @@ def variants_in(text: str) -> dict[str, str]:
         name = name if equals else method
         if method != ALL_METHODS or equals:
             check_settings(method, {})
-        if equals and (not name or "." in name or name in METHODS or name == ALL_METHODS):
+        is_free = name and not {".", "="} & set(name) and name not in (*METHODS, ALL_METHODS)
+        if equals and not is_free:
             raise SpecjaxError(f"--methods {each!r}: {name!r} is no free name; write long=pld")
         if name in found:
             raise SpecjaxError(f"--methods names {name} twice; give each a name of its own")

@@ -28,7 +28,7 @@ from specjax.methods import METHODS
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import HEAD
 from specjax.quotesum import evaluate, read_quotesum
-from specjax.reproduce.estimate import DECODING, OTHER_SPEED, summary
+from specjax.reproduce.estimate import DECODING, OTHER_SPEED, in_hours, summary
 from specjax.reproduce.figures import (
     Figures,
     comparison,
@@ -264,7 +264,7 @@ class Reproduction:
             / "bench"
             / f"{part.model}-{checksum(options, oracle, target.name, target.dtype_name)}"
         )
-        self.say(f"{len(names)} methods, {self.machine_estimate(target, tasks, len(names))}")
+        self.say(f"methods: {len(names)}; {self.machine_estimate(target, tasks, len(names))}")
         run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
         return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
 
@@ -275,7 +275,8 @@ class Reproduction:
         seconds = bytes_per_pass(target, 512.0) / (DECODING * read_bandwidth())
         runs = self.recipe.runs * len(self.recipe.temperatures) * (1 + num_methods / OTHER_SPEED)
         hours = seconds * num_turns * self.recipe.max_new_tokens * runs / 3600
-        return f"at most about {hours:.2g} hours here, and {num_bytes(target.params) / 1e9:.2g} GB"
+        gigabytes = num_bytes(target.params) / 1e9
+        return f"at most about {in_hours(hours)} hours here, and {gigabytes:.2g} GB"
 
     def trained(self, head: OwnHead, part: Part) -> Path:
         """Trains a head unless it is there, and returns the folder of the run."""
@@ -331,9 +332,13 @@ class Reproduction:
     # ---- What it runs on -------------------------------------------------------------------------
 
     def tasks_of(self, part: Part, which: int) -> Path:
-        """Returns the file of the training (0) or the validation (1) questions."""
+        """Returns the file of the training (0) or the validation (1) questions.
+
+        Parts with the same questions and the same model share what is made of them.
+        """
         name = self.recipe.training[part.data[0]][which]
-        return write_tasks({part.data[0]: self.drawn(name, TRIAL)}, self.out)
+        questions = self.drawn(name, (TRIAL, 1)[which])
+        return write_tasks({shared_data()[name].title: questions}, self.out)
 
     def questions(self, part: Part) -> dict[str, list[Question]]:
         """Draws the questions of all columns; leaves out those whose data is missing.

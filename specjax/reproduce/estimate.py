@@ -67,7 +67,7 @@ def summary(recipe: Recipe) -> str:
     costs = {name: estimate(recipe, device) for name, device in DEVICES.items()}
     if not costs["A100"].hours:
         return "no model runs"
-    hours = " or ".join(f"{_hours(cost)} hours on one {name}" for name, cost in costs.items())
+    hours = " or ".join(f"{in_hours(c.hours)} hours on one {name}" for name, c in costs.items())
     return f"with the paper's models about {hours}, and {costs['A100'].gigabytes:.0f} GB"
 
 
@@ -78,14 +78,15 @@ def rows() -> list[list[str]]:
         recipe = read_recipe(name)
         costs = [estimate(recipe, device) for device in DEVICES.values()]
         sizes = f"{costs[0].gigabytes:.0f}" if costs[0].hours else "-"
-        found.append([name, recipe.title, *map(_hours, costs), sizes])
+        found.append([name, recipe.title, *(in_hours(cost.hours) for cost in costs), sizes])
     return found
 
 
-def _hours(cost: Cost) -> str:
-    if not cost.hours:
+def in_hours(hours: float) -> str:
+    """Returns a time in full hours, or tenths below one; a dash for none."""
+    if not hours:
         return "-"
-    return f"{cost.hours:.0f}" if cost.hours >= 0.95 else f"{max(cost.hours, 0.1):.1f}"
+    return f"{hours:.0f}" if hours >= 0.95 else f"{max(hours, 0.1):.1f}"
 
 
 def listing() -> str:

@@ -83,7 +83,7 @@ def _figure(
     if metric == "draft_share":
         return Figure(lengths.count(int(number)) / len(lengths))
     if metric == "draft_length" and number:
-        lengths = list(_in_part(runs, int(number) - 1))
+        lengths = list(in_part(runs, int(number) - 1))
     return Figure(fmean(lengths), pstdev(lengths)) if lengths else None
 
 
@@ -104,8 +104,8 @@ def drafted_lengths(from_draft: Sequence[bool]) -> list[int]:
     return [*found, count] if count else found  # the last round may have been cut
 
 
-def _in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
-    """Yields the lengths in one of `NUM_PARTS` parts of the runs."""
+def in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
+    """Yields the lengths in one of `NUM_PARTS` parts of the runs, counted from 0."""
     for run in runs:
         yield from (length for n, length in enumerate(run) if n * NUM_PARTS // len(run) == part)
 

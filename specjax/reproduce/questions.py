@@ -15,6 +15,9 @@ from specjax.reproduce.recipe import DataSet
 from specjax.task_files import Question, read_questions
 
 
+TRIAL_RECORDS = 1000  # of a source that are read for --limit; the samples lie within
+
+
 def is_there(data: DataSet, folder: Path | None) -> bool:
     """Whether a data set can be read: from files in a folder, or else from hub or web."""
     if folder is None:
@@ -46,8 +49,11 @@ def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> li
         SpecjaxError: for data that is missing, or holds no such question.
     """
     groups: dict[str, list[Question]] = {}
+    is_mixed = data.per_kind or data.kinds  # then a part may lack a kind
+    is_part = limit is not None and limit < (data.sample or 0) and not is_mixed
+    first = TRIAL_RECORDS if is_part else data.first
     for source in sources_of(data, folder):
-        for question in read_questions(source, warn, data.first):
+        for question in read_questions(source, warn, first):
             if not data.kinds or question.category in data.kinds:
                 name = str(question.category) if data.per_kind else source
                 groups.setdefault(name, []).append(question)

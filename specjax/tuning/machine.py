@@ -118,7 +118,8 @@ def _candidates(
     for method in methods:
         shared: dict[Any, Any] = {}  # params, which all settings of a method share
         fixed = given.get(method, {})
-        for space in METHODS[method].search_space:
+        spaces = [space for space in METHODS[method].search_space if _serves(space, fixed)]
+        for space in spaces or ({},):
             searched = {name: values for name, values in space.items() if name not in fixed}
             for values in product(*searched.values()):
                 settings = {**dict(zip(searched, values, strict=True)), **fixed}
@@ -133,6 +134,12 @@ def _candidates(
                 yield Candidate(method, settings, drafter, params, workload.runner(gate, params))
     for reason in dict.fromkeys(reasons):
         report(reason, ())
+
+
+def _serves(space: Mapping[str, Sequence], fixed: Mapping[str, Any]) -> bool:
+    """Whether a search space is for the kinds among the given settings, such as a length rule."""
+    kinds = {name: value for name, value in fixed.items() if isinstance(value, str)}
+    return all(value in space.get(name, (value,)) for name, value in kinds.items())
 
 
 def _halved(

@@ -490,6 +490,7 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
         ({"methods": "pld,nonsense"}, "method 'nonsense' is unknown"),
         ({"methods": "long=nonsense"}, "method 'nonsense' is unknown"),
         ({"methods": "rest=pld"}, "'rest' is no free name"),
+        ({"methods": "a=b=pld"}, "'a=b' is no free name"),
         ({"methods": "a=pld,a=pld"}, "names a twice"),
         ({"chat_template": "alpaca"}, "neither a file nor one of vicuna"),
         ({"runs": 0}, "runs 0 must be at least 1"),

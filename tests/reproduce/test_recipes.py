@@ -2,7 +2,8 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
+from itertools import chain
 from statistics import fmean
 
 import pytest
@@ -12,6 +13,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.distillation import DistillOptions
 from specjax.methods import METHODS, check_settings
 from specjax.models.config import TransformerConfig
+from specjax.reproduce import questions
 from specjax.reproduce import recipe as recipe_module
 from specjax.reproduce.estimate import DEVICES, estimate, listing
 from specjax.reproduce.figures import COUNTED, METRICS, Figure, comparison
@@ -94,6 +96,13 @@ def test_the_heads_of_a_recipe_can_be_trained(name):
         training(**{name: own[name](value) for name, value in given.items() if name in own})
 
 
+def test_what_is_read_for_a_limit_holds_the_samples():
+    recipes = map(read_recipe, NAMES)
+    names = {name for each in recipes for name in chain(each.data.values(), *each.training.values())}
+    for data in (shared_data()[name] for name in names):
+        assert data.skip + (data.sample or 0) <= questions.TRIAL_RECORDS
+
+
 def test_every_drafter_is_of_a_method_that_reads_one():
     for model in shared_models().values():
         assert all(METHODS[method].part for method in model.drafters)
@@ -154,7 +163,7 @@ def test_settings_of_the_published_target_are_not_anothers():
     assert layers == [1, 2, 3, 4]
 
 
-def test_questions_are_drawn_by_seed_and_kind_and_kept(tmp_path):
+def test_questions_are_drawn_by_seed_and_kind_and_kept(tmp_path, monkeypatch):
     rows = [
         {"data_source": kind, "coarse_grained": "Fix.", "input": f"{kind} {number}"}
         for kind in ("a", "b", "c")
@@ -167,6 +176,9 @@ def test_questions_are_drawn_by_seed_and_kind_and_kept(tmp_path):
     assert [each.category for each in drawn] == ["a"] * 4 + ["b"] * 4
     assert draw(data, tmp_path, None, 0) == drawn != draw(data, tmp_path, None, 1)
     assert [each.category for each in draw(data, tmp_path, 2, 0)] == ["a", "b"]
+    monkeypatch.setattr(questions, "TRIAL_RECORDS", 5)
+    few = {draw(replace(data, kinds=(), per_kind=False), tmp_path, 1, seed)[0] for seed in range(9)}
+    assert {each.category for each in few} == {"a"} and len(few) <= 5
     rest = draw(DataSet(**common, files=("x.jsonl",), sample=4, skip=4), tmp_path, None, 0)
     first = draw(DataSet(**common, files=("x.jsonl",), sample=4), tmp_path, None, 0)
     assert not set(first) & set(rest)

@@ -103,6 +103,19 @@ def test_nothing_that_pays_is_plain_decoding(workload, made_up, monkeypatch):
     assert load_drafter("auto", workload.target, tuned=path) == (Autoregressive(), None)
 
 
+def test_a_rule_is_not_tried_with_the_settings_of_another(workload, made_up, monkeypatch):
+    spaces = {"occurrence": ("first",), "num_tokens": (1, 2)}, {"occurrence": ("last",)}
+    set_space(monkeypatch, "pld", *spaces)
+    made_up(float)
+    for given, tried in (
+        ({"occurrence": "last"}, {"pld (occurrence=last)"}),
+        ({"occurrence": "first", "num_tokens": 3}, {"pld (occurrence=first, num_tokens=3)"}),
+    ):
+        seen = {}
+        tune_machine(workload, given={"pld": given}, methods=["pld"], report=seen.__setitem__)
+        assert {each.name for each in seen["On 2 prompts"]} == tried
+
+
 def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     """By `pld-plus`, whose layer was tuned before: the choice keeps it, whatever is tuned later."""
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
