@@ -122,8 +122,8 @@ def variants_in(text: str) -> dict[str, str]:
     """Returns the methods by the names under which they run, from METHOD or NAME=METHOD.
 
     Raises:
-        SpecjaxError: for an unknown method, a name with a dot or an equals sign, or one that is given
-            twice or means something else.
+        SpecjaxError: for an unknown method, a name with a dot or equals sign, or one that is
+            given twice or means something else.
     """
     from specjax.methods import METHODS, check_settings
 

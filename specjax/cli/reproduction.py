@@ -13,17 +13,17 @@ import jax
 
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.bench.contestants import make_contestants
-from specjax.bench.options import BenchOptions, sources_in
+from specjax.bench.options import BenchOptions
 from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import run_bench
 from specjax.cli import parsed
-from specjax.cli.reproduce import Reproduce
+from specjax.cli.recipe_inputs import TRIAL, Inputs
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
-from specjax.hub import POCKET, LoadedTarget, load
-from specjax.loading import load_drafter, pocket_part
+from specjax.hub import LoadedTarget
+from specjax.loading import load_drafter
 from specjax.methods import METHODS
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import HEAD
@@ -38,60 +38,17 @@ from specjax.reproduce.figures import (
     titles_of,
 )
 from specjax.reproduce.oracle import WithOracle
-from specjax.reproduce.questions import (
-    draw,
-    fetched,
-    is_there,
-    num_words,
-    sources_of,
-    write_tasks,
-)
-from specjax.reproduce.recipe import (
-    ALL,
-    Cell,
-    Figure,
-    Model,
-    OwnHead,
-    Part,
-    Recipe,
-    RecipeMethod,
-    shared_data,
-    shared_models,
-)
+from specjax.reproduce.questions import fetched, num_words, sources_of, write_tasks
+from specjax.reproduce.recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
 from specjax.reproduce.variants import ORACLE, TUNED, alias, needs_ranking, resolved
-from specjax.task_files import Question
 from specjax.tuned import read_tuned
 
-TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
 ALL_TASKS = 10**9
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Inputs):
     """One run of a recipe."""
-
-    recipe: Recipe
-    options: Reproduce
-    out: Path
-
-    @property
-    def parts(self) -> list[Part]:
-        """Returns the parts to run: with another target, only those of one model.
-
-        Raises:
-            SpecjaxError: if the recipe has no such model.
-        """
-        parts = self.recipe.parts
-        if self.options.model:
-            parts = [part for part in parts if part.model == self.options.model]
-        elif self.options.target is not None and not self.recipe.model_of:
-            parts = parts[:1]
-        if not parts:
-            known = ", ".join(self.recipe.models)
-            raise SpecjaxError(
-                f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
-            )
-        return parts
 
     def run(self) -> None:
         """Measures part by part, and shows and keeps the table."""
@@ -128,10 +85,6 @@ class Reproduction:
     def show(self, lines: Sequence[Sequence[str]]) -> None:
         """Prints the table."""
         print_grid(Grid(self.legend, lines[0], lines[1:]))
-
-    def say(self, text: str) -> None:
-        """Prints a line of progress."""
-        print(f"{self.recipe.name}: {text}", file=sys.stderr)
 
     # ---- Kinds of measurement --------------------------------------------------------------------
 
@@ -170,7 +123,7 @@ class Reproduction:
         data = shared_data()[self.recipe.data[part.data[0]]]
         [source] = sources_of(data, self.options.data)
         examples, _ = read_quotesum(fetched(source, self.out))
-        target = self.load(self.target_of(part))
+        target = self.load(part)
         given: dict[str, Any] = {} if self.options.target else {"layer": 9}
         drafter, _ = load_drafter("pld-plus", target, **given)
         thresholds = {f"threshold {least}": least for least in (2, 5, 8)}
@@ -230,7 +183,7 @@ class Reproduction:
         ranking: Path | None = None,
     ) -> Figures:
         """Runs `specjax bench` with a variant per row of the table."""
-        target = self.load(self.target_of(part))
+        target = self.load(part)
         owner = fingerprint(target.config, target.params)
         ranked = read_tuned(ranking, owner).induction_heads if ranking else ()
         variants = {title: self.recipe.methods[title] for title in sources}
@@ -268,15 +221,45 @@ class Reproduction:
         run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
         return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
 
+    @cached_property
+    def bandwidth(self) -> float:
+        """The bytes per second that this machine reads."""
+        return read_bandwidth()
+
     def machine_estimate(self, target: LoadedTarget, tasks: Path, num_methods: int) -> str:
         """Returns what the benchmark takes on this machine, by its memory bandwidth."""
         with tasks.open(encoding="utf-8") as lines:
             num_turns = sum(len(json.loads(line).get("turns", "1")) for line in lines)
-        seconds = bytes_per_pass(target, 512.0) / (DECODING * read_bandwidth())
+        seconds = bytes_per_pass(target, 512.0) / (DECODING * self.bandwidth)
         runs = self.recipe.runs * len(self.recipe.temperatures) * (1 + num_methods / OTHER_SPEED)
         hours = seconds * num_turns * self.recipe.max_new_tokens * runs / 3600
         gigabytes = num_bytes(target.params) / 1e9
         return f"at most about {in_hours(hours)} hours here, and {gigabytes:.2g} GB"
+
+    def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
+        """Returns what each variant reads by title; leaves out those whose drafter is missing.
+
+        Trains the heads that are missing.
+
+        Raises:
+            SpecjaxError: if no variant is left.
+        """
+        found: dict[str, str | None] = {}
+        for title, variant in methods.items():
+            if variant.head is not None:
+                found[title] = str(self.trained(self.recipe.heads[variant.head], part))
+                continue
+            source = self.source_of(variant.method, part)
+            if METHODS[variant.method].part and source is None:
+                self.say(
+                    f"{title} is left out: nothing is known that {variant.method} could read; "
+                    f"give --drafter {variant.method}=FOLDER"
+                )
+                continue
+            found[title] = source
+        if not found:
+            raise SpecjaxError(f"no method of {self.recipe.name} is left; give --drafter")
+        return found
 
     def trained(self, head: OwnHead, part: Part) -> Path:
         """Trains a head unless it is there, and returns the folder of the run."""
@@ -328,101 +311,6 @@ class Reproduction:
         """Runs a command of specjax in this process."""
         self.say(f"specjax {' '.join(arguments)}")
         parsed(arguments).run()
-
-    # ---- What it runs on -------------------------------------------------------------------------
-
-    def tasks_of(self, part: Part, which: int) -> Path:
-        """Returns the file of the training (0) or the validation (1) questions.
-
-        Parts with the same questions and the same model share what is made of them.
-        """
-        name = self.recipe.training[part.data[0]][which]
-        questions = self.drawn(name, (TRIAL, 1)[which])
-        return write_tasks({shared_data()[name].title: questions}, self.out)
-
-    def questions(self, part: Part) -> dict[str, list[Question]]:
-        """Draws the questions of all columns; leaves out those whose data is missing.
-
-        Raises:
-            SpecjaxError: if that is all of it.
-        """
-        found = {}
-        for title in part.data:
-            data = shared_data()[self.recipe.data[title]]
-            if is_there(data, self.options.data):
-                found[title] = self.drawn(self.recipe.data[title])
-            else:
-                self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
-        if not found:
-            sources_of(data, self.options.data)
-        return found
-
-    def drawn(self, name: str, times: int = 1) -> list[Question]:
-        """Draws questions of a data set, at most `times` the limit."""
-        limit = None if self.options.limit is None else times * self.options.limit
-        return draw(shared_data()[name], self.options.data, limit, self.options.seed)
-
-    def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
-        """Returns what each variant reads by title; leaves out those whose drafter is missing."""
-        found: dict[str, str | None] = {}
-        for title, variant in methods.items():
-            if variant.head is not None:
-                found[title] = str(self.trained(self.recipe.heads[variant.head], part))
-                continue
-            source = self.source_of(variant.method, part)
-            if METHODS[variant.method].part and source is None:
-                self.say(
-                    f"{title} is left out: nothing is known that {variant.method} could read; "
-                    f"give --drafter {variant.method}=FOLDER"
-                )
-                continue
-            found[title] = source
-        if not found:
-            raise SpecjaxError(f"no method of {self.recipe.name} is left; give --drafter")
-        return found
-
-    def source_of(self, method: str, part: Part) -> str | None:
-        """Returns what a method reads; None if nothing is known."""
-        known = {} if self.options.target else dict(self.model_of(part).drafters)
-        known |= self.given
-        if method == "eagle2" and method not in known:
-            method = "eagle"
-        if self.options.target == POCKET and METHODS[method].part:
-            known = {method: str(pocket_part(METHODS[method].part))} | known
-        return known.get(method)
-
-    @cached_property
-    def given(self) -> dict[str, str]:
-        """The drafters of the command line by method."""
-        return sources_in(self.options.drafter)
-
-    def model_of(self, part: Part) -> Model:
-        """Returns the model of a part; with another target, that one, without its template."""
-        model = shared_models()[part.model]
-        if self.options.target is None:
-            return model
-        return replace(model, target=self.options.target, drafters={}, chat_template=None)
-
-    def target_of(self, part: Part) -> str:
-        """Returns the target's name, folder or hub id."""
-        return self.model_of(part).target
-
-    def target_flags(self, part: Part) -> list[str]:
-        """Returns the flags of a command that name the target."""
-        flags = ["--target", self.target_of(part)]
-        for name in ("dtype", "quantize"):
-            if (value := getattr(self.options, name)) is not None:
-                flags += [f"--{name}", value]
-        return flags
-
-    def drafter_flags(self, part: Part) -> list[str]:
-        """Returns the flags of a command that name the draft model."""
-        source = self.source_of("draft-model", part)
-        return [] if source is None else ["--drafter", source]
-
-    def load(self, name: str) -> LoadedTarget:
-        """Loads a target."""
-        return load(name, dtype=self.options.dtype, quantize=self.options.quantize)
 
 
 def checksum(*values: Any) -> str:

@@ -14,7 +14,6 @@ from specjax.documents import content_of
 from specjax.reproduce.recipe import DataSet
 from specjax.task_files import Question, read_questions
 
-
 TRIAL_RECORDS = 1000  # of a source that are read for --limit; the samples lie within
 
 

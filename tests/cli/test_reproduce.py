@@ -2,14 +2,18 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 
 from specjax.bench import run as run_module
 from specjax.bench.measure import measure_turns
 from specjax.cli import main, reproduction
+from specjax.cli.recipe_inputs import Inputs
+from specjax.cli.reproduce import Reproduce
 from specjax.core.interrupts import Stopped
 from specjax.reproduce import recipe as recipe_module
+from specjax.reproduce.recipe import Part
 
 SHARED = {
     "models": 'm = {target = "none/none", billions = 7.0, cache = [32, 4096]}',
@@ -121,6 +125,17 @@ def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
             own, rest = cell.split(" / ")
             assert rest.startswith(f"{theirs} (") and float(own) >= 1
     assert all(row in captured.out for row in ("PLD", "EAGLE, own", "Hydra"))
+
+
+def test_columns_with_the_same_training_questions_share_what_is_made_of_them(folder, tmp_path):
+    pair = ("texts", "edits")
+    recipe = recipe_module.read_recipe("small-table-1")
+    recipe = replace(recipe, training={"Edits": pair, "More edits": pair})
+    inputs = Inputs(recipe, Reproduce(data=folder, limit=1), tmp_path / "out")
+    parts = [Part("m", (title,)) for title in recipe.training]
+    for which, count in enumerate((10, 1)):
+        [file] = {inputs.tasks_of(part, which) for part in parts}
+        assert file.read_text().count("\n") == count
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,10 @@ def test_the_heads_of_a_recipe_can_be_trained(name):
 
 
 def test_what_is_read_for_a_limit_holds_the_samples():
-    recipes = map(read_recipe, NAMES)
-    names = {name for each in recipes for name in chain(each.data.values(), *each.training.values())}
-    for data in (shared_data()[name] for name in names):
-        assert data.skip + (data.sample or 0) <= questions.TRIAL_RECORDS
+    for recipe in map(read_recipe, NAMES):
+        for name in chain(recipe.data.values(), *recipe.training.values()):
+            data = shared_data()[name]
+            assert data.skip + (data.sample or 0) <= questions.TRIAL_RECORDS
 
 
 def test_every_drafter_is_of_a_method_that_reads_one():

@@ -1,0 +1,121 @@
+"""Questions, models and drafters of a run of a recipe: the recipe's own, or what stands in."""
+
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from specjax.bench.options import sources_in
+from specjax.cli.reproduce import Reproduce
+from specjax.core.errors import SpecjaxError
+from specjax.hub import POCKET, LoadedTarget, load
+from specjax.loading import pocket_part
+from specjax.methods import METHODS
+from specjax.reproduce.questions import draw, is_there, sources_of, write_tasks
+from specjax.reproduce.recipe import Model, Part, Recipe, shared_data, shared_models
+from specjax.task_files import Question
+
+TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A recipe, the options of a run, and its folder: what it reads."""
+
+    recipe: Recipe
+    options: Reproduce
+    out: Path
+
+    @property
+    def parts(self) -> list[Part]:
+        """Returns the parts to run: with another target, only those of one model.
+
+        Raises:
+            SpecjaxError: if the recipe has no such model.
+        """
+        parts = self.recipe.parts
+        if self.options.model:
+            parts = [part for part in parts if part.model == self.options.model]
+        elif self.options.target is not None and not self.recipe.model_of:
+            parts = parts[:1]
+        if not parts:
+            known = ", ".join(self.recipe.models)
+            raise SpecjaxError(
+                f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
+            )
+        return parts
+
+    def say(self, text: str) -> None:
+        """Prints a line of progress."""
+        print(f"{self.recipe.name}: {text}", file=sys.stderr)
+
+    def tasks_of(self, part: Part, which: int) -> Path:
+        """Returns the file of the training (0) or the validation (1) questions.
+
+        Parts with the same questions and the same model share what is made of them.
+        """
+        name = self.recipe.training[part.data[0]][which]
+        questions = self.drawn(name, (TRIAL, 1)[which])
+        return write_tasks({shared_data()[name].title: questions}, self.out)
+
+    def questions(self, part: Part) -> dict[str, list[Question]]:
+        """Draws the questions of all columns; leaves out those whose data is missing.
+
+        Raises:
+            SpecjaxError: if that is all of it.
+        """
+        found = {}
+        for title in part.data:
+            data = shared_data()[self.recipe.data[title]]
+            if is_there(data, self.options.data):
+                found[title] = self.drawn(self.recipe.data[title])
+            else:
+                self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
+        if not found:
+            sources_of(data, self.options.data)
+        return found
+
+    def drawn(self, name: str, times: int = 1) -> list[Question]:
+        """Draws questions of a data set, at most `times` the limit."""
+        limit = None if self.options.limit is None else times * self.options.limit
+        return draw(shared_data()[name], self.options.data, limit, self.options.seed)
+
+    def source_of(self, method: str, part: Part) -> str | None:
+        """Returns what a method reads; None if nothing is known."""
+        known = {} if self.options.target else dict(self.model_of(part).drafters)
+        known |= self.given
+        if method == "eagle2" and method not in known:
+            method = "eagle"
+        if self.options.target == POCKET and METHODS[method].part:
+            known = {method: str(pocket_part(METHODS[method].part))} | known
+        return known.get(method)
+
+    @cached_property
+    def given(self) -> dict[str, str]:
+        """The drafters of the command line by method."""
+        return sources_in(self.options.drafter)
+
+    def model_of(self, part: Part) -> Model:
+        """Returns the model of a part; with another target, that one, without its template."""
+        model = shared_models()[part.model]
+        if self.options.target is None:
+            return model
+        return replace(model, target=self.options.target, drafters={}, chat_template=None)
+
+    def target_flags(self, part: Part) -> list[str]:
+        """Returns the flags of a command that name the target."""
+        flags = ["--target", self.model_of(part).target]
+        for name in ("dtype", "quantize"):
+            if (value := getattr(self.options, name)) is not None:
+                flags += [f"--{name}", value]
+        return flags
+
+    def drafter_flags(self, part: Part) -> list[str]:
+        """Returns the flags of a command that name the draft model."""
+        source = self.source_of("draft-model", part)
+        return [] if source is None else ["--drafter", source]
+
+    def load(self, part: Part) -> LoadedTarget:
+        """Loads the target of a part."""
+        target = self.model_of(part).target
+        return load(target, dtype=self.options.dtype, quantize=self.options.quantize)
