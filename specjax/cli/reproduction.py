@@ -36,6 +36,7 @@ from specjax.reproduce.figures import (
     improvement_factor,
     markdown,
     titles_of,
+    uses_samples,
 )
 from specjax.reproduce.oracle import WithOracle
 from specjax.reproduce.questions import fetched, num_words, sources_of, write_tasks
@@ -76,8 +77,9 @@ class Reproduction(Inputs):
             return "Ours / published (difference)."
         target = self.options.target or "the paper's models"
         limit = f", {self.options.limit} questions of each data set" if self.options.limit else ""
+        over = "rounds" if uses_samples(self.recipe) else "runs"
         return (
-            f"Ours ± deviation over runs / published (difference). Ours: {target}{limit}, "
+            f"Ours ± deviation over {over} / published (difference). Ours: {target}{limit}, "
             f"{self.recipe.max_new_tokens} new tokens at most, {self.recipe.runs} run(s). "
             f"Published: {self.recipe.device}."
         )
