@@ -231,7 +231,9 @@ def part_of(method: str, target: LoadedTarget, source: str | Path | None) -> Any
     if method == "rest":
         return _datastore(target, source)
     if source is not None:
-        raise SpecjaxError(f"method {method!r} reads nothing; leave out {str(source)!r}")
+        raise SpecjaxError(
+            f"method {method!r} reads nothing; leave out {str(source)!r}, or name another method"
+        )
     return None
 
 

@@ -49,6 +49,7 @@ class Method:
     """One row of the registry."""
 
     drafter: type[Drafter]  # a frozen dataclass; its fields with defaults are the settings
+    drafts: str  # these three in words
     needs: str
     paper: str
     # Settings that fit a target, in place of defaults.
@@ -93,9 +94,15 @@ BEAMS: SearchSpace = (
 )
 
 METHODS: dict[str, Method] = {
-    "plain": Method(Autoregressive, "nothing", "plain decoding, the baseline"),
+    "plain": Method(
+        Autoregressive,
+        "nothing: one token per pass",
+        "nothing",
+        "plain decoding, the baseline",
+    ),
     "pld": Method(
         PromptLookup,
+        "what followed an earlier occurrence of the last 3 tokens (or 2, or 1)",
         "nothing",
         "Prompt Lookup Decoding (Saxena, 2023)",
         copies=True,
@@ -103,7 +110,8 @@ METHODS: dict[str, Method] = {
     ),
     "pld-plus": Method(
         PromptLookupPlus,
-        "hidden states of one target layer",
+        "what followed the last token where the target's hidden states are most similar",
+        "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
         copies=True,
@@ -112,17 +120,24 @@ METHODS: dict[str, Method] = {
     ),
     "pld-plus-attention": Method(
         PromptLookupPlusAttention,
-        "attention of the target's induction heads",
+        "what followed the last token where the target's induction heads attend most",
+        "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
         copies=True,
         tuned=("heads", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
     ),
-    "lookahead": Method(Lookahead, "nothing", "Lookahead Decoding (Fu et al., 2024)"),
+    "lookahead": Method(
+        Lookahead,
+        "n-grams that the target itself guessed in parallel",
+        "nothing",
+        "Lookahead Decoding (Fu et al., 2024)",
+    ),
     "draft-model": Method(
         DraftModel,
-        "a draft model of the target's vocabulary; for rule=disco a classifier",
+        "the tokens of a small model, until a rule stops it: fixed, heuristic, confidence or disco",
+        "a draft model of the target's vocabulary; for disco a classifier",
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         part="draft",
         tuned=("rule", "length", "threshold", "max_length", "classifier"),
@@ -133,6 +148,7 @@ METHODS: dict[str, Method] = {
     ),
     "rest": Method(
         Retrieval,
+        "a tree of the most frequent continuations in a datastore",
         "a datastore",
         "REST (He et al., 2023)",
         part="datastore",
@@ -140,6 +156,7 @@ METHODS: dict[str, Method] = {
     ),
     "medusa": Method(
         Medusa,
+        "a tree from heads that each predict one depth",
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
         part="medusa",
@@ -150,6 +167,7 @@ METHODS: dict[str, Method] = {
     ),
     "hydra": Method(
         Hydra,
+        "Medusa's tree from heads that see the tokens drafted above",
         "Hydra heads",
         "Hydra (Ankner et al., 2024)",
         part="hydra",
@@ -160,6 +178,7 @@ METHODS: dict[str, Method] = {
     ),
     "eagle": Method(
         Eagle,
+        "a static tree from a one-layer head that predicts the target's next feature",
         "an EAGLE head",
         "EAGLE (Li et al., 2024 a)",
         part="eagle",
@@ -169,6 +188,7 @@ METHODS: dict[str, Method] = {
     ),
     "eagle2": Method(
         Eagle2,
+        "a tree from an EAGLE head that grows where the head is confident",
         "an EAGLE head",
         "EAGLE-2 (Li et al., 2024 b)",
         part="eagle",
@@ -177,6 +197,7 @@ METHODS: dict[str, Method] = {
     ),
     "hass": Method(
         Eagle2,
+        "the tree of EAGLE-2 from a head trained in the contexts of drafting",
         "a head trained with HASS",
         "HASS (Zhang et al., 2025)",
         part="hass",
@@ -187,6 +208,7 @@ METHODS: dict[str, Method] = {
     ),
     "eagle3": Method(
         Eagle2,
+        "the tree of EAGLE-2 from a head that reads three of the target's layers",
         "an EAGLE-3 head",
         "EAGLE-3 (Li et al., 2025)",
         lambda config: {"depth": 8},  # heads are trained that far
@@ -197,6 +219,7 @@ METHODS: dict[str, Method] = {
     ),
     "parallel-medusa": Method(
         ParallelSpecMedusa,
+        "Medusa's tree from one pass of one layer over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-medusa",
@@ -207,6 +230,7 @@ METHODS: dict[str, Method] = {
     ),
     "parallel-eagle": Method(
         ParallelSpec,
+        "EAGLE's tree from one pass of an EAGLE head over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
         part="parallel-eagle",
@@ -217,13 +241,15 @@ METHODS: dict[str, Method] = {
     ),
     HYBRID: Method(
         Hybrid,
-        "what its two methods need",
-        "PLD+ and HASS, or two other methods, in one tree",
+        "what two other methods draft, in one tree; by default `pld-plus` and `hass`",
+        "what both need",
+        "two methods in one tree",
     ),
     "auto": Method(
         Auto,
-        "what `specjax tune machine` chose for target and machine; else it is pld",
-        "the other methods, each behind a gate",
+        "what the method would that `specjax tune machine` chose, while it pays; untuned, `pld`",
+        "what that method needs",
+        "a gate in front of another method",
         tuned=("machine", "method", "settings", "source", "break_even", "widths"),
     ),
 }

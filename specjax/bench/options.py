@@ -158,7 +158,9 @@ def sources_in(
     for assignment in assignments:
         method, equals, folder = assignment.partition("=")
         if not (equals and folder):
-            raise SpecjaxError(f"--drafter {assignment!r} is not METHOD=FOLDER; write rest=FOLDER")
+            raise SpecjaxError(
+                f"--drafter {assignment!r} is not METHOD=FOLDER; name the method that reads it"
+            )
         check_settings(methods.get(method, method), {})
         if method in sources:
             raise SpecjaxError(f"--drafter names {method} twice; keep one of them")

@@ -6,8 +6,11 @@ are inside `run`, so that help and errors in the options appear at once.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from difflib import get_close_matches
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import tyro
@@ -20,7 +23,7 @@ from specjax.cli.convert import Convert
 from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
-from specjax.cli.help import command_help, overview
+from specjax.cli.help import command_help, flags_of, overview
 from specjax.cli.methods import Methods
 from specjax.cli.options import union_of
 from specjax.cli.report import ReportCommand
@@ -56,11 +59,7 @@ COMMANDS: dict[str, type] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of the process, and returns the exit code.
-
-    Raises:
-        SystemExit: if the arguments do not parse.
-    """
+    """Runs a command line, by default that of the process, and returns the exit code."""
     return exit_code(partial(_run, list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -69,7 +68,7 @@ def _run(arguments: list[str]) -> None:
     quiet()
     if arguments == ["--version"]:
         print("specjax", __version__)
-    elif {"-h", "--help"} & set(arguments):
+    elif not arguments or {"-h", "--help"} & set(arguments):
         print(_help(arguments))
     else:
         command = parsed(arguments)
@@ -88,30 +87,87 @@ def parsed(arguments: Sequence[str]) -> Any:
     """Returns the command of a command line; its `run` does the work.
 
     Raises:
-        SystemExit: if the arguments do not parse.
+        SpecjaxError: if the arguments do not parse.
     """
     # The subcommands of `train` come from the registry, which imports JAX.
     training = list(arguments[:1]) in (["train"], [COMPLETION])
     trains = Train[union_of(train_commands()) if training else None]
-    return tyro.cli(
-        union_of({**COMMANDS, "train": trains}),
-        prog="specjax",
-        args=list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(
+                union_of({**COMMANDS, "train": trains}),
+                prog="specjax",
+                args=list(arguments),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:  # the completion is written
+            raise
+    raise SpecjaxError(_complaint(arguments, said.getvalue()))
+
+
+def _complaint(arguments: Sequence[str], box: str) -> str:
+    """Returns in one line what does not parse, from the arguments and the parser's box of text."""
+    words, command, choices = _command_of(arguments)
+    more = f"`{words} --help` shows what there is"
+    if choices is not None:
+        given = arguments[len(words.split()) - 1 :]
+        if not given:
+            return f"`{words}` needs one of {', '.join(choices)}; {more}"
+        return f"`{words}` has no {given[0]!r}; {_similar(given[0], choices)}{more}"
+    flags = flags_of(command)
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and " " not in flag and flag not in flags:
+            return f"`{words}` has no option {flag}; {_similar(flag, flags)}{more}"
+    said = " ".join(_first_lines(box)).rstrip(".")
+    if said.startswith("Unrecognized"):
+        said += "; a text with spaces needs quotes"
+    return f"{said[:1].lower()}{said[1:]}; {more}"
+
+
+def _similar(word: str, known: Iterable[str]) -> str:
+    found = get_close_matches(word, known, 1, cutoff=0.75)
+    return f"did you mean {found[0]}? " if found else ""
+
+
+def _first_lines(box: str) -> list[str]:
+    """Returns the first lines below the title of a box, without help that is indented deeper."""
+    from rich.text import Text
+
+    found: list[str] = []
+    for line in Text.from_ansi(box).plain.splitlines()[1:]:
+        line = line.strip("│╰╯")
+        is_rule = not line.strip(" ─-")
+        if is_rule and found:
+            break
+        if not is_rule and not line.startswith(" " * 8):
+            found.append(line.strip())
+    return found
+
+
+def _command_of(arguments: Sequence[str]) -> tuple[str, Any, Mapping[str, type] | None]:
+    """Returns the words and the class of the command that is meant, or else what there is."""
+    name, what, *_ = [*arguments, "", ""]
+    if name not in COMMANDS:
+        return "specjax", None, COMMANDS
+    words, command = f"specjax {name}", COMMANDS[name]
+    if name not in ("train", "tune"):
+        return words, command, None
+    commands = train_commands() if name == "train" else TUNE_COMMANDS
+    if what not in commands:
+        return words, command, commands
+    return f"{words} {what}", commands[what], None
 
 
 def _help(arguments: Sequence[str]) -> str:
     """Returns the help that is asked for; for a command that does not exist, what there is."""
-    name, what, *_ = [*arguments, "", ""]
-    if name not in COMMANDS:
-        return overview("specjax", DESCRIPTION, "COMMAND", COMMANDS, NOTES)
-    words, command = f"specjax {name}", COMMANDS[name]
-    if name in ("train", "tune"):
-        commands = train_commands() if name == "train" else TUNE_COMMANDS
-        if what not in commands:
-            return overview(words, command.__doc__ or "", "WHAT", commands, "")
-        words, command = f"{words} {what}", commands[what]
+    words, command, choices = _command_of(arguments)
+    if choices is COMMANDS:
+        return overview(words, DESCRIPTION, "COMMAND", COMMANDS, NOTES)
+    if choices is not None:
+        return overview(words, command.__doc__ or "", "WHAT", choices, "")
     return command_help(words, command)
 
 

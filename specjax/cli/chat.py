@@ -1,5 +1,6 @@
 """`specjax chat`: a conversation in the terminal."""
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
     from specjax.hub import LoadedTarget
 
+HINT = "/new starts another conversation, /quit ends; end a line with \\ to continue it"
+COMMAND = re.compile(r"/[a-z]+")
 MIN_BUCKET = 256  # prompts are padded to this length times a power of two: few are compiled
 
 
@@ -20,8 +23,8 @@ MIN_BUCKET = 256  # prompts are padded to this length times a power of two: few 
 class Chat(DecodingOptions):
     """Talk with a target in the terminal; drafted tokens are shown in green.
 
-    Write a message and press Enter. /new starts another conversation, /quit or Ctrl-D ends, and
-    Ctrl-C drops an answer. The target reads each message once.
+    Write a message and press Enter; end a line with a backslash to continue the message in the
+    next. /new starts another conversation, /quit or Ctrl-D ends, and Ctrl-C drops an answer.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -42,11 +45,18 @@ class Chat(DecodingOptions):
         target.require_tokenizer()
         opening = [{"role": "system", "content": self.system}] if self.system is not None else []
         messages, state, compiled = list(opening), None, set()
+        if sys.stdin.isatty():
+            output.notes.print(HINT)
+        output.legend()
         while (text := _next_message()) is not None:
             if text == "/new":
                 messages, state = list(opening), None
                 output.notes.print("a new conversation")
-            if not text or text == "/new":
+                continue
+            if COMMAND.fullmatch(text):
+                output.notes.print(HINT)
+                continue
+            if not text:
                 continue
             messages.append({"role": "user", "content": text})
             try:
@@ -73,11 +83,17 @@ class Chat(DecodingOptions):
 
 
 def _next_message() -> str | None:
-    """Returns the next line of the input, or None at its end."""
-    try:
-        text = input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None
+    """Returns the next message of the input, or None at its end."""
+    prompt, lines = "> ", []
+    while True:
+        try:
+            lines.append(input(prompt if sys.stdin.isatty() else ""))
+        except EOFError:
+            return "\n".join(lines).strip() or None
+        if not lines[-1].endswith("\\"):
+            break
+        prompt, lines[-1] = ". ", lines[-1][:-1]
+    text = "\n".join(lines).strip()
     return None if text == "/quit" else text
 
 

@@ -88,6 +88,8 @@ class Generate(DecodingOptions):
         jobs = [job, job.with_plain()] if self.compare else [job]
         with output.busy("compiling"):
             compile_seconds = [each.compile() for each in jobs]
+        if not self.json:
+            output.legend()
         streamed = None if self.json else output.stream(job)
         if streamed and not self.compare:
             results = [timed_text(job, [streamed])]

@@ -43,11 +43,14 @@ class GenerateOutput:
         if source.is_example and not self.is_json:
             self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
 
-    def stream(self, job: Job) -> TimedRun:
-        """Prints the text as it grows."""
+    def legend(self) -> None:
+        """Says what the colours of a text mean, where there are any."""
         if self.output.is_terminal and self.output.color_system and not self.output.no_color:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
+
+    def stream(self, job: Job) -> TimedRun:
+        """Prints the text as it grows."""
         live = LiveText(job.target.tokenizer, self.output, job.stop)
         try:
             return job.run(live.add)
@@ -56,7 +59,7 @@ class GenerateOutput:
 
     def figures(self, job: Job, results: Sequence[TimedText], compile_seconds: float) -> None:
         """Prints the speed, and with two results their comparison."""
-        counted = f"{compile_seconds:.1f} s of compiling are not counted"
+        counted = f"{compile_seconds:.1f} s of compiling not counted"
         if len(results) == 2:
             self.output.print(_table(results))
             self.output.print(_comparison(job, *results))

@@ -59,6 +59,12 @@ def overview(words: str, about: str, name: str, commands: Mapping[str, type], en
     return "\n\n".join([*parts, listing(name, rows), more, *filter(None, [end])])
 
 
+def flags_of(command: type) -> list[str]:
+    """Returns the options of a command as they are typed, without their values."""
+    rows = [row for some in _sections(command).values() for row in some]
+    return [flag for option, _ in rows if (flag := option.split()[0]).startswith("--")]
+
+
 @cache
 def field_docs(owner: type) -> dict[str, str]:
     """Returns the docstrings below the fields of a class, inherited ones included."""
@@ -81,18 +87,19 @@ def _summary(command: type) -> str:
     return " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
 
 
-def _sections(command: Any) -> Sections:
-    """Returns the options of a command by section."""
+def _sections(command: Any, defaults: Any = None) -> Sections:
+    """Returns the options of a command by section; `defaults` is an instance that has others."""
     titles = getattr(command, "sections", {})
     sections: Sections = {title: [] for title in ("", *titles.values(), "other options")}
     title = "other options" if titles else "options"
     for field, kind, marks in _fields(command):
         title = titles.get(field.name, title)
         place = "" if POSITIONAL in marks else title
+        default = getattr(defaults, field.name, field.default)
         if is_dataclass(kind):  # its options are flags of the command
-            rows = [row for some in _sections(kind).values() for row in some]
+            rows = [row for some in _sections(kind, default).values() for row in some]
         else:
-            rows = [_row(command, field, kind, marks)]
+            rows = [_row(command, field, kind, marks, default)]
         sections.setdefault(place, []).extend(rows)
     sections = {title: rows for title, rows in sections.items() if rows}
     first = sections.pop("", [])
@@ -113,7 +120,7 @@ def _fields(command: Any) -> list[tuple[Field, Any, tuple]]:
     return found
 
 
-def _row(command: type, field: Field, kind: Any, marks: tuple) -> tuple[str, str]:
+def _row(command: type, field: Field, kind: Any, marks: tuple, default: Any) -> tuple[str, str]:
     """Returns an option as it is typed, and what it means."""
     text = field_docs(command).get(field.name, "")
     metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
@@ -126,22 +133,21 @@ def _row(command: type, field: Field, kind: Any, marks: tuple) -> tuple[str, str
     many = get_origin(kind) is tuple and REPEATABLE not in marks
     inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
     metavar = (metavar or METAVARS.get(inner, name)) + " ..." * many
-    hint = _hint(field, marks)
+    hint = _hint(default, marks)
     if POSITIONAL in marks:
         return metavar, f"{text} {hint}".strip()
     flag = "--" + field.name.replace("_", "-")
-    if field.default is True:
+    if default is True:
         flag = f"--no-{flag[2:]}"
     return (flag if kind is bool else f"{flag} {metavar}"), f"{text} {hint}".strip()
 
 
-def _hint(field: Field, marks: tuple) -> str:
+def _hint(default: Any, marks: tuple) -> str:
     """Returns what follows a description: the default, unless that means "none"."""
-    if field.default is MISSING and field.default_factory is MISSING:
+    if default is MISSING:
         return "(required)"
     if REPEATABLE in marks:
         return "(repeatable)"
-    default = field.default
     if isinstance(default, tuple):
         default = " ".join(map(str, default))
     is_silent = default is None or isinstance(default, bool) or default == ""

@@ -53,7 +53,7 @@ class Methods:
                 f"up to {config.longest_text} tokens; all methods work with it\n"
             )
         if self.method is None:
-            shown = [(name, f"{row['paper']}. Needs {row['needs']}.") for name, row in rows.items()]
+            shown = [(name, _about(row)) for name, row in rows.items()]
             print(listing("methods", shown))
             print("\n`specjax methods METHOD` shows the settings of METHOD.")
         else:
@@ -67,14 +67,14 @@ class Methods:
         meanings = field_docs(method.drafter)
         needs = method.needs
         if method.part and self.target == "pocket":
-            needs += " (pocket has one)"
+            needs += " (part of pocket)"
         elif method.part and self.target is not None:
             how = f"; train it: specjax train {name}" if method.training else ""
             needs = f"--drafter: {needs}{how}"
         return {
             "paper": method.paper,
+            "drafts": method.drafts,
             "needs": needs,
-            "about": " ".join((method.drafter.__doc__ or "").split("\n\n")[0].split()),
             "settings": {
                 setting: {
                     "default": fitted.get(setting, default),
@@ -86,14 +86,18 @@ class Methods:
         }
 
 
+def _about(row: dict[str, Any]) -> str:
+    return f"Drafts {row['drafts']}. Needs {row['needs']}."
+
+
 def _page(name: str, row: dict[str, Any], config: "TransformerConfig | None") -> str:
     """Returns the text on one method."""
-    parts = [fill(f"{name}: {row['paper']}. Needs {row['needs']}."), fill(row["about"])]
+    parts = [fill(f"{name}: {row['paper']}."), fill(_about(row))]
     settings = []
     for setting, values in row["settings"].items():
         default = _short(values["default"])
         if values["depends_on_target"] and config is None:
-            default += " for 32 layers, adapted to each target"
+            default += " with 32 layers; depends on the target"
         default = f"(default: {default})" if default else ""
         settings.append((setting, f"{values['meaning']} {default}".strip()))
     if settings:

@@ -79,7 +79,7 @@ def show_sources(
 ) -> None:
     """Prints the output part by part, with positions in output and prompt, both from 0."""
     texts = token_texts(tokenizer, tokens)
-    table = Table("output", "source", "text", box=None, pad_edge=False)
+    table = Table("output tokens", "copied from", "text", box=None, pad_edge=False)
     for start, end, source in _parts(spans, len(tokens)):
         place = "" if source is None else _range(source, source + end - start)
         table.add_row(_range(start, end), place, repr("".join(texts[start:end]))[1:-1])

@@ -152,7 +152,10 @@ class TrainHead(TargetOptions):
                 self.resume,
             )
         if len(conversations) < 2:
-            raise SpecjaxError("there are fewer than two conversations; give more --data")
+            raise SpecjaxError(
+                f"--data {' '.join(sources)} holds one conversation, but one more is needed to "
+                "measure the head on; give more --data"
+            )
         held_out, conversations = split(conversations, self.eval_prompts)
         drafter = self.drafter_of(head, target)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)

@@ -33,6 +33,7 @@ ROLES = {  # as files have them
 TURN_KEYS = ("conversations", "conversation", "messages")
 TEXT_SUFFIXES = (".txt", ".md")
 PART_CHARACTERS = 4000  # of a text file, at least: it is cut at blank lines
+MIN_PARTS = 20  # a shorter file is cut into about as many
 
 
 class Turn(NamedTuple):
@@ -173,11 +174,12 @@ def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
     """Yields a text file as plain texts, a few paragraphs each."""
     with reading(file):
         text = read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
-    paragraphs = text.split("\n\n")
+    paragraphs = text.strip().split("\n\n")
+    enough = min(PART_CHARACTERS, len(text) // MIN_PARTS)
     part: list[str] = []
     for number, paragraph in enumerate(paragraphs, start=1):
         part.append(paragraph)
-        if number == len(paragraphs) or sum(map(len, part)) >= PART_CHARACTERS:
+        if number == len(paragraphs) or sum(map(len, part)) >= enough:
             yield f"{file}, paragraph {number},", {"text": "\n\n".join(part)}
             part = []
 

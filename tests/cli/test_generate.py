@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specjax.cli import main
-from specjax.cli.chat import _prompt
+from specjax.cli.chat import HINT, _prompt
 from specjax.cli.measure import Job
 from specjax.cli.prompts import INSTRUCTION, SOURCE
 from specjax.cli.text import LiveText
@@ -130,7 +130,7 @@ def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsy
     assert captured.out == text + "\n"
     assert "separate run" not in captured.err
     assert re.search(r"tokens/s\naccepted length \d", captured.err)
-    assert re.search(r"[\d.]+ s of compiling are not counted", captured.err)
+    assert re.search(r"[\d.]+ s of compiling not counted", captured.err)
     assert max(map(len, captured.err.splitlines())) <= 80
 
 
@@ -250,17 +250,18 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
         "specjax.cli.chat._prompt",
         lambda target, messages: prompts.append(list(messages)) or _prompt(target, messages),
     )
-    file.write_text("best?\n\nvalue?\n/new\nbest?\n/quit\nnever\n")
+    file.write_text("best?\n\n/help\nvalue\\\nbest?\n/new\nbest?\n/quit\nnever\n")
     with file.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         command = ["chat", "--target", str(tiny), "--max-new-tokens", "12"]
         assert main([*command, "--system", "count"]) == 0
     first, second, third = ([message["content"] for message in each] for each in prompts)
     assert first == third == ["count", "best?"]
-    assert second[:2] == first and second[3:] == ["value?"]
+    assert second[:2] == first and second[3:] == ["value\nbest?"]
     printed = capsys.readouterr()
     assert printed.out.startswith(second[2]) and printed.out.count(second[2] + "\n") >= 2
     assert printed.err.count("accepted length") == 3
+    assert printed.err.count(HINT) == 1
     assert [value for value, _ in groupby(goes_on)] == [False, True, False]
 
 

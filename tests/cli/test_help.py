@@ -28,6 +28,12 @@ def test_help_fits_80_columns_in_plain_words(words, capsys, monkeypatch):
     assert "examples:" in text or words not in LEAVES
 
 
+def test_help_shows_the_defaults_that_count_for_a_method():
+    text = command_help("specjax train medusa", LEAVES["train medusa"])
+    assert re.search(r"--learning-rate X .*?\(default: 0.002\)", text, re.DOTALL)
+    assert re.search(r"--clip value.*?\(default: norm\)", text, re.DOTALL)
+
+
 @pytest.mark.parametrize("words", LEAVES)
 def test_help_shows_every_option_that_is_parsed_and_no_other(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

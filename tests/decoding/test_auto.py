@@ -16,6 +16,7 @@ from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, row_keys
@@ -230,6 +231,14 @@ def test_two_widths_are_compiled():
     gate = Auto(PromptLookup(num_tokens=20), 1.0)
     assert pass_widths(gate, jnp.float32) == [1, 21]
     assert pass_widths(gate.inner, jnp.float32) == [1, 8, 21]
+
+
+def test_the_state_keeps_its_types_so_that_a_stream_compiles_once():
+    (model, params), given = target(), prompt()
+    engine = Engine(model, Auto(PromptLookup(), 1.0), max_new_tokens=8)
+    before = jax.eval_shape(engine.prefill, Params(params), given, jax.random.key(0))
+    after = jax.eval_shape(lambda state: engine.run(Params(params), state, 1), before)
+    assert jax.tree.map(jax.typeof, before) == jax.tree.map(jax.typeof, after)
 
 
 @pytest.mark.parametrize("inner", [Autoregressive(), Lookahead(), Auto(PromptLookup(), 1.0)])

@@ -33,12 +33,14 @@ def show(
     one_task = [row for row in rows if row.task == rows[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
     from_cache = ", partly from a cache" if any(row.is_cached for row in one_task) else ""
+    runs = f"medians of {num_runs} runs" if num_runs > 1 else "one run each"
     console.print(
-        f"medians of {num_runs} runs in turn; prefill counts, compiling ({compiling:.1f} s"
-        f"{from_cache}) does not; round: a round of decoding over a plain step; memory: everything "
-        "that a program holds at once, weights included; use an idle machine"
+        f"{runs}, all methods in turn, prefill included; {compiling:.1f} s of compiling"
+        f"{from_cache} not counted\nmemory: all that a program holds at once, weights included"
     )
-    if bandwidth is not None:
+    if fits:
+        console.print("round: the time of a round over that of a plain step")
+    if fits and bandwidth is not None:
         is_cached = any((row.bandwidth_share or 0) > 1 for row in rows)
         console.print(
             "bandwidth: bytes per second that the target's passes must read, over the "

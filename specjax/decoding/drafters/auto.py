@@ -106,7 +106,7 @@ class Auto(Drafter):
         return GateState(
             inner=self.inner.init(target, params, prompt, prefill, num_slots, max_depth),
             mean=jnp.full(none.shape, CREDIT),
-            budget=jnp.asarray(CREDIT),
+            budget=jnp.asarray(CREDIT, jnp.float32),  # a weak type would compile `run` twice
             shadow=jnp.zeros((*none.shape, self.num_nodes - 1), jnp.int32),
             shadow_length=none,
             num_true=none,
