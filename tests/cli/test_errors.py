@@ -149,7 +149,7 @@ def test_arguments_that_do_not_parse_are_one_line(error_line, monkeypatch, argum
 
 
 def test_the_parsers_box_may_be_coloured():
-    box = "╭─ Value error ─╮\n│ \x1b[91mError\x1b[0m parsing x │\n│ ────── │\n│ more   │\n╰────────╯\n"
+    box = "╭─ Value error ─╮\n│ \x1b[91mError\x1b[0m parsing x │\n│ ────── │\n│ more   │\n"
     assert cli._first_lines(box) == ["Error parsing x"]
 
 
