@@ -39,11 +39,11 @@ class DistillOptions:
     """Options of the target's answers; values out of range are refused."""
 
     distill_temperature: float = 0.0
-    """With --distill: the temperature at which the target answers."""
+    """The temperature at which the target answers."""
     distill_tokens: int = 256
-    """With --distill: new tokens per answer at most."""
+    """New tokens per answer at most."""
     distill_batch: int = 32
-    """With --distill: prompts that are answered together; does not change what is said."""
+    """Prompts that are answered at once; the answers do not depend on it."""
 
     def __post_init__(self):
         check_not_negative(self, "distill_temperature")

@@ -14,7 +14,6 @@ from specjax.bench import bandwidth
 from specjax.decoding.widths import ROW_WIDTHS
 from specjax.methods import METHODS
 
-pytest.importorskip("matplotlib")
 nbformat = pytest.importorskip("nbformat")
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
 config = pytest.importorskip("traitlets.config")

@@ -22,21 +22,21 @@ class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """Drafting methods, separated by commas, or all that this target can have; by default those
-    that need nothing but the target, and those of --drafter and --set. Plain decoding is always
-    included. NAME=METHOD measures a method under a name of its own, which --drafter and --set then
-    take, so that several variants of one method run side by side."""
+    """Drafting methods, separated by commas, or all that this target can have. By default those
+    that need nothing, and those of --drafter and --set. Plain decoding is always included.
+    NAME=METHOD measures a method under another name, which --drafter and --set then take: variants
+    of a method run side by side."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
-    """The folder that a method reads, as METHOD=FOLDER: rest=FOLDER for a datastore,
-    draft-model=FOLDER (or a hub id) for a draft, eagle2=FOLDER (or a hub id, or the run of `specjax
-    train`) for a head; by default pocket's own. May be given for several methods."""
+    """The folder or hub id that a method reads: rest=FOLDER for a datastore, draft-model=FOLDER
+    for a draft model, eagle2=FOLDER for a head or the run folder of `specjax train`. By default
+    pocket's own."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
-    """A setting of one method, such as pld-plus.num_tokens=70; `specjax methods METHOD` lists them.
-    May be given several times."""
-    tasks: str = "pocket"
-    """pocket for edits and completions of its held-out code, or a file: Spec-Bench's questions,
-    HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail, CodeEditorBench, XATU or ArgRewrite as JSONL, or
-    lines with `prompt` or `turns`; or such a dataset: the address of a file, or the hub's
+    """A setting of one method, such as pld-plus.num_tokens=70; `specjax methods METHOD` lists
+    them."""
+    tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
+    """pocket, for edits and completions of its held-out code; a JSONL file with `prompt` or
+    `turns` in each line, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail,
+    CodeEditorBench, XATU or ArgRewrite; the address of such a file; or a dataset of the hub as
     OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
     limit: int = 4
     """Prompts of each kind of task."""
@@ -48,21 +48,21 @@ class BenchOptions:
     max_new_tokens: int = 128
     """New tokens per prompt at most."""
     temperature: Annotated[str, arg(metavar="X,X")] = "0"
-    """0 takes the most likely token; above, tokens are drawn. Several, separated by commas."""
+    """0 takes the most likely token; above 0, tokens are sampled. Several, separated by commas."""
     batch: Annotated[str, arg(metavar="N,N")] = "1"
-    """Prompts of a kind that are served at once; where there are too few, the first ones are
-    repeated. Several, separated by commas."""
+    """Prompts of a kind that are decoded at once; where there are too few, the first ones are
+    repeated. Several sizes, separated by commas."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
-    """coupled draws exactly what plain decoding draws; rejection keeps the distribution only.
-    typical, of Medusa (epsilon 0.09, delta 0.3), is LOSSY: above temperature 0 it accepts whatever
-    is likely enough."""
+    """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
+    typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
+    that is likely enough."""
     runs: int = 3
     """Runs of each prompt by each method."""
     seed: int = 0
-    """Seed of the sampling, and of the tasks that pocket makes."""
-    peers: str = ""
-    """transformers: also measure its plain greedy decoding of the same weights, its prompt lookup
-    and its assisted generation, in float32 on CPU (needs torch)."""
+    """The seed for sampling, and for the tasks that pocket makes."""
+    peers: Annotated[str, arg(metavar="transformers")] = ""
+    """transformers: also measure its greedy decoding, prompt lookup and assisted generation with
+    the same weights, in float32 on a CPU (needs torch)."""
     trace: bool = False
     """Also time the parts of each round (draft, verify, rest) on the first and the last prompt;
     compiling them takes minutes. Needs --out."""

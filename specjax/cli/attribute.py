@@ -19,6 +19,7 @@ class Attribute(TargetOptions):
     generates, use `specjax generate --attribute`.
     """
 
+    sections: ClassVar[dict[str, str]] = {"target": "model", "layer": "scores"}
     examples: ClassVar[tuple[str, ...]] = ("specjax attribute quotesum.jsonl --limit 100",)
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]

@@ -32,17 +32,18 @@ class Convert:
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder or a hub id."""
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
-    """The program that reads the head: by default its authors' code, or specjax if there is none;
-    vllm or sglang where they support such heads. An unknown layout lists those available."""
+    """The program that will read the head: eagle, medusa, hydra, specjax, vllm or sglang, as far
+    as they support such heads. By default the authors' code, or specjax where there is none."""
     format: Literal["safetensors", "bin"] = "safetensors"
     """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
     draft_vocab: Annotated[int | None, arg(metavar="N")] = None
-    """Let the head draft only this many tokens, the most frequent in the answers of --data; 0: all.
-    Drafting then reads less of the LM head. Other programs still draft all tokens."""
+    """Let the head draft only the N tokens that are most frequent in the answers of --data, to
+    read less of the LM head; 0: all. Other programs still draft all tokens."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
-    """Texts to count tokens in, as for `specjax train`. May be given several times."""
+    """Texts to count tokens in, as for `specjax train`."""
     embedding: bool = False
-    """For vllm: also write the target's embedding, which pipelines need and others must not see."""
+    """For vllm: also write the target's embedding, which pipeline parallelism needs; leave it out
+    otherwise."""
 
     def run(self) -> None:
         """Writes the folder, completely or not at all."""

@@ -25,7 +25,7 @@ class DatastoreCommand:
     if_stopped: ClassVar[str] = "nothing is written; the same command starts anew"
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
-    """The action; there is only build."""
+    """The only action."""
     sources: Annotated[Positional[tuple[str, ...]], arg(metavar="SOURCE")]
     """Files, folders, or hub ids of datasets."""
     out: Annotated[Path, arg(metavar="FOLDER")]

@@ -55,7 +55,7 @@ class Generate(DecodingOptions):
     attribute_html: Path | None = None
     """Write a page with prompt and output side by side; hovering over a copy shows its source."""
     json: bool = False
-    """Print only one JSON object."""
+    """Print one JSON object and nothing else."""
 
     def run(self) -> None:
         """Generates, measures and prints the results."""

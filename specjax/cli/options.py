@@ -40,11 +40,10 @@ class TargetOptions:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
     quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
+    """Quantise the target's weights on loading; its text may change, drafting keeps the new one."""
     mesh: Annotated[str | None, arg(metavar="data=N,model=N")] = None
-    """Devices to spread over, such as data=2,model=4: `data` of them share out the rows of a batch,
-    `model` of them each layer; by default the first device alone, or for training
-    all, for data."""
+    """Devices to spread over, such as data=2,model=4: the rows of a batch over `data`, each layer
+    over `model`. By default one device; training takes all, for data."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target, for a process that keeps its compiled programs.
@@ -79,9 +78,9 @@ class DecodingOptions(TargetOptions):
     """A setting of the method, such as num_tokens=20; `specjax methods METHOD` lists them."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
     """What the method reads: a datastore (rest), a draft model (draft-model), or a head or the run
-    of `specjax train` (methods with a head); hub ids work too. By default pocket's own."""
+    folder of `specjax train`. Hub ids work too. By default pocket's own."""
     tuned: Path | None = None
-    """Settings that `specjax tune` found; by default those for the target, if any."""
+    """Settings that `specjax tune` found; by default those kept for the target."""
     max_new_tokens: int = 256
     """New tokens at most."""
     temperature: float = 0.0

@@ -6,8 +6,6 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError
-
 
 @dataclass(frozen=True)
 class ReportCommand:
@@ -26,13 +24,6 @@ class ReportCommand:
 
     def run(self) -> None:
         """Writes the pages and prints their paths."""
-        from importlib.util import find_spec
-
-        if find_spec("matplotlib") is None:
-            raise SpecjaxError(
-                "a report needs matplotlib for its plots; run `pip install matplotlib`"
-            )
-
         from specjax.bench.report.contents import read_contents
         from specjax.bench.report.html import write_page
         from specjax.bench.report.markdown import write_markdown

@@ -1,10 +1,13 @@
 """`specjax reproduce`: runs a table or figure of a paper, and shows our figures beside theirs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
+
+from specjax.cli.help import listing
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Reproduce:
         "target": "models",
         "data": "data",
         "limit": "size",
-        "out": "run",
+        "train": "run",
     }
     examples: ClassVar[tuple[str, ...]] = (
         "specjax reproduce",
@@ -37,8 +40,8 @@ class Reproduce:
     model: str = ""
     """Run only this model of the recipe, such as vicuna-7b."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
-    """The folder or hub id that a method reads, in place of the recipe's. May be given for several
-    methods; with --target, methods without any are left out."""
+    """The folder or hub id that a method reads, in place of the recipe's. With --target, methods
+    without one are left out."""
     data: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Read the questions from files in this folder instead of the hub; their names are in the
     guide."""
@@ -54,13 +57,13 @@ class Reproduce:
     runs: int | None = None
     """Runs of each question; by default the recipe's."""
     train: Annotated[str, arg(metavar="FLAGS")] = ""
-    """More flags of `specjax train` for the heads, as one text."""
+    """More options of `specjax train` for the heads, in one argument."""
     seed: int = 0
-    """Seed of the samples of questions, and of the sampling."""
+    """The seed for the samples of questions, and for sampling."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
     quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights when loading; its own text may change, drafting keeps that."""
+    """Quantise the target's weights on loading; its text may change, drafting keeps the new one."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/papers")
     """The folder for all recipes."""
 
@@ -71,11 +74,12 @@ class Reproduce:
         from specjax.cli.reproduction import Reproduction
         from specjax.core.errors import check_at_least
         from specjax.core.files import locked, writable_folder
-        from specjax.reproduce.estimate import listing
+        from specjax.reproduce.estimate import rows
         from specjax.reproduce.recipe import read_recipe
 
         if not self.name:
-            print(listing())
+            print(listing("recipes", list(map(_costs, rows()[1:]))))
+            print("\n`specjax reproduce NAME` runs one. Hours on one GPU, and GB, are estimates.")
             return
         recipe = read_recipe(self.name)
         check_seed(self.seed)
@@ -91,3 +95,10 @@ class Reproduce:
         }
         with locked(out):
             Reproduction(replace(recipe, **changes), self, out).run()
+
+
+def _costs(row: Sequence[str]) -> tuple[str, str]:
+    """Returns the line of a recipe: its name, and what it shows and costs."""
+    name, title, a100, h100, gigabytes = row
+    costs = f" A100: {a100} h, H100: {h100} h, {gigabytes} GB." if gigabytes != "-" else ""
+    return name, f"{title}.{costs}"

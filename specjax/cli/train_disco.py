@@ -52,17 +52,16 @@ class TrainDisco(TargetOptions):
     out: Annotated[Path, arg(metavar="FOLDER")]
     """A new folder for the classifier."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
-    """The draft: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
-    tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or whatever `bench` reads: see
-    there."""
+    """The draft model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
+    tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
+    """pocket, for tasks of its own that `bench` does not measure, or anything that `specjax bench
+    --tasks` reads."""
     limit: int = 80
     """Prompts of each kind of task."""
-    kinds: str = ""
-    """Train on these kinds of task only, separated by commas; the test shows how it generalizes."""
-    test_tasks: str = ""
-    """Test on these tasks, kind by kind; by default, if --tasks is pocket, on those that `bench`
-    measures."""
+    kinds: Annotated[str, arg(metavar="A,B")] = ""
+    """Train on these kinds of task only, separated by commas."""
+    test_tasks: Annotated[str, arg(metavar="SOURCE")] = ""
+    """The tasks of the test; by default, if --tasks is pocket, those that `bench` measures."""
     test_limit: int = 10
     """Prompts of each kind of task in the test."""
     max_new_tokens: int = 128
@@ -74,7 +73,7 @@ class TrainDisco(TargetOptions):
     num_steps: int = 3000
     """Steps of the optimizer."""
     run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Keep checkpoints and metrics here; the same command then resumes where it stopped."""
+    """Keep checkpoints and metrics here, from which the same command resumes."""
 
     @property
     def if_stopped(self) -> str:

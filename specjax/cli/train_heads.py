@@ -59,7 +59,7 @@ class TrainHead(TargetOptions):
         "target": "target and devices",
         "out": "run",
         "data": "texts",
-        "distillation": "distillation",
+        "distillation": "distillation (with --distill)",
         "training": "head and loss",
         "start": "head and loss",
         "epochs": "length of the run",
@@ -79,23 +79,20 @@ class TrainHead(TargetOptions):
     this machine. The head's own weights are float32."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    text), a .txt or .md file of plain text, cut at blank lines, the hub id of a dataset, self, for
-    questions that the target writes itself, or pocket, the default, for edit tasks and code. May be
-    given several times. self implies --distill. Texts are cut off at --longest, and at the target's
-    positions."""
+    text); a .txt or .md file of plain text, cut at blank lines; the hub id of a dataset; self, for
+    questions that the target writes itself, with --distill implied; or pocket, the default, for
+    edit tasks and code. Texts are cut off at --longest, and where the target's positions end."""
     limit: int | None = None
     """Conversations of each source at most; of pocket and self by default 8000."""
     distill: bool = False
-    """First have the target answer all prompts itself, and learn from that."""
+    """Let the target answer all prompts itself first, and learn from its answers."""
     distillation: Annotated[DistillOptions, FLAT] = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to start from: a folder or a hub id; by default a new one."""
     epochs: float = 0.0
-    """Train this many times on all texts, by default as often as published; with --packing, on
-    about as many tokens. --num-steps overrides it."""
+    """Passes over all texts, by default as many as published. --num-steps overrides it."""
     eval_prompts: int = 24
-    """Conversations held out from training, to measure the accepted length on: at most a tenth of
-    all."""
+    """Conversations held out to measure the accepted length on: at most a tenth of all."""
     eval_tokens: int = 128
     """New tokens per measured prompt."""
     loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
@@ -106,9 +103,9 @@ class TrainHead(TargetOptions):
     fsdp: bool = False
     """Split the target's weights over the devices for data too: less memory, more communication."""
     distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,RANK")] = None
-    """Train in several processes, such as one per host, that all get the same command: auto on
-    SLURM, TPU pods and Open MPI; else the address of the first process, the number of processes,
-    and the rank of this one, from 0. They share the run folder."""
+    """Train in several processes, such as one per host, all with the same command and run folder:
+    auto under SLURM, on TPU pods and with Open MPI; otherwise the address of the first process,
+    the number of processes, and the rank of this one, from 0."""
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -26,15 +25,17 @@ if TYPE_CHECKING:
 class TuneCommand(TargetOptions, ABC):
     """The options and the course of all subcommands."""
 
-    tasks: str = "pocket"
-    """pocket for tasks of its own that `bench` does not measure, or whatever `bench` reads: see
-    there."""
+    sections: ClassVar[dict[str, str]] = {"target": "model", "tasks": "prompts", "out": "result"}
+
+    tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
+    """pocket, for tasks of its own that `bench` does not measure, or anything that `specjax bench
+    --tasks` reads."""
     limit: int = 4
     """Prompts of each kind of task."""
     max_new_tokens: int = 128
     """New tokens per prompt at most."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write to this file instead of the user's own for this target."""
+    """Write to this file; by default to the user's cache, for this target."""
 
     def run(self) -> None:
         """Tunes, prints what was tried, and writes what was found."""
@@ -81,9 +82,9 @@ class TuneCommand(TargetOptions, ABC):
 
 @dataclass(frozen=True)
 class TuneMachine(TuneCommand):
-    """Pick what the method auto does on this machine: the fastest method with its settings.
+    """Find the fastest method on this machine, with its settings, for --method auto.
 
-    All candidates run in turn with plain decoding, and the slower half is dropped time and again.
+    All candidates run in turn with plain decoding, and the slower half is dropped again and again.
     The winner's break-even is measured with one text at a time.
     """
 
@@ -92,17 +93,17 @@ class TuneMachine(TuneCommand):
         "specjax generate --method auto --compare",
     )
 
+    sections: ClassVar = TuneCommand.sections | {"methods": "candidates"}
+
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """The methods to try, separated by commas, besides those of --drafter and --set; by default all
-    that this target serves."""
+    """The methods to try, separated by commas, besides those of --drafter and --set; by default
+    all that this target can have."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
-    """The folder or hub id that a method reads; by default pocket's own. May be given for several
-    methods."""
+    """The folder or hub id that a method reads; by default pocket's own."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
-    """A setting of one method that is not to be searched, such as pld.num_tokens=10. May be given
-    several times."""
+    """A setting of one method that is not to be searched, such as pld.num_tokens=10."""
     temperature: float = 0.0
-    """0 takes the most likely token; above, tokens are drawn."""
+    """0 takes the most likely token; above 0, tokens are sampled."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.decoding.sampling import Sampling
@@ -127,8 +128,6 @@ class SweepCommand(TuneCommand):
         from specjax.core.files import writable_folder
 
         if self.plots is not None:
-            if find_spec("matplotlib") is None:
-                raise SpecjaxError("--plots needs matplotlib; run `pip install matplotlib`")
             writable_folder(self.plots)
 
     def show_curve(self, curve: "Curve") -> None:
@@ -152,8 +151,10 @@ class TunePldPlus(SweepCommand):
 
     examples: ClassVar[tuple[str, ...]] = ("specjax tune pld-plus --plots runs/plots",)
 
+    sections: ClassVar = TuneCommand.sections | {"by": "search"}
+
     by: Literal["accepted-length", "speed"] = "accepted-length"
-    """The figure that counts: new tokens per round, or per second."""
+    """What to maximise: new tokens per round, or per second."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.tuned import Tuned
@@ -209,12 +210,14 @@ class TuneLength(SweepCommand):
 
     examples: ClassVar[tuple[str, ...]] = ("specjax tune length --rule fixed",)
 
+    sections: ClassVar = TuneCommand.sections | {"rule": "draft model"}
+
     rule: Literal["fixed", "confidence", "disco"] = "disco"
-    """The rule whose settings are wanted."""
+    """The rule to tune."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
     """The draft model: a folder or a hub id; by default pocket's own."""
     classifier: Annotated[str, arg(metavar="FOLDER")] = ""
-    """For disco: its classifier; by default pocket's own."""
+    """The classifier of disco; by default pocket's own."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.loading import OTHER_RULES, TUNED_DRAFT, load_drafter
@@ -242,8 +245,10 @@ class TuneTree(TuneCommand):
 
     examples: ClassVar[tuple[str, ...]] = ("specjax tune tree --method medusa",)
 
+    sections: ClassVar = TuneCommand.sections | {"method": "tree"}
+
     method: Annotated[str, arg(metavar="METHOD")] = ""
-    """The method whose tree is meant; by default the first of `specjax methods` that has one."""
+    """The method whose tree to grow; by default the first of `specjax methods` that has one."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
     """The head: a folder or a hub id; by default pocket's own."""
     num_choices: Annotated[int | None, arg(metavar="N")] = None

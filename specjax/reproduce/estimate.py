@@ -89,17 +89,6 @@ def in_hours(hours: float) -> str:
     return f"{hours:.0f}" if hours >= 0.95 else f"{max(hours, 0.1):.1f}"
 
 
-def listing() -> str:
-    """Returns the recipes with their costs, as text."""
-    lines = rows()
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-    return "\n".join(shown)
-
-
 def _bench_hours(recipe: Recipe, part: Part, model: Model, device: Device) -> float:
     tokens = 0.0
     for title in part.data:

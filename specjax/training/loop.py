@@ -39,20 +39,20 @@ class LoopOptions:
     """Length and intervals of a run, in steps; values out of range are refused."""
 
     num_steps: int | None = None
-    """Steps of the optimizer; by default those that --epochs comes to, or 2000 without epochs."""
+    """Steps of the optimizer, in place of --epochs; 2000 where --epochs is 0."""
     save_every: int = 500
     """Steps between checkpoints."""
     log_every: int = 20
     """Steps between lines of the metrics."""
     eval_every: int = 500
-    """Steps between measurements by real decoding."""
+    """Steps between measurements of the accepted length, by decoding."""
     keep_last: int = 2
     """Newest checkpoints to keep, besides the best."""
     checkpoints: str = ""
-    """Where checkpoints go, if not into the run folder: a folder, or a URL that Orbax can write to,
-    such as gs://BUCKET/RUN (with the package gcsfs) or s3://BUCKET/RUN (s3fs)."""
+    """Where to keep checkpoints, by default in the run folder: a folder, or a URL that Orbax can
+    write to, such as gs://BUCKET/RUN (needs gcsfs) or s3://BUCKET/RUN (needs s3fs)."""
     seed: int = 0
-    """Seed of the first params, the order of the data and the noise."""
+    """The seed of the initial weights, the order of the data and the noise."""
 
     def __post_init__(self):
         check_at_least_one(self, "num_steps", "save_every", "log_every", "eval_every", "keep_last")

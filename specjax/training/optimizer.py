@@ -23,7 +23,7 @@ class OptimizerOptions:
     warmup: float = 0.01
     """Share of the run over which the rate rises from 0."""
     decay: Literal["linear", "cosine", "none"] = "linear"
-    """The way the rate then falls until the end of the run."""
+    """How the rate then falls until the end of the run."""
     decay_to: float = 0.0
     """Share of the highest rate that linear and cosine decay end at."""
     beta1: float = 0.9

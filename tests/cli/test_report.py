@@ -1,7 +1,5 @@
 """`specjax report`: where its pages are, and what it says if there can be none."""
 
-import importlib.util
-
 import pytest
 
 from specjax.bench.measure import GeneratedText, Program, Sample
@@ -47,12 +45,3 @@ def test_pages_that_cannot_be_written_are_refused_before_any_is_made(results, pa
     assert main(["report", str(results)]) == 2
     assert "cannot write" in error_line()
     assert len(list(results.glob("report.*"))) == 1
-
-
-def test_a_report_needs_matplotlib(results, monkeypatch, error_line):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
-    )
-    assert main(["report", str(results)]) == 2
-    assert error_line().endswith("run `pip install matplotlib`")

@@ -77,9 +77,9 @@ class HeadTraining(ABC):
     """
 
     top_loss: TopLoss = "top-k"
-    """The loss on the target's most likely tokens: top-k, or one of HASS's Table 3."""
+    """The loss on the target's most likely tokens (HASS, Table 3)."""
     top_weight: float = 0.0
-    """Its weight (w); at 0 there is no such loss, and the next two options have no effect."""
+    """The weight of that loss (w); 0 leaves it out."""
     top_k: int = 10
     """The number of tokens it covers (K)."""
     top_p: float = 0.9

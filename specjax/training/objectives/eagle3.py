@@ -34,7 +34,7 @@ class Eagle3Training(HeadTraining):
     """
 
     draft_vocab: int = 32000
-    """Tokens that it drafts, the most frequent in the answers; 0, or too many: all."""
+    """Tokens that it can draft, the most frequent in the answers; 0: all."""
     test_steps: int = 7
     """Steps of training-time test; a draft is trained to that depth."""
     step_decay: float = 0.8

@@ -39,7 +39,7 @@ class HassTraining(EagleTraining):
     """
 
     top_weight: float = 1.0
-    """Its weight (w)."""
+    """The weight of that loss (w); 0 leaves it out."""
     align_steps: int = 3
     """Steps of harmonized context alignment (n); 1 aligns nothing."""
     step_decay: float = 1.0
@@ -92,7 +92,7 @@ class HassFirstStage(HassTraining):
     """Train the first stage of HASS as released: in the contexts of drafting, without Top-K."""
 
     top_weight: float = 0.0
-    """Its weight (w)."""
+    """The weight of that loss (w); 0 leaves it out."""
 
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(accumulate=2)
 

@@ -44,7 +44,8 @@ class HydraTraining(HeadTraining):
     prefix: bool = False
     """Hydra++: a layer over the whole text prepares what the heads read."""
     lm_heads: bool = True
-    """Give each head an LM head of its own, as published; without, all use the target's."""
+    """Each head has an LM head of its own, as published; with --no-lm-heads all use the target's.
+    """
 
     flags: ClassVar = MappingProxyType(
         {"has_lm_heads": "--no-lm-heads", "num_hidden_layers": "--prefix"}

@@ -74,7 +74,8 @@ class MedusaTraining(TokenTraining):
     num_layers: int = 1
     """Residual blocks of each head."""
     lm_heads: bool = True
-    """Give each head an LM head of its own (version 1); without, all use the target's (2)."""
+    """Each head has an LM head of its own (version 1); with --no-lm-heads all use the target's
+    (version 2)."""
 
     flags: ClassVar = MappingProxyType({"has_lm_heads": "--no-lm-heads"})
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).

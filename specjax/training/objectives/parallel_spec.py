@@ -28,8 +28,8 @@ class ParallelTraining(HeadTraining):
     """The shape of a ParallelSpec head, of both kinds."""
 
     num_masks: int = 4
-    """Masks of each group (K); a draft has one token more, if its tree is as deep: Medusa's has 4,
-    EAGLE's 5, a dynamic or a tuned one as many as there are."""
+    """Masks per group (K). A draft is then up to K + 1 tokens deep, where its tree is: Medusa's
+    has 4 levels, EAGLE's 5, a dynamic or a tuned one K + 1."""
     num_layers: int = 1
     """Layers of the head; the paper uses 1. With 2, masks can look for what the text repeats."""
     fc_bias: bool = False
