@@ -158,7 +158,14 @@ def training(name: str, objective: Any) -> Iterator[str]:
     texts = field_texts(objective)
     yield table(
         ("option", "default", "meaning"),
-        [(flag(each.name), shown(each.default), texts[each.name]) for each in fields(objective)],
+        [
+            (
+                flag(each.name, each.default),
+                "" if isinstance(each.default, bool) else shown(each.default),
+                texts[each.name],
+            )
+            for each in fields(objective)
+        ],
     )
     common = OptimizerOptions()
     own = {
@@ -217,9 +224,9 @@ def shown(value: Any) -> str:
     return f"{len(value)} entries" if len(text) > MAX_SHOWN else f"`{text}`"
 
 
-def flag(name: str) -> str:
-    """Returns the flag of an option."""
-    return f"`--{name.replace('_', '-')}`"
+def flag(name: str, default: Any = None) -> str:
+    """Returns the flag of an option; one that is on by default can only be turned off."""
+    return f"`--{'no-' * (default is True)}{name.replace('_', '-')}`"
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -24,7 +24,7 @@ class Chat(DecodingOptions):
     """Talk with a target in the terminal; drafted tokens are shown in green.
 
     Write a message and press Enter; end a line with a backslash to continue the message in the
-    next. /new starts another conversation, /quit or Ctrl-D ends, and Ctrl-C stops and drops an answer.
+    next. /new starts another conversation, /quit or Ctrl-D ends, and Ctrl-C drops an answer.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

@@ -1,5 +1,6 @@
 """Bad requests: one line that says what is wrong and what to do, before anything is compiled."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -291,6 +292,17 @@ def test_an_argument_of_another_kind_is_one_line(name, value, told):
 def test_eos_that_is_no_token_is_one_line(eos, told):
     with pytest.raises(SpecjaxError, match=told):
         as_tuple(eos, target()[0])
+
+
+def test_a_tree_of_more_nodes_than_announced_is_refused():
+    @dataclass(frozen=True)
+    class TooLarge(PromptLookup):
+        num_nodes = 2
+
+    model, params = target()
+    settings = {"target": model, "drafter": TooLarge()}
+    with pytest.raises(SpecjaxError, match="drafted a tree of 11 nodes, but its num_nodes is 2;"):
+        speculative_generate(Params(params), prompt(), jax.random.key(0), **settings)
 
 
 def test_a_draft_beyond_the_memory_is_refused_before_it_is_compiled():
