@@ -29,6 +29,7 @@ from specjax.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
+from specjax.models.io.head_files import HEAD
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import import_torch, without_advice
 from specjax.models.precision import cache_dtype
@@ -179,6 +180,11 @@ def target_folder(
         raise SpecjaxError(
             f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
             "a .gguf file, or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
+        )
+    if (folder / HEAD).is_dir():
+        raise SpecjaxError(
+            f"{name} holds a trained head, which is no target; generate with --drafter {name}, or "
+            "convert it with --head-of TARGET"
         )
     return folder
 

@@ -12,6 +12,8 @@ import yaml
 
 import specjax
 from specjax import cli
+from specjax.cli.help import flags_of
+from specjax.cli.train import train_commands
 from specjax.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +63,9 @@ def test_the_page_of_a_method_holds_what_the_registry_says(name):
     assert f"::: {row.drafter.__module__}.{row.drafter.__name__}\n" in text
     assert all(f"| `{setting}` |" in text for setting in row.settings)
     assert (f"specjax train {name} " in text) == (row.training is not None)
+    if row.training:
+        options = re.findall(r"^\| `(--[\w-]+)` \|", text, re.MULTILINE)
+        assert options and set(options) <= set(flags_of(train_commands()[name]))
 
 
 def test_the_reference_has_every_public_name():

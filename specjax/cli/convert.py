@@ -23,7 +23,8 @@ class Convert:
     )
 
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
-    """The target: pocket, a folder or a hub id. With --head-of, the head: a folder or a hub id."""
+    """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id. With
+    --head-of, the head: its folder, that of its run, or a hub id."""
     directory: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder to write; it must be empty or not exist."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -32,8 +33,8 @@ class Convert:
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder or a hub id."""
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
-    """The program that will read the head: eagle, medusa, hydra, specjax, vllm or sglang, as far
-    as they support such heads. By default the authors' code, or specjax where there is none."""
+    """The program that will read the head: eagle, eagle3, medusa, hydra, specjax, vllm or sglang,
+    as far as they support such heads. By default the authors' code, or specjax if there is none."""
     format: Literal["safetensors", "bin"] = "safetensors"
     """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
     draft_vocab: Annotated[int | None, arg(metavar="N")] = None

@@ -20,6 +20,7 @@ import pytest
 
 from specjax import __version__
 from specjax.bench.acceptance import advice
+from specjax.cli import main
 from specjax.cli.train import train_commands
 from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
@@ -131,6 +132,11 @@ def test_the_head_has_the_published_layout(eagle_run, tiny):
 def test_a_run_can_be_drafted_with(eagle_run, generate, folder):
     drafter = ("--method", "eagle2", "--drafter", str(eagle_run / folder))
     assert generate("best value", *drafter, "--compare")["identical"] is True
+
+
+def test_a_run_is_no_target(eagle_run, tmp_path, error_line):
+    assert main(["convert", str(eagle_run), str(tmp_path / "out")]) == 2
+    assert "holds a trained head, which is no target" in error_line()
 
 
 def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(
