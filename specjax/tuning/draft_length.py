@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax.bench.curves import Curve
 from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule
 from specjax.tuning.runs import Workload, best
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 10)
@@ -28,19 +31,28 @@ class LengthTuner:
 
     def tune(self) -> dict[str, Any]:
         """Returns the best settings of the drafter's rule, as the method takes them."""
-        rule = self.drafter.rule
-        if rule == "fixed":
+        name, rule = self.drafter.rule, self.drafter.length_rule
+        if not isinstance(rule, ThresholdRule):
             lengths = {n: replace(self.drafter, length=n, max_length=n) for n in LENGTHS}
-            return {"rule": rule, "length": self._pick("lengths", "length", lengths)}
-        start = replace(self.drafter, max_length=max(LONGEST))
-        thresholds = {value: replace(start, threshold=value) for value in THRESHOLDS}
+            candidates = {n: (drafter, self.params) for n, drafter in lengths.items()}
+            return {"rule": name, "length": self._pick("lengths", "length", candidates)}
+        start = replace(self.drafter, rule=AnyThreshold(rule), max_length=max(LONGEST))
+        thresholds = {value: (start, self._with(value)) for value in THRESHOLDS}
         threshold = self._pick("thresholds", "threshold", thresholds)
-        longest = {n: replace(thresholds[threshold], max_length=n) for n in LONGEST}
+        params = self._with(threshold)
+        longest = {n: (replace(start, max_length=n), params) for n in LONGEST}
         max_length = self._pick("the longest draft", "max_length", longest)
-        return {"rule": rule, "threshold": threshold, "max_length": max_length}
+        return {"rule": name, "threshold": threshold, "max_length": max_length}
 
-    def _pick(self, values: str, setting: str, drafters: Mapping[Any, DraftModel]) -> Any:
-        points = self.workload.sweep(drafters, self.params)
+    def _with(self, threshold: float) -> dict[str, Any]:
+        """Returns the params of a draft model whose rule has a threshold among them."""
+        rule = {"threshold": jnp.float32(threshold), "rule": self.params["rule"]}
+        return {**self.params, "rule": rule}
+
+    def _pick(
+        self, values: str, setting: str, candidates: Mapping[Any, tuple[DraftModel, Any]]
+    ) -> Any:
+        points = self.workload.sweep(candidates)
         title = f"Draft length, rule {self.drafter.rule}, over {values}"
         self.report(Curve(title, setting, {"accepted length": points}))
         return best(points, "speed")

@@ -109,7 +109,7 @@ class Tuner:
         """Returns the best of `candidates`, after reporting all of them."""
         name = next(iter(curve.series), "accepted length")
         series = {
-            each: self.workload.sweep(drafters)
+            each: self.workload.sweep({value: (own, None) for value, own in drafters.items()})
             for each, drafters in {name: candidates, **(others or {})}.items()
         }
         self.report(replace(curve, series=series))

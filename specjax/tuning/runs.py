@@ -95,12 +95,12 @@ class Workload:
         runner.warm_up(self.prompts[0])
         return runner
 
-    def sweep(self, drafters: Mapping[Any, Drafter], params: Any = None) -> list[Point]:
-        """Runs each prompt once with each drafter; returns a point for each of their values."""
-        runners = [self.runner(drafter, params) for drafter in drafters.values()]
+    def sweep(self, candidates: Mapping[Any, tuple[Drafter, Any]]) -> list[Point]:
+        """Runs each prompt once with each drafter and its params; returns a point per value."""
+        runners = [self.runner(*candidate) for candidate in candidates.values()]
         columns = zip(*in_turn(runners, self.prompts), strict=True)
         points = []
-        for value, runs in zip(drafters, columns, strict=True):
+        for value, runs in zip(candidates, columns, strict=True):
             tokens = sum(run.num_tokens for run in runs)
             seconds = sum(run.prefill_seconds + run.decode_seconds for run in runs)
             points.append(

@@ -10,12 +10,14 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.length_rules import (
+    AnyThreshold,
     Confidence,
     Disco,
     Fixed,
     Heuristic,
     LastDrafted,
     LengthRule,
+    ThresholdRule,
 )
 from specjax.models.heads.length_classifier import LengthClassifier
 from specjax.reproduce.oracle import Oracle
@@ -116,6 +118,10 @@ def test_rules_decide_as_a_plain_reading_does(name, in_draft):
         for row in range(TEXTS)
     ]
     np.testing.assert_array_equal(found, expected)
+    if isinstance(rule, ThresholdRule):
+        given = {"threshold": jnp.float32(rule.threshold), "rule": params}
+        again = AnyThreshold(replace(rule, threshold=0.5)).draft_another(given, state, last)
+        np.testing.assert_array_equal(again, expected)
     if name not in ("fixed", "heuristic"):
         assert 20 < sum(expected) < TEXTS - 20
 

@@ -124,28 +124,62 @@ class Heuristic(LengthRule):
 
 
 @dataclass(frozen=True)
-class Confidence(LengthRule):
-    """Stops after a token whose draft probability is below `threshold`; it is still verified.
-
-    Like `assistant_confidence_threshold` in transformers, except that transformers takes the
-    probability after temperature and filters, so a threshold depends on the temperature there.
+class ThresholdRule(LengthRule):
+    """Stops after a token whose score is below `threshold`; it is still verified.
 
     Raises:
         SpecjaxError: for a threshold outside (0, 1).
     """
 
-    threshold: float = 0.4
+    threshold: float = 0.5
 
     def __post_init__(self):
-        _within_0_and_1(self.threshold)
+        if not 0 < self.threshold < 1:
+            raise SpecjaxError(
+                f"threshold {self.threshold} is outside (0, 1); drafting goes on where a "
+                "probability reaches it"
+            )
+
+    @abstractmethod
+    def score(self, params: Any, last: LastDrafted) -> Float[Array, " B"]:
+        """Returns how likely it is, from 0 to 1, that `last` will be accepted."""
 
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
-        own = jnp.take_along_axis(last.probs, last.token[:, None], axis=1)[:, 0]
-        return own >= self.threshold
+        return self.score(params, last) >= self.threshold
 
 
 @dataclass(frozen=True)
-class Disco(LengthRule):
+class AnyThreshold(LengthRule):
+    """A rule whose threshold is one of its params, so that all thresholds share a program.
+
+    Params are `{"threshold": scalar, "rule": those of the rule}`.
+    """
+
+    rule: ThresholdRule
+
+    def check(self, params: Any) -> None:
+        self.rule.check(params["rule"])
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        return self.rule.score(params["rule"], last) >= params["threshold"]
+
+
+@dataclass(frozen=True)
+class Confidence(ThresholdRule):
+    """Stops after a token whose draft probability is below `threshold`; it is still verified.
+
+    Like `assistant_confidence_threshold` in transformers, except that transformers takes the
+    probability after temperature and filters, so a threshold depends on the temperature there.
+    """
+
+    threshold: float = 0.4
+
+    def score(self, params: Any, last: LastDrafted) -> Float[Array, " B"]:
+        return jnp.take_along_axis(last.probs, last.token[:, None], axis=1)[:, 0]
+
+
+@dataclass(frozen=True)
+class Disco(ThresholdRule):
     """Stops where a classifier expects the last token to be rejected; it is still verified.
 
     DISCO (Mamou et al. 2024, "Accelerating Speculative Decoding using Dynamic Speculation Length").
@@ -158,11 +192,10 @@ class Disco(LengthRule):
         SpecjaxError: for a threshold outside (0, 1) or an unknown position.
     """
 
-    threshold: float = 0.5
     position: PositionKind = "draft"
 
     def __post_init__(self):
-        _within_0_and_1(self.threshold)
+        super().__post_init__()
         if self.position not in get_args(PositionKind):
             known = " or ".join(map(repr, get_args(PositionKind)))
             raise SpecjaxError(f"position {self.position!r} is unknown; use {known}")
@@ -178,11 +211,11 @@ class Disco(LengthRule):
         if wrong := shape_mismatches(params, network):
             raise SpecjaxError(f"these are not the weights of a classifier ({wrong}); {advice}")
 
-    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+    def score(self, params: Any, last: LastDrafted) -> Float[Array, " B"]:
         in_draft = jnp.full_like(last.in_new_text, last.in_draft)
         place = in_draft if self.position == "draft" else last.in_new_text
         logit = _network(params).run(params, features_of(last.probs, place))
-        return jax.nn.sigmoid(logit) >= self.threshold
+        return jax.nn.sigmoid(logit)
 
 
 def _network(params: Any) -> LengthClassifier:
@@ -194,12 +227,4 @@ def _at_most(name: str, value: int, max_length: int) -> None:
     if value > max_length:
         raise SpecjaxError(
             f"{name} {value} exceeds max_length {max_length}; raise max_length or ask for less"
-        )
-
-
-def _within_0_and_1(threshold: float) -> None:
-    if not 0 < threshold < 1:
-        raise SpecjaxError(
-            f"threshold {threshold} is outside (0, 1); drafting goes on where a probability "
-            "reaches it"
         )

@@ -1,0 +1,49 @@
+"""The choice of a draft length, on made-up speeds."""
+
+import pytest
+
+from specjax.bench.curves import Point
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.hub import LoadedTarget
+from specjax.tuning.draft_length import LENGTHS, LONGEST, THRESHOLDS, LengthTuner
+from specjax.tuning.runs import Workload
+from tests.decoding.tiny import target
+
+FASTEST = (3, 0.3, 10)
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """Tunes a rule with made-up speeds; returns the settings and the candidates of each sweep."""
+    seen = []
+
+    def sweep(workload, candidates):
+        seen.append(candidates)
+        return [Point(value, 1.0, 1.0 + (value in FASTEST)) for value in candidates]
+
+    def tune(rule):
+        model, params = target()
+        workload = Workload(LoadedTarget(model, params, None, model.config, "tiny"), [], 16)
+        drafter = DraftModel(model, rule)
+        return LengthTuner(workload, drafter, {"draft": params, "rule": "its own"}).tune(), seen
+
+    monkeypatch.setattr(Workload, "sweep", sweep)
+    return tune
+
+
+def test_the_fastest_static_length_wins(tuned):
+    found, [lengths] = tuned("fixed")
+    assert found == {"rule": "fixed", "length": 3}
+    assert [drafter.max_depth for drafter, _ in lengths.values()] == list(LENGTHS)
+
+
+@pytest.mark.parametrize("rule", ["confidence", "disco"])
+def test_all_thresholds_are_tried_with_one_program(tuned, rule):
+    found, (thresholds, longest) = tuned(rule)
+    assert found == {"rule": rule, "threshold": 0.3, "max_length": 10}
+    assert len({drafter for drafter, _ in thresholds.values()}) == 1
+    given = [params["rule"] for _, params in thresholds.values()]
+    assert [float(each["threshold"]) for each in given] == pytest.approx(THRESHOLDS)
+    assert [drafter.max_depth for drafter, _ in longest.values()] == list(LONGEST)
+    assert all(params["rule"] == given[2] for _, params in longest.values())
+    assert given[2]["rule"] == "its own"
