@@ -130,7 +130,7 @@ def _fields(job: Job, result: TimedText, compile_seconds: float) -> dict[str, An
         "tokens": result.tokens,
         "num_new_tokens": len(result.tokens),
         "rounds": result.rounds,
-        "mean_accepted_length": result.mean_accepted_length,
+        "mean_accepted_length": round(result.mean_accepted_length, 6),
         "seconds": result.seconds,
         "tokens_per_second": result.tokens_per_second,
         "compile_seconds": compile_seconds,
@@ -154,9 +154,9 @@ def _table(results: Sequence[TimedText]) -> Table:
 def _comparison(job: Job, result: TimedText, plain: TimedText) -> str:
     ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
     if job.engine.sampling.is_lossy:
-        return f"{ratio}; {LOSSY}"
+        return f"{ratio}; LOSSY, so the tokens are not compared"
     if not job.engine.sampling.is_reproducible:
-        return f"{ratio}; the tokens are equal in distribution only: rejection samples differently"
+        return f"{ratio}; rejection draws other tokens, from the same distribution"
     if result.tokens == plain.tokens:
         quantized = job.target.dtype_name != job.target.dtype.name
         of_whom = f" to those of the {job.target.dtype_name} target" if quantized else ""

@@ -95,7 +95,7 @@ def _page(name: str, row: dict[str, Any], config: "TransformerConfig | None") ->
     parts = [fill(f"{name}: {row['paper']}."), fill(_about(row))]
     settings = []
     for setting, values in row["settings"].items():
-        default = _short(values["default"])
+        default = short(values["default"])
         if values["depends_on_target"] and config is None:
             default += " with 32 layers; depends on the target"
         default = f"(default: {default})" if default else ""
@@ -129,7 +129,8 @@ def _llama_2_7b() -> "TransformerConfig":
     )
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Returns a setting as text, of a long tuple the first items."""
     if isinstance(value, tuple) and len(value) > MAX_ITEMS:
         shown = ", ".join(map(str, value[:MAX_ITEMS]))
         return f"({shown}, ... {len(value)} in total)"

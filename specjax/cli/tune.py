@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.options import names_in, settings_in, sources_in
+from specjax.cli.methods import short
 from specjax.cli.options import TargetOptions, union_of
 from specjax.core.errors import SpecjaxError
 
@@ -41,8 +42,9 @@ class TuneCommand(TargetOptions, ABC):
         """Tunes, prints what was tried, and writes what was found."""
         self.check()
         from specjax.core.files import check_writable, expand_user
+        from specjax.methods import METHODS
         from specjax.models.fingerprint import fingerprint
-        from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
+        from specjax.tuned import AUTO, Tuned, read_tuned, tuned_file, tuned_for, write_tuned
         from specjax.tuning.runs import Workload
 
         out = expand_user(self.out) if self.out else None
@@ -57,7 +59,10 @@ class TuneCommand(TargetOptions, ABC):
         found = self.tune(workload, tuned_for(target).updated(own))
         write_tuned(path, own.updated(found), owner)
         for method, settings in found.settings.items():
-            print(f"{method}: " + ", ".join(f"{name}={settings[name]}" for name in settings))
+            shown = [
+                name for name in settings if method == AUTO or name in METHODS[method].settings
+            ]
+            print(f"{method}: " + ", ".join(f"{name}={short(settings[name])}" for name in shown))
         print(f"written to {path}")
 
     def check(self) -> None:  # most have nothing to check

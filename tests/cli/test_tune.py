@@ -130,7 +130,7 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
     assert tune("tree", *own[2:], "--num-choices", "7") == 0
     printed = capsys.readouterr().out
     assert "over 24 places" in printed
-    assert "found tree of 7 nodes" in printed
+    assert "found tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed
     choices = found()["settings"]["medusa"]["choices"]
     assert choices[0] == [0]
     assert len(choices) == 7
