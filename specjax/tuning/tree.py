@@ -62,9 +62,9 @@ def tune_tree(
     published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
     accuracies = rank_accuracies(ranks, min(NUM_RANKS, target.config.vocab_size))
     choices = greedy_tree(accuracies, num_choices or len(published))
-    report(f"over {len(ranks)} places, right at depth")
+    report(f"over {len(ranks)} places, the share that is right")
     for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
-        report(f"  {depth}: {first:.3f} with the first token, {sum(others):.3f} with the next")
+        report(f"  at depth {depth}: {first:.3f} by the first choice, {sum(others):.3f} by others")
     for name, tree in (("published", published), ("found", choices)):
         expected = expected_length(tree, accuracies)
         report(f"{name} tree of {len(tree)} nodes: {expected:.2f} tokens per round expected")
