@@ -1,6 +1,7 @@
 """`specjax tune`, in this process, on a tiny random target."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -90,7 +91,9 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found,
     assert [path.name[:5] for path in (cache / "specjax" / "tuned").iterdir()] == ["tiny-"]
 
     assert tune("pld-plus", "--plots", str(tmp_path / "plots")) == 0
-    assert "pld-plus: layer=" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "pld-plus: layer=" in printed
+    assert re.search(r"layer +accepted length +tokens/s", printed)
     assert tune("pld-plus-attention", "--by", "speed") == 0
     assert found()["induction_heads"] == heads
     hidden, attention = (found()["settings"][name] for name in ("pld-plus", "pld-plus-attention"))

@@ -253,7 +253,8 @@ def curve_table(curve: Curve) -> Grid:
     header = [curve.setting]
     cells = [[value] for value in values]
     for name, line in curve.series.items():
-        header += [name, f"{name}, tokens/s"]
+        of = f"{name}, " if len(curve.series) > 1 else ""
+        header += [f"{of}accepted length", f"{of}tokens/s"]
         points = {str(point.value): point for point in line}
         for row in cells:
             point = points.get(row[0])
