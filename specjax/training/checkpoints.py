@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -87,17 +88,24 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Orbax from logging the tracebacks of errors that it also raises."""
+    """Keeps Orbax and TensorStore from printing the tracebacks of errors that Orbax also raises."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
 
+    def show(late: Any) -> None:
+        # The first array that fails closes the event loop, to which TensorStore reports the others.
+        if str(late.exc_value) != "Event loop is closed":
+            before(late)
+
     logger = logging.getLogger("absl")
     logger.addFilter(is_other)
+    before, sys.unraisablehook = sys.unraisablehook, show
     try:
         yield
     finally:
         logger.removeFilter(is_other)
+        sys.unraisablehook = before
 
 
 def drop_unfinished(folder: Any) -> None:

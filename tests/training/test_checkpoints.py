@@ -1,6 +1,8 @@
 """Checkpoints: the newest and the best are kept, and a corrupt one is skipped."""
 
 import resource
+import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -106,3 +108,14 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint_and_one_line(tmp_path, cap
     with open_run(tmp_path, {}) as run:
         step, restored = run.restored(jax.tree.map(jnp.zeros_like, weight), None)
     assert step == 1 and np.array_equal(restored["weight"], weight["weight"])
+
+
+def test_of_many_corrupt_arrays_only_the_first_is_reported(monkeypatch):
+    """TensorStore reports the others to an event loop that the first has closed."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    with checkpoints.quiet():
+        for text in ("Event loop is closed", "of something else"):
+            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert [str(each.exc_value) for each in printed] == ["of something else"]
+    assert sys.unraisablehook == printed.append
