@@ -14,7 +14,7 @@ from specjax.documents import content_of
 from specjax.reproduce.recipe import DataSet
 from specjax.task_files import Question, read_questions
 
-TRIAL_RECORDS = 1000  # of a source that are read for --limit; the samples lie within
+TRIAL_RECORDS = 1000  # of a source that are read with --limit; samples and skipped ones fit
 
 
 def is_there(data: DataSet, folder: Path | None) -> bool:
@@ -48,9 +48,10 @@ def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> li
         SpecjaxError: for data that is missing, or holds no such question.
     """
     groups: dict[str, list[Question]] = {}
-    is_mixed = data.per_kind or data.kinds  # then a part may lack a kind
-    is_part = limit is not None and limit < (data.sample or 0) and not is_mixed
-    first = TRIAL_RECORDS if is_part else data.first
+    first = data.first
+    # The same for any limit, so that `skip` keeps samples apart. Fewer records may lack a kind.
+    if limit is not None and data.sample is not None and not (data.per_kind or data.kinds):
+        first = min(first or TRIAL_RECORDS, TRIAL_RECORDS)
     for source in sources_of(data, folder):
         for question in read_questions(source, warn, first):
             if not data.kinds or question.category in data.kinds:

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import fields, replace
-from itertools import chain
+from itertools import chain, product
 from statistics import fmean
 
 import pytest
@@ -188,9 +188,12 @@ def test_questions_are_drawn_by_seed_and_kind_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "TRIAL_RECORDS", 5)
     few = {draw(replace(data, kinds=(), per_kind=False), tmp_path, 1, seed)[0] for seed in range(9)}
     assert {each.category for each in few} == {"a"} and len(few) <= 5
-    rest = draw(DataSet(**common, files=("x.jsonl",), sample=4, skip=4), tmp_path, None, 0)
-    first = draw(DataSet(**common, files=("x.jsonl",), sample=4), tmp_path, None, 0)
-    assert not set(first) & set(rest)
+    tested = DataSet(**common, files=("x.jsonl",), sample=2)
+    learned = replace(tested, skip=2, sample=3)
+    for seed, limits in product(range(9), ((None, None), (1, 9))):
+        sets = zip((tested, learned), limits, strict=True)
+        first, rest = (draw(each, tmp_path, limit, seed) for each, limit in sets)
+        assert not set(first) & set(rest)
     file = write_tasks({"Column": drawn[:1]}, tmp_path / "out")
     assert write_tasks({"Column": drawn[:1]}, tmp_path / "out") == file
     [line] = map(json.loads, file.read_text().splitlines())
