@@ -174,7 +174,7 @@ def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
     """Yields a text file as plain texts, a few paragraphs each."""
     with reading(file):
         text = read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
-    paragraphs = text.strip().split("\n\n")
+    paragraphs = text.strip().replace("\r\n", "\n").split("\n\n")
     enough = min(PART_CHARACTERS, len(text) // MIN_PARTS)
     part: list[str] = []
     for number, paragraph in enumerate(paragraphs, start=1):

@@ -211,5 +211,5 @@ def test_a_text_file_is_plain_text_cut_at_blank_lines(tmp_path):
     found = [each.text for each in read_conversations([file])]
     assert "\n\n".join(found).split() == " ".join(paragraphs).split()
     assert [text.count("word") for text in found] == [900] * 18
-    file.write_text("\n\n".join(["word " * 20] * 40))
+    file.write_bytes(b"\r\n\r\n".join([b"word " * 20] * 40))
     assert [each.text.count("word") for each in read_conversations([file])] == [60] * 13 + [20]
