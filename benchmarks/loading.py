@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from benchmarks.harness import Shape, main, option, random_params, table
 from specjax import Transformer
+from specjax.core.errors import SpecjaxError
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.sharding import Placement, make_mesh
@@ -78,6 +79,8 @@ def run(options: LoadingOptions) -> None:
         writer = multiprocessing.get_context("spawn").Process(target=write, args=(folder,))
         writer.start()
         writer.join()
+        if writer.exitcode:
+            raise SpecjaxError(f"{folder} could not be written; see above, and delete it")
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     found = measure(folder, options.mesh)
     allowed = found.held + 1.3 * found.largest_file

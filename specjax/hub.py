@@ -183,8 +183,8 @@ def target_folder(
         )
     if (folder / HEAD).is_dir():
         raise SpecjaxError(
-            f"{name} holds a trained head, which is no target; generate with --drafter {name}, or "
-            "convert it with --head-of TARGET"
+            f"{name} holds a trained head, which is no model of its own; give it as --drafter to "
+            "the method that it was trained for, or convert it with --head-of TARGET"
         )
     return folder
 

@@ -49,7 +49,7 @@ class Method:
     """One row of the registry."""
 
     drafter: type[Drafter]  # a frozen dataclass; its fields with defaults are the settings
-    drafts: str  # these three in words
+    drafts: str  # in words, like the next two
     needs: str
     paper: str
     # Settings that fit a target, in place of defaults.
@@ -247,7 +247,7 @@ METHODS: dict[str, Method] = {
     ),
     "auto": Method(
         Auto,
-        "what the method would that `specjax tune machine` chose, while it pays; untuned, `pld`",
+        "with the method that `specjax tune machine` chose, while it pays; untuned, with `pld`",
         "what that method needs",
         "a gate in front of another method",
         tuned=("machine", "method", "settings", "source", "break_even", "widths"),

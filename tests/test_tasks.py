@@ -130,13 +130,14 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
 
 
 def test_only_what_is_wanted_of_a_hub_dataset_is_read(monkeypatch):
-    sums = repeat({"question": "How many?", "answer": "4"})
+    sums = repeat({"question": "How many?", "answer": "4"}, 9)
     kinds = [{"turns": [kind], "category": kind} for kind in "aaab"]
     sets = {"a/sums": chain([{"broken": 1}], sums), "a/kinds": kinds}
     package = SimpleNamespace(load_dataset=lambda name, split, streaming: sets[name])
     monkeypatch.setitem(sys.modules, "datasets", package)
     complaints = []
     assert len(read_tasks("a/sums", 3, complain=complaints.append)) == 3 and len(complaints) == 1
+    assert len(list(sums)) == 6
     assert [task.kind for task in read_tasks("a/kinds", 2)] == ["a", "a", "b"]
 
 

@@ -22,7 +22,7 @@ class DatastoreCommand:
         "specjax datastore build src/ --out datastore",
         'specjax generate "import os" --method rest --drafter datastore',
     )
-    if_stopped: ClassVar[str] = "nothing is written; the same command starts anew"
+    if_stopped: ClassVar[str] = "nothing is written; the same command starts again"
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
     """The only action."""

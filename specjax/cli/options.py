@@ -40,7 +40,7 @@ class TargetOptions:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
     quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights on loading; its text may change, drafting keeps the new one."""
+    """Quantise the target's weights on loading. That may change its text; drafting does not."""
     mesh: Annotated[str | None, arg(metavar="data=N,model=N")] = None
     """Devices to spread over, such as data=2,model=4: the rows of a batch over `data`, each layer
     over `model`. By default one device; training takes all, for data."""

@@ -63,7 +63,7 @@ class Reproduce:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""
     quantize: Annotated[str | None, arg(metavar="int8|int4")] = None
-    """Quantise the target's weights on loading; its text may change, drafting keeps the new one."""
+    """Quantise the target's weights on loading. That may change its text; drafting does not."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/papers")
     """The folder for all recipes."""
 

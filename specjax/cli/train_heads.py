@@ -150,8 +150,8 @@ class TrainHead(TargetOptions):
             )
         if len(conversations) < 2:
             raise SpecjaxError(
-                f"--data {' '.join(sources)} holds one conversation, but one more is needed to "
-                "measure the head on; give more --data"
+                f"--data {' '.join(sources)} holds fewer than two conversations, but one is needed "
+                "to train on and one to measure the head on; give more --data"
             )
         held_out, conversations = split(conversations, self.eval_prompts)
         drafter = self.drafter_of(head, target)

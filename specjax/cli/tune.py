@@ -297,7 +297,7 @@ TUNE_COMMANDS: dict[str, type] = {
 class Tune:
     """Find the settings that serve a target best; `generate` and `bench` then use them."""
 
-    if_stopped: ClassVar[str] = "nothing is written; the same command starts anew"
+    if_stopped: ClassVar[str] = "no settings are written; the same command starts again"
 
     subcommand: Annotated[union_of(TUNE_COMMANDS), arg(name="")]  # pyright: ignore
 

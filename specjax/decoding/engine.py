@@ -194,7 +194,7 @@ class Engine:
         if tree.num_nodes > self.drafter.num_nodes:  # the cache would be too small
             raise SpecjaxError(
                 f"{type(self.drafter).__name__} drafted a tree of {tree.num_nodes} nodes, but its "
-                f"num_nodes is {self.drafter.num_nodes}; make that the most, root included"
+                f"num_nodes is {self.drafter.num_nodes}; set it to the largest, root included"
             )
         is_root = jnp.arange(tree.num_nodes)[None, :] == 0
         tree = replace(tree, valid=tree.valid & (~state.is_done[:, None] | is_root))

@@ -203,7 +203,7 @@ def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, 
     [
         (TrainHead, ["train", "eagle"], "the same command with --resume goes on"),
         (BenchCommand, ["bench"], "the same command goes on"),
-        (Tune, ["tune", "machine"], "nothing is written; the same command starts anew"),
+        (Tune, ["tune", "machine"], "no settings are written; the same command starts again"),
         (DatastoreCommand, ["datastore", "build", "x"], "nothing is written; the same command st"),
     ],
 )

@@ -75,7 +75,7 @@ def train(tiny, data):
         (["--data", "."], "cannot be read (Is a directory)"),
         (["--target", "nope"], "'nope' is not a target"),
         (["--start", "nope"], "'nope' is not a head"),
-        (["--limit", "1"], "one more is needed to measure the head on; give more --data"),
+        (["--limit", "1"], "fewer than two conversations, but one is needed to train on"),
     ],
 )
 def test_a_bad_request_is_one_line_and_leaves_nothing(
