@@ -18,7 +18,7 @@ def test_generate_tells_where_the_output_comes_from(tiny, capsys, tmp_path):
         assert [5, 6, 7, 5, 6, 7, 5][source : source + end - start] == values["tokens"][start:end]
     assert "Where the output comes from" in page.read_text()
     assert main(command) == 0
-    assert "source" in capsys.readouterr().out
+    assert "copied from" in capsys.readouterr().out
 
 
 def example(summary: str) -> str:
