@@ -22,8 +22,8 @@ all that the program keeps in memory, weights included, *of* what the device has
 With several devices all figures are those of one of them. *Collectives* of a round, and what they
 *move*: the bytes of their results. Of a training step, *TFLOP* are the operations that it takes
 at least, attention not counted, and *least s* the seconds of those at the data sheet's rate of
-dense 16-bit products. Temporary memory of training on TPUs is not linear in the layers: of the 70B,
-programs of 1 and 2 layers give 34 GB on v6e-8 and 9 GB on v5e-8, those of 2 and 3 give 27 and 20.
+dense 16-bit products. What a training step on TPUs holds is not linear in the layers: programs of
+2 and 3 layers overestimate it by 5 to 6 GB, so those of the 70B are compiled whole.
 """
 SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
 EXACT = 0.005
