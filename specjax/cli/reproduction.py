@@ -291,7 +291,6 @@ class Reproduction(Inputs):
         tasks = self.tasks_of(part, 0)
         flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
         flags += ["--max-new-tokens", str(self.recipe.max_new_tokens), *self.drafter_flags(part)]
-        flags += ["--num-steps", str(20 * self.options.limit)] if self.options.limit else []
         out = self.out / "classifiers" / f"{part.model}-{checksum(flags)}"
         if not out.is_dir():
             run_folder = out.with_name(f"{out.name}-run")

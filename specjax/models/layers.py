@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.quantize import QuantizedWeight, Weight, dequantized
+from specjax.models.sums import directly, in_float64, mean_for
 
 FULL_PRECISION = lax.Precision.HIGHEST
 QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
@@ -54,7 +55,7 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
         return jnp.broadcast_to(weight, x.shape) * wide.astype(weight.dtype)
 
 
@@ -67,7 +68,7 @@ class PlusOneRMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
         scale = 1 + weight.astype(jnp.float32)
         return (jnp.broadcast_to(scale, x.shape) * wide).astype(weight.dtype)
 
@@ -82,8 +83,8 @@ class LayerNorm(nn.Module):
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        wide = wide - mean_for(weight.dtype, wide)
+        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
         scale, shift = (jnp.broadcast_to(each, x.shape) for each in (weight, bias))
         return (scale.astype(jnp.float32) * wide + shift).astype(weight.dtype)
 
@@ -197,7 +198,9 @@ class Attention(nn.Module):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap)
+        mixed, weights = attend(
+            query, keys, values, visible, scale, softcap, is_order_free=not is_prefill
+        )
         return self.merge(mixed), weights, keys, values
 
 
@@ -452,17 +455,19 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
+    is_order_free: bool = False,
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks.
+    texts are computed in blocks. With `is_order_free`, a row of 16 bits comes out alike on a CPU
+    whatever the order of its slots.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap)
+            return attend(query, keys, values, visible, scale, softcap, is_order_free)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
@@ -479,16 +484,22 @@ def attend(
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1)
+    compute = in_float64 if is_order_free and query.dtype.itemsize == 2 else directly
+    weights = jnp.exp(scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    weights = weights / compute(partial(jnp.sum, axis=-1, keepdims=True), weights)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mixed = jnp.einsum(
+    mixed = compute(_mixed, shared, values)
+    return mixed.reshape(batch, heads, count, width), weights
+
+
+def _mixed(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
+    return jnp.einsum(
         "bkms,bksh->bkmh",
-        shared,
+        weights,
         values,
         precision=FULL_PRECISION,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=jnp.promote_types(values.dtype, jnp.float32),
     )
-    return mixed.reshape(batch, heads, count, width), weights
 
 
 def attend_to_blocks(

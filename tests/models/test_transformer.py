@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -358,6 +359,41 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
     assert cache.keys[0].dtype == dtype
     expected = run_whole(model, params, tokens).logits
     assert jnp.abs(output.logits - expected).mean() < 0.05 * jnp.abs(expected).mean()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
+    model = Transformer(TransformerConfig(256, 192, 512, 3, 3, 3, 64), cache_dtype=jnp.float32)
+    numbers = np.random.default_rng(0)
+    params = model.initialise(jax.random.key(0), dtype)
+    params = jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
+    blank = model.new_cache(params, 1, 512)
+    cache = jax.tree.map(
+        lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank
+    )
+    cache = replace(cache, positions=jnp.arange(512)[None], prompt_length=blank.prompt_length)
+    tokens = numbers.integers(0, 256, 60)
+
+    def path_among(count: int, path: list[int], length: int) -> ModelOutput:
+        """Runs so many rows, of which these are a path with always the same tokens."""
+        others = np.setdiff1d(np.arange(count), path)
+        visible = np.eye(count, dtype=bool)
+        for depth, row in enumerate(path):
+            visible[row, path[:depth]] = True
+        order = np.argsort(np.concatenate([path, others]))
+        positions = np.full(count, length)
+        positions[path] += np.arange(len(path))
+        given = (tokens[:count][order], positions, visible)
+        rows = QueryRows(*(jnp.asarray(each[None]) for each in given))
+        now = replace(cache, length=jnp.array([length]))
+        output, _ = run(params, rows, now, model=model)
+        return output.logits[0, np.array(path)]
+
+    for length in range(100, 320, 5):
+        alone = path_among(8, [0, 1, 2, 3, 4, 5], length)
+        for count in (26, 60):
+            path = [0, *sorted(numbers.choice(np.arange(1, count), 5, replace=False).tolist())]
+            np.testing.assert_array_equal(path_among(count, path, length), alone)
 
 
 def test_attention_in_blocks_is_attention_at_once(monkeypatch):
