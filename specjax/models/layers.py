@@ -178,6 +178,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
+        is_order_free: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -186,7 +187,8 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned.
+        In prefill a long cache is read in blocks, and no attention is returned; `is_order_free` as
+        for `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
@@ -198,9 +200,7 @@ class Attention(nn.Module):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(
-            query, keys, values, visible, scale, softcap, is_order_free=not is_prefill
-        )
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, is_order_free)
         return self.merge(mixed), weights, keys, values
 
 
@@ -253,11 +253,14 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def __call__(
-        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, is_prefill=False
+        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, **kind: bool
     ):
-        """Returns the rows, the attention of all heads and the layer's new keys and values."""
+        """Returns the rows, the attention of all heads and the layer's new keys and values.
+
+        `kind` is what `Attention` is told about the pass.
+        """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, is_prefill
+            self.normed(x), rotation, keys, values, start, visible, **kind
         )
         return self.after_attention(x, mixed), weights, keys, values
 
