@@ -26,12 +26,12 @@ class Inputs:
     options: Reproduce
     out: Path
 
-    @property
+    @cached_property
     def parts(self) -> list[Part]:
-        """Returns the parts to run: with another target, only those of one model.
+        """The parts to run, without data that is missing: with another target, one model's.
 
         Raises:
-            SpecjaxError: if the recipe has no such model.
+            SpecjaxError: if the recipe has no such model, or none of its data is there.
         """
         parts = self.recipe.parts
         if self.options.model:
@@ -43,7 +43,20 @@ class Inputs:
             raise SpecjaxError(
                 f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
             )
-        return parts
+        wanted = dict.fromkeys(title for part in parts for title in part.data)
+        there = set(filter(self.is_there, wanted))
+        if wanted and not there:
+            sources_of(shared_data()[self.recipe.data[next(iter(wanted))]], self.options.data)
+        parts = [part._replace(data=tuple(filter(there.__contains__, part.data))) for part in parts]
+        return [part for part in parts if part.data or not wanted]
+
+    def is_there(self, title: str) -> bool:
+        """Whether the data of a column can be read; says so if it cannot."""
+        data = shared_data()[self.recipe.data[title]]
+        found = is_there(data, self.options.data)
+        if not found:
+            self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
+        return found
 
     def say(self, text: str) -> None:
         """Prints a line of progress."""
@@ -59,21 +72,8 @@ class Inputs:
         return write_tasks({shared_data()[name].title: questions}, self.out)
 
     def questions(self, part: Part) -> dict[str, list[Question]]:
-        """Draws the questions of all columns; leaves out those whose data is missing.
-
-        Raises:
-            SpecjaxError: if that is all of it.
-        """
-        found = {}
-        for title in part.data:
-            data = shared_data()[self.recipe.data[title]]
-            if is_there(data, self.options.data):
-                found[title] = self.drawn(self.recipe.data[title])
-            else:
-                self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
-        if not found:
-            sources_of(data, self.options.data)
-        return found
+        """Draws the questions of all columns."""
+        return {title: self.drawn(self.recipe.data[title]) for title in part.data}
 
     def drawn(self, name: str, times: int = 1) -> list[Question]:
         """Draws questions of a data set, at most `times` the limit."""

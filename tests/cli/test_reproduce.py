@@ -138,6 +138,17 @@ def test_columns_with_the_same_training_questions_share_what_is_made_of_them(fol
         assert file.read_text().count("\n") == count
 
 
+def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
+    (folder / "texts.jsonl").unlink()
+    titles = {"Edits": "edits", "Texts": "texts"}
+    together = replace(recipe_module.read_recipe("small-table-1"), data=titles)
+    apart = replace(together, model_of=dict.fromkeys(titles, "m"))  # each with a model of its own
+    for recipe in (together, apart):
+        inputs = Inputs(recipe, Reproduce(data=folder), tmp_path / "out")
+        assert inputs.parts == [Part("m", ("Edits",))]
+        assert "Texts is left out: it needs texts.jsonl" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
