@@ -26,6 +26,7 @@ from specjax.hub import LoadedTarget
 from specjax.loading import load_drafter
 from specjax.methods import METHODS
 from specjax.models.fingerprint import fingerprint
+from specjax.models.heads.length_classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
 from specjax.quotesum import evaluate, read_quotesum
 from specjax.reproduce.estimate import DECODING, OTHER_SPEED, in_hours, summary
@@ -116,7 +117,7 @@ class Reproduction(Inputs):
 
     def measure_classifier(self, part: Part) -> Figures:
         """Trains a classifier, and reads its scores in percent."""
-        scores = read_json(self.classifier(part) / "classifier.json")["scores"]
+        scores = load_classifier(self.classifier(part)).scores
         percent = {name: 100 * scores[name] for name in ("f1", "static_f1")}
         return self.cells(part, dict.fromkeys(self.recipe.methods, percent))
 
@@ -292,11 +293,8 @@ class Reproduction(Inputs):
         flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
         flags += ["--max-new-tokens", str(self.recipe.max_new_tokens), *self.drafter_flags(part)]
         out = self.out / "classifiers" / f"{part.model}-{checksum(flags)}"
-        if not out.is_dir():
-            run_folder = out.with_name(f"{out.name}-run")
-            self.command(
-                "train", "disco", "--out", str(out), "--run-folder", str(run_folder), *flags
-            )
+        if not (out / CLASSIFIER).is_dir():
+            self.command("train", "disco", "--out", str(out), "--resume", *flags)
         return out
 
     def tuned(self, what: str, part: Part, tasks: Path, flags: Sequence[str] = ()) -> Path:

@@ -14,13 +14,12 @@ from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
 from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, vacant
+from specjax.core.files import expand_user
 from specjax.distillation import answers_of
 from specjax.loading import load_draft
-from specjax.models.heads.length_classifier import TrainedClassifier
+from specjax.models.heads.length_classifier import CLASSIFIER, TrainedClassifier
 from specjax.tasks import POCKET, Request, Task, read_tasks, requests_of
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
-from specjax.training.heads import check_out
 from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.length_classifier import (
     ClassifierTraining,
@@ -28,6 +27,7 @@ from specjax.training.objectives.length_classifier import (
     score,
     train_classifier,
 )
+from specjax.training.run_folder import check_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +38,21 @@ class TrainDisco(TargetOptions):
     two disagree.
     """
 
+    if_stopped: ClassVar[str] = "the same command with --resume goes on"
     sections: ClassVar[dict[str, str]] = {
         "out": "run",
         "target": "models",
         "tasks": "prompts",
         "labels": "classifier",
-        "run_folder": "run",
     }
     examples: ClassVar[tuple[str, ...]] = (
         "specjax train disco --target FOLDER --drafter FOLDER --out runs/disco",
     )
 
     out: Annotated[Path, arg(metavar="FOLDER")]
-    """A new folder for the classifier."""
+    """The run folder: checkpoints, metrics, and at the end the classifier, in FOLDER/classifier."""
+    resume: bool = False
+    """Continue the run in the folder, if there is one."""
     drafter: Annotated[str, arg(metavar="FOLDER")] = "pocket"
     """The draft model: pocket, a folder in Hugging Face format, a GGUF file, or a hub id."""
     tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
@@ -72,19 +74,11 @@ class TrainDisco(TargetOptions):
     """Count positions from the start of the draft, or of the new text."""
     num_steps: int = 3000
     """Steps of the optimizer."""
-    run_folder: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Keep checkpoints and metrics here, from which the same command resumes."""
-
-    @property
-    def if_stopped(self) -> str:
-        """Says how an interrupted training goes on; empty if it cannot."""
-        return "the same command goes on" if self.run_folder else ""
 
     def run(self) -> None:
         """Trains, prints the scores, and writes the classifier."""
-        out = vacant(self.out)
-        if self.run_folder is not None:
-            check_out(expand_user(self.run_folder), resume=True)
+        out = expand_user(self.out)
+        check_out(out, self.resume, CLASSIFIER)
         settings = ClassifierTraining(
             labels=self.labels, position=self.position, num_steps=self.num_steps
         )
@@ -102,11 +96,11 @@ class TrainDisco(TargetOptions):
         )
         prompts = [request.ids for request in requests]
         trained = train_classifier(
-            frozen, reading, prompts, continue_all, settings, out, self.run_folder
+            frozen, reading, prompts, continue_all, settings, out, self.resume
         )
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
-        print(f"written to {out}")
+        print(f"written to {out / CLASSIFIER}")
         if test_requests:
             show_test(trained, test_requests, continue_all, frozen, reading)
 

@@ -34,7 +34,6 @@ from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import (
     HeadSettings,
-    check_out,
     check_trainable,
     shape_of,
     train_head,
@@ -43,6 +42,7 @@ from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_at_least_one, check_not_negative
+from specjax.training.run_folder import check_out
 
 NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
 SELF = "self"  # the source of questions that the target writes
@@ -117,7 +117,7 @@ class TrainHead(TargetOptions):
         check_not_negative(self, "epochs")
         out = expand_user(self.out)
         if jax.process_index() == 0:
-            check_out(out, self.resume)
+            check_out(out, self.resume, HEAD)
         use_compilation_cache()
         several = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
         mesh = make_mesh(axes) if (axes := self.mesh or several) else None

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import check_writable, locked, writable
 from specjax.core.memory import check_fits, device_bytes
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
@@ -24,7 +23,6 @@ from specjax.training.examples import Example, frequent_tokens
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
 from specjax.training.objectives.base import FrozenModel, HeadTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
-from specjax.training.run_folder import CONFIG, taken
 
 TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target
 MEMORY_ADVICE = (
@@ -182,20 +180,6 @@ def _save(
         target_params=target.params,
         about=about,
     )
-
-
-def check_out(out: Path, resume: bool) -> None:
-    """Raises SpecjaxError if no run can start in `out`; called before anything slow."""
-    with writable(out):
-        has_run, has_head = (out / CONFIG).exists(), (out / HEAD).exists()
-    check_writable(out)
-    if has_head and not has_run:
-        raise SpecjaxError(f"{out / HEAD} already exists, but no run; give another folder")
-    if out.is_dir():
-        with locked(out):  # nobody is in it
-            pass
-    if has_run and not resume:
-        raise taken(out)
 
 
 def _checksum(examples: Sequence[Example]) -> int:

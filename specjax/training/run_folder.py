@@ -23,7 +23,7 @@ import jax
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import expand_user, locked, read_json, readable, writable
+from specjax.core.files import check_writable, expand_user, locked, read_json, readable, writable
 from specjax.core.provenance import revision, versions
 from specjax.models.io.head_files import CHECKPOINTS
 from specjax.training import checkpoints
@@ -213,6 +213,23 @@ def _saving(manager: Any) -> Iterator[None]:
             f"a checkpoint in {manager.directory} cannot be written ({reason}); free some space "
             "and go on from the last whole one with --resume, or choose another folder"
         ) from error
+
+
+def check_out(out: Path, resume: bool, made: str) -> None:
+    """Raises SpecjaxError if no run can start in `out`; called before anything slow.
+
+    `made` is the name of the folder in it that the run makes.
+    """
+    with writable(out):
+        has_run, is_made = (out / CONFIG).exists(), (out / made).exists()
+    check_writable(out)
+    if is_made and not has_run:
+        raise SpecjaxError(f"{out / made} already exists, but no run; give another folder")
+    if out.is_dir():
+        with locked(out):  # nobody is in it
+            pass
+    if has_run and not resume:
+        raise taken(out)
 
 
 def taken(folder: Path) -> SpecjaxError:

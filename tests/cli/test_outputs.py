@@ -9,7 +9,6 @@ WRITING = {
     "bench": ("bench", "--out"),
     "train a head": ("train", "eagle", "--out"),
     "train disco": ("train", "disco", "--out"),
-    "its run": ("train", "disco", "--out", "new", "--run-folder"),
     "tune": ("tune", "machine", "--out"),
     "plots": ("tune", "pld-plus", "--plots"),
     "datastore": ("datastore", "build", __file__, "--out"),

@@ -107,10 +107,7 @@ def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, err
     assert "would be accepted" in error_line()
     assert not out.exists()
     assert main([*train, "--drafter", str(draft), "--out", str(classifier)]) == 2
-    assert "already exists" in error_line()
-    inside = ("--out", str(out), "--run-folder", str(out / "run"))
-    assert main([*train, "--drafter", str(draft), *inside]) == 2
-    assert "choose another folder" in error_line()
+    assert "--resume" in error_line()
     assert main([*train, "--drafter", str(draft), "--out", str(out), "--test-tasks", "/none"]) == 2
     assert "cannot be read" in error_line()
     assert main([*train, "--drafter", str(draft), "--out", str(out), "--kinds", "no"]) == 2

@@ -226,7 +226,7 @@ def continuations(prompts):
 def test_a_classifier_is_trained_and_saved(tmp_path):
     prompts = [text.prompt for text in texts()[:3]]
     trained = train_classifier(
-        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco", tmp_path / "run"
+        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco"
     )
     loaded = load_classifier(tmp_path / "disco")
     assert jax.tree.all(jax.tree.map(jnp.array_equal, dict(loaded.params), dict(trained.params)))
@@ -234,12 +234,16 @@ def test_a_classifier_is_trained_and_saved(tmp_path):
     assert (loaded.target, loaded.draft, loaded.position) == ("tiny-0", "tiny-1", "draft")
     assert loaded.recipe["num_tokens"] == 29
     assert loaded.recipe["hidden_size"] == 8
-    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    assert (tmp_path / "disco" / "metrics.jsonl").exists()
+    again = train_classifier(
+        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco", resume=True
+    )
+    assert again.scores == trained.scores
 
 
 def test_a_taken_folder_is_refused_before_the_target_writes(tmp_path):
-    (tmp_path / "mine").touch()
-    with pytest.raises(SpecjaxError, match="not an empty folder"):
+    (tmp_path / "config.json").touch()
+    with pytest.raises(SpecjaxError, match="resume"):
         train_classifier(frozen(0), frozen(1), [[1, 2]], pytest.fail, QUICK, tmp_path)
 
 

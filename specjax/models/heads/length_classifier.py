@@ -32,6 +32,7 @@ PositionKind = Literal[
 LabelKind = Literal["match", "overlap"]  # equal greedy tokens, or 1 - total variation distance
 
 WEIGHTS, METADATA = "classifier.safetensors", "classifier.json"
+CLASSIFIER = "classifier"  # the folder of the classifier within that of its training run
 FORMAT = "specjax length classifier 1"
 METADATA_KINDS = {
     "hidden_size": int,
@@ -158,7 +159,7 @@ def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
 
 
 def load_classifier(folder: str | Path) -> TrainedClassifier:
-    """Reads a classifier that `save_classifier` wrote.
+    """Reads a classifier that `save_classifier` wrote, or the one within a finished run.
 
     Raises:
         SpecjaxError: if the folder is missing, damaged, or not a length classifier.
@@ -167,6 +168,8 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
     from safetensors.numpy import load_file
 
     folder = expand_user(folder)
+    if (folder / CLASSIFIER).is_dir():
+        folder = folder / CLASSIFIER
     values = _read_metadata(folder / METADATA)
     try:
         weights = load_file(folder / WEIGHTS)

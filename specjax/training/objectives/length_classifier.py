@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import vacant
+from specjax.core.files import expand_user
 from specjax.models.heads.length_classifier import (
+    CLASSIFIER,
     LabelKind,
     LengthClassifier,
     PositionKind,
@@ -39,6 +40,7 @@ from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
 from specjax.training.objectives.base import FrozenModel
 from specjax.training.ranges import check_at_least_one, check_choice, check_positive
+from specjax.training.run_folder import check_out
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
@@ -76,26 +78,25 @@ def train_classifier(
     generate: Generate,
     settings: ClassifierTraining,
     out: str | Path,
-    run_folder: str | Path | None = None,
+    resume: bool = False,
 ) -> TrainedClassifier:
-    """Trains a classifier on the draft's mistakes in the target's own texts, and saves it.
+    """Trains a classifier on the draft's mistakes in the target's own texts.
 
     `generate` returns the target's greedy continuations, with the end token; it gets all prompts at
-    once, so that it can batch them. `out` is a new folder; with a `run_folder` the training can be
-    resumed.
+    once, so that it can batch them. `out` is the run folder, and the classifier is in
+    `out/classifier`.
 
     Raises:
-        SpecjaxError: if `out` is taken, the models do not fit together, the prompts are too few or
-            their labels all the same, or files cannot be written.
+        SpecjaxError: if `out` holds a run and does not `resume` it, the models do not fit together,
+            the prompts are too few or their labels all the same, or files cannot be written.
     """
-    out = vacant(Path(out))  # checked before the slow part
-    if run_folder is not None and Path(run_folder).resolve().is_relative_to(out.resolve()):
-        raise SpecjaxError(f"the run folder {run_folder} is inside {out}; choose another folder")
+    out = expand_user(out)
+    check_out(out, resume, CLASSIFIER)  # before the slow part
     check_vocabularies(target, draft)
     continuations = generate(prompts)
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
     data = read_drafts(texts, target, draft, settings.position, settings.labels)
-    params, scores = fit(data, settings, run_folder)
+    params, scores = fit(data, settings, out, resume)
     trained = TrainedClassifier(
         params=params,
         hidden_size=settings.hidden_size,
@@ -108,12 +109,16 @@ def train_classifier(
         recipe=asdict(settings) | {"num_prompts": len(prompts), "num_tokens": len(data.labels)},
         specjax_version=__version__,
     )
-    save_classifier(trained, out)
+    if not (out / CLASSIFIER).exists():
+        save_classifier(trained, out / CLASSIFIER)
     return trained
 
 
 def fit(
-    data: DraftFeatures, settings: ClassifierTraining, run_folder: str | Path | None = None
+    data: DraftFeatures,
+    settings: ClassifierTraining,
+    run_folder: str | Path | None = None,
+    resume: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Trains on part of the prompts, validates on the rest; returns params and scores.
 
@@ -145,6 +150,8 @@ def fit(
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
         config=asdict(settings) | {"data": checksum},
+        resume=resume,
+        title="training disco",
     )
     return trained.params, validate(model, trained.params, validation)
 
