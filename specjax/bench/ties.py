@@ -1,8 +1,8 @@
 """Near ties: places where 16-bit arithmetic may pick either of two tokens, and neither is wrong.
 
-The last bits of a row's logits depend on how many rows are computed together. So in bfloat16 and
-float16 a method may leave plain decoding's text, but only where two tokens have almost the same
-logit. In float32 it never may.
+On GPUs and TPUs the last bits of a row's logits depend on how many rows are computed together. So
+in bfloat16 and float16 a method may leave plain decoding's text, but only where two tokens have
+almost the same logit. In float32 it never may, and on a CPU it does not.
 """
 
 import math

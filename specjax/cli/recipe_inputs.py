@@ -12,7 +12,7 @@ from specjax.hub import POCKET, LoadedTarget, load
 from specjax.loading import pocket_part
 from specjax.methods import METHODS
 from specjax.reproduce.questions import draw, is_there, sources_of, write_tasks
-from specjax.reproduce.recipe import Model, Part, Recipe, shared_data, shared_models
+from specjax.reproduce.recipe import DataSet, Model, Part, Recipe, shared_data, shared_models
 from specjax.task_files import Question
 
 TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
@@ -28,7 +28,9 @@ class Inputs:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """The parts to run, without data that is missing: with another target, one model's.
+        """The parts to run, without columns whose data is missing.
+
+        With another target they are one model's, unless each data set has a model of its own.
 
         Raises:
             SpecjaxError: if the recipe has no such model, or none of its data is there.
@@ -43,20 +45,23 @@ class Inputs:
             raise SpecjaxError(
                 f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
             )
-        wanted = dict.fromkeys(title for part in parts for title in part.data)
-        there = set(filter(self.is_there, wanted))
-        if wanted and not there:
-            sources_of(shared_data()[self.recipe.data[next(iter(wanted))]], self.options.data)
-        parts = [part._replace(data=tuple(filter(there.__contains__, part.data))) for part in parts]
-        return [part for part in parts if part.data or not wanted]
-
-    def is_there(self, title: str) -> bool:
-        """Whether the data of a column can be read; says so if it cannot."""
-        data = shared_data()[self.recipe.data[title]]
-        found = is_there(data, self.options.data)
-        if not found:
+        titles = list(dict.fromkeys(title for part in parts for title in part.data))
+        missing = {title: data for title in titles if (data := self.missing(title))}
+        for title, data in missing.items():
             self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
-        return found
+        if titles and len(missing) == len(titles):
+            sources_of(missing[titles[0]], self.options.data)  # says how to get it
+        parts = [
+            part._replace(data=tuple(title for title in part.data if title not in missing))
+            for part in parts
+        ]
+        return [part for part in parts if part.data or not titles]
+
+    def missing(self, title: str) -> DataSet | None:
+        """Returns data that a column needs and that cannot be read; None if all is there."""
+        names = self.recipe.data[title], *self.recipe.training.get(title, ())
+        needed = map(shared_data().__getitem__, names)
+        return next((data for data in needed if not is_there(data, self.options.data)), None)
 
     def say(self, text: str) -> None:
         """Prints a line of progress."""

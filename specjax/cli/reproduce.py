@@ -57,7 +57,7 @@ class Reproduce:
     runs: int | None = None
     """Runs of each question; by default the recipe's."""
     train: Annotated[str, arg(metavar="FLAGS")] = ""
-    """More options of `specjax train` for the heads, in one argument."""
+    """More options of `specjax train` for the heads, in one argument: --train="--batch-size 8"."""
     seed: int = 0
     """The seed for the samples of questions, and for sampling."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None

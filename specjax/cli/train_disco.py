@@ -38,7 +38,9 @@ class TrainDisco(TargetOptions):
     two disagree.
     """
 
-    if_stopped: ClassVar[str] = "the same command with --resume goes on"
+    if_stopped: ClassVar[str] = (
+        "the same command with --resume goes on, after the target has written again"
+    )
     sections: ClassVar[dict[str, str]] = {
         "out": "run",
         "target": "models",

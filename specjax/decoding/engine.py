@@ -79,7 +79,7 @@ class Engine:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
 
         The text and a round are both rounded up, so that all drafters of at most 128 rows have the
-        same slots: how attention rounds depends on their number.
+        same slots: how the attention of a prompt rounds depends on their number.
         """
         # A pass writes a full round's rows after the committed text, even in finished rows.
         text = whole_chunks(prompt_length) + self.max_new_tokens

@@ -113,7 +113,7 @@ def _run_filled_up(
     """
 
     def run(rows: QueryRows, cache: KVCache, least: int) -> tuple[ModelOutput, KVCache]:
-        output, cache = target.run(params, _padded(rows, least), cache, taps)
+        output, cache = target.run(params, padded(rows, least), cache, taps)
         logits, hidden = (
             None if each is None else each[:, :count] for each in (output.logits, output.hidden)
         )
@@ -127,19 +127,22 @@ def _run_filled_up(
     return lax.platform_dependent(rows, cache, cuda=partial(run, least=1), default=filled_up)
 
 
-def _padded(rows: QueryRows, least: int) -> QueryRows:
-    """Repeats the last row until the batch has `least`: few rows round differently from several."""
+def padded(rows: QueryRows, least: int) -> QueryRows:
+    """Repeats the last row until the batch has `least`: few rows round differently from several.
+
+    So does the attention of a single row of each text.
+    """
     batch, count = rows.tokens.shape
-    missing = max(-(-least // batch) - count, 0)
-    if not missing:
+    missing = max(-(-least // batch), min(least, 2)) - count
+    if missing <= 0:
         return rows
     below, aside = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
-    padded = QueryRows(
+    wider = QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),
         positions=jnp.pad(rows.positions, below, "edge"),
         visible=jnp.pad(jnp.pad(rows.visible, aside), (*below, (0, 0)), "edge"),
     )
-    return lax.optimization_barrier(padded)  # or XLA would see equal rows, and compute just one
+    return lax.optimization_barrier(wider)  # or XLA would see equal rows, and compute just one
 
 
 def last_attention(

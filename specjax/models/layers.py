@@ -2,8 +2,9 @@
 
 Weights are `[out, in]`, as Hugging Face stores them: loading only renames them, and passes over a
 few rows run faster on CPU. Products take inputs of the weights' dtype and accumulate in float32;
-norms, softmax and logits are float32. Float32 products run at full precision on every device: TF32
-rounding depends on the number of rows, so the text would depend on it too.
+norms, softmax and logits are float32, and some sums of 16-bit models are float64 on a CPU. Float32
+products run at full precision on every device: TF32 rounding depends on the number of rows, so the
+text would depend on it too.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.quantize import QuantizedWeight, Weight, dequantized
-from specjax.models.sums import directly, in_float64, mean_for
+from specjax.models.sums import has_16_bits, in_float64, row_mean, total
 
 FULL_PRECISION = lax.Precision.HIGHEST
 QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
@@ -47,7 +48,7 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32."""
+    """Root-mean-square norm, computed in float32; its sums as in `models.sums`."""
 
     epsilon: float
 
@@ -55,7 +56,7 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
+        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
         return jnp.broadcast_to(weight, x.shape) * wide.astype(weight.dtype)
 
 
@@ -68,7 +69,7 @@ class PlusOneRMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
+        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
         scale = 1 + weight.astype(jnp.float32)
         return (jnp.broadcast_to(scale, x.shape) * wide).astype(weight.dtype)
 
@@ -83,8 +84,8 @@ class LayerNorm(nn.Module):
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide - mean_for(weight.dtype, wide)
-        wide = wide * lax.rsqrt(mean_for(weight.dtype, wide**2) + self.epsilon)
+        wide = wide - row_mean(wide, weight.dtype)
+        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
         scale, shift = (jnp.broadcast_to(each, x.shape) for each in (weight, bias))
         return (scale.astype(jnp.float32) * wide + shift).astype(weight.dtype)
 
@@ -178,7 +179,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        is_order_free: bool = False,
+        sums_in_float64: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -187,8 +188,8 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned; `is_order_free` as
-        for `attend`.
+        In prefill a long cache is read in blocks, and no attention is returned; `sums_in_float64`
+        as for `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
@@ -200,7 +201,7 @@ class Attention(nn.Module):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap, is_order_free)
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, sums_in_float64)
         return self.merge(mixed), weights, keys, values
 
 
@@ -253,14 +254,14 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def __call__(
-        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, **kind: bool
+        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, **how: bool
     ):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
-        `kind` is what `Attention` is told about the pass.
+        `how` are `is_prefill` and `sums_in_float64` of `Attention`.
         """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, **kind
+            self.normed(x), rotation, keys, values, start, visible, **how
         )
         return self.after_attention(x, mixed), weights, keys, values
 
@@ -359,11 +360,8 @@ _quantized_product.defvjp(_quantized_forward, _quantized_backward)
 
 
 def min_rows(dtype: DTypeLike) -> int:
-    """Returns the least number of rows that products with weights of this dtype should have.
-
-    With fewer than 8 rows, XLA on CPU also sums a norm in another order.
-    """
-    return 8 if jnp.finfo(dtype).bits == 16 else 1
+    """Returns the least number of rows that products with weights of this dtype should have."""
+    return 8 if has_16_bits(dtype) else 1
 
 
 def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -458,19 +456,19 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
-    is_order_free: bool = False,
+    sums_in_float64: bool = False,
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. With `is_order_free`, a row of 16 bits comes out alike on a CPU
-    whatever the order of its slots.
+    texts are computed in blocks. With `sums_in_float64`, on a CPU, a 16-bit row does not depend on
+    the order of its slots.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, is_order_free)
+            return attend(query, keys, values, visible, scale, softcap, sums_in_float64)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
@@ -487,12 +485,16 @@ def attend(
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
-    compute = in_float64 if is_order_free and query.dtype.itemsize == 2 else directly
-    weights = jnp.exp(scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    weights = weights / compute(partial(jnp.sum, axis=-1, keepdims=True), weights)
+    is_exact = sums_in_float64 and has_16_bits(query.dtype)
+    weights = _exact_softmax(scores) if is_exact else jax.nn.softmax(scores, axis=-1)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mixed = compute(_mixed, shared, values)
+    mixed = in_float64(_mixed, shared, values) if is_exact else _mixed(shared, values)
     return mixed.reshape(batch, heads, count, width), weights
+
+
+def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return weights / total(weights)
 
 
 def _mixed(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:

@@ -1,11 +1,12 @@
-"""Sums whose result does not depend on their order, for models in 16 bits on a CPU.
+"""Sums that come out alike in any order, for models in 16 bits on a CPU.
 
 XLA picks the order of a sum by the shape of the whole, and in a tree the ancestors of a row stand
 in other slots than in plain decoding. The last bit of a float32 sum then differs and, after
-rounding to 16 bits, now and then a whole row. The error of float64 is too small to show in float32.
+rounding to 16 bits, now and then a whole row. An error of float64 hardly ever shows in float32.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
+def has_16_bits(dtype: DTypeLike) -> bool:
+    """Whether numbers of this dtype have 16 bits."""
+    return jnp.finfo(dtype).bits == 16
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def in_float64(function: Callable[..., Array], *inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Computes a float32 function in float64 on a CPU, and as it is elsewhere."""
+    """Computes a float32 function in float64 on a CPU, and as it is elsewhere.
+
+    Its gradients are those of the function in float32.
+    """
 
     def wide(*inputs: Array) -> Array:
         with jax.enable_x64(True):
@@ -25,15 +35,19 @@ def in_float64(function: Callable[..., Array], *inputs: Float[Array, "..."]) -> 
     return lax.platform_dependent(*inputs, cpu=wide, default=function)
 
 
-def directly(function: Callable[..., Array], *inputs: Array) -> Array:
-    """Computes a function as it is."""
-    return function(*inputs)
+@in_float64.defjvp
+def _slope_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
+    return in_float64(function, *inputs), jax.jvp(function, inputs, tangents)[1]
 
 
-def mean_for(dtype: DTypeLike, x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
-    """Returns the means of float32 rows, in any order alike if their model computes in 16 bits."""
+def row_mean(x: Float[Array, "... D"], dtype: DTypeLike) -> Float[Array, "... 1"]:
+    """Returns the means of float32 rows; the same in any order if the model computes in 16 bits."""
+    mean = partial(jnp.mean, axis=-1, keepdims=True)
+    return in_float64(mean, x) if has_16_bits(dtype) else mean(x)
 
-    def mean(x: Array) -> Array:
-        return jnp.mean(x, axis=-1, keepdims=True)
 
-    return (in_float64 if jnp.finfo(dtype).bits == 16 else directly)(mean, x)
+def total(x: Float[Array, "... S"]) -> Float[Array, "... 1"]:
+    """Returns the sums of float32 rows, the same in any order."""
+    return in_float64(partial(jnp.sum, axis=-1, keepdims=True), x)

@@ -73,7 +73,7 @@ class Transformer(nn.Module):
                 start,
                 masks[config.window_of(layer)],
                 is_prefill=not (taps.logits or taps.attention_heads),
-                is_order_free=taps.logits,  # only what says tokens needs it
+                sums_in_float64=taps.logits,  # a pass that says tokens
             )
             hidden.append(x)
             attention[layer] = weights

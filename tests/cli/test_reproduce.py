@@ -147,6 +147,10 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
         inputs = Inputs(recipe, Reproduce(data=folder), tmp_path / "out")
         assert inputs.parts == [Part("m", ("Edits",))]
         assert "Texts is left out: it needs texts.jsonl" in capsys.readouterr().err
+    untrained = replace(together, data={"Edits": "edits", "Other": "edits"})
+    untrained = replace(untrained, training={"Other": ("edits", "texts")})
+    inputs = Inputs(untrained, Reproduce(data=folder), tmp_path / "out")
+    assert inputs.parts == [Part("m", ("Edits",))]
 
 
 @pytest.mark.parametrize(

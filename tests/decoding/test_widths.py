@@ -19,6 +19,7 @@ from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     if_in_place,
+    padded,
     pass_widths,
     query_rows,
     switch_in_place,
@@ -210,6 +211,13 @@ def test_rows_that_fill_up_a_16_bit_pass_are_not_seen():
     found, *_ = verified(params, cache, Proposal(tree, None), draw)
     assert found.logits.shape == wanted.logits.shape
     np.testing.assert_allclose(found.logits, wanted.logits, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("batch, count", [(1, 8), (3, 3), (8, 2), (20, 2)])
+def test_a_16_bit_pass_has_8_rows_and_2_of_each_text(batch, count):
+    single = causal_rows(jnp.zeros((batch, 1), int), jnp.zeros(batch, int))
+    assert padded(single, 8).tokens.shape == (batch, count)
+    assert padded(single, 1) is single
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])

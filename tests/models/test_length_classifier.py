@@ -147,6 +147,14 @@ def test_a_damaged_folder_is_a_one_line_error_that_names_it(tmp_path, damage):
     assert "train" in message
 
 
+def test_the_classifier_of_a_run_is_read_once_the_run_has_finished(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(SpecjaxError, match=r"not finished .* with --resume"):
+        load_classifier(tmp_path)
+    save_classifier(classifier(), tmp_path / "classifier")
+    assert load_classifier(tmp_path).threshold == classifier().threshold
+
+
 def test_a_missing_folder_is_a_one_line_error(tmp_path):
     with pytest.raises(SpecjaxError, match="not a length classifier"):
         load_classifier(tmp_path / "nowhere")

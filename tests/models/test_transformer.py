@@ -396,6 +396,25 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
             np.testing.assert_array_equal(path_among(count, path, length), alone)
 
 
+@ONE_WAY
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_16_bit_logits_are_near_the_true_ones(target):
+    model, params = target
+    tokens = jnp.asarray(random_tokens((1, 8)))
+
+    def slope(params, dtype):
+        def loss(params):
+            cache = KVCache.create(model.config, 1, 8, dtype)
+            rows = causal_rows(tokens, cache.length)
+            return jnp.mean(model.run(params, rows, cache)[0].logits ** 2)
+
+        return jax.grad(loss)(params)["norm"]["weight"].astype(jnp.float32)
+
+    narrow = slope(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), jnp.bfloat16)
+    exact = slope(params, jnp.float32)
+    assert jnp.abs(narrow - exact).mean() < 0.1 * jnp.abs(exact).mean()
+
+
 def test_attention_in_blocks_is_attention_at_once(monkeypatch):
     shapes = [(2, 4, 12, 8), *[(2, 2, 12, 8)] * 4]
     query, *others = map(jax.random.normal, jax.random.split(jax.random.key(0), 5), shapes)

@@ -87,7 +87,7 @@ def train_classifier(
     `out/classifier`.
 
     Raises:
-        SpecjaxError: if `out` holds a run and does not `resume` it, the models do not fit together,
+        SpecjaxError: if `out` holds a run and `resume` is false, the models do not fit together,
             the prompts are too few or their labels all the same, or files cannot be written.
     """
     out = expand_user(out)
