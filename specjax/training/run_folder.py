@@ -224,7 +224,7 @@ def check_out(out: Path, resume: bool, made: str) -> None:
         has_run, is_made = (out / CONFIG).exists(), (out / made).exists()
     check_writable(out)
     if is_made and not has_run:
-        raise SpecjaxError(f"{out / made} is there, but no run; give another folder")
+        raise SpecjaxError(f"{out / made} already exists, but no run; give another folder")
     if out.is_dir():
         with locked(out):  # nobody is in it
             pass
