@@ -4,8 +4,9 @@
 
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
 EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
-ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. Medusa and Hydra read
-the target's LM head: one of their own for each depth would be larger than the target.
+ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. ParallelSpec for Medusa is also
+trained to read the target's features, as Medusa does and the paper's head does not. Medusa and
+Hydra read the target's LM head: one of their own for each depth would be larger than the target.
 """
 
 import sys
@@ -34,6 +35,7 @@ RUNS = {
     "parallel-eagle": Run("parallel-eagle", lasting(200, 5e-4, seed=1), "eagle"),
     "medusa": Run("medusa", (*lasting(300, 2e-3), "--no-lm-heads")),
     "parallel-medusa": Run("parallel-medusa", lasting(300, 1e-3)),
+    "parallel-medusa-features": Run("parallel-medusa", (*lasting(300, 1e-3), "--features")),
     "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
     "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
     "eagle3": Run("eagle3", (*lasting(600, 1e-3), "--draft-vocab", "16384", "--test-steps", "3")),
