@@ -128,8 +128,8 @@ def questions_in(folder: Path) -> Iterator[dict[str, Any]]:
     problems = [row for row in _rows(folder / "mbpp.jsonl") if 11 <= row["task_id"] <= 510]
     yield from _questions("MBPP", [f"{row['text']}\n{row['test_list'][0]}" for row in problems])
     yield from _questions("code edit", filter(None, (renaming(row["code"]) for row in problems)))
-    lines = (folder / "wiki_demo.txt").read_text(encoding="utf-8").splitlines()
-    yield from _questions("text edit", (correction(line) for line in lines if line.strip()))
+    texts = filter(str.strip, _lines(folder / "wiki_demo.txt"))
+    yield from _questions("text edit", map(correction, texts))
 
 
 def renaming(code: str) -> str | None:
@@ -162,11 +162,14 @@ def _questions(kind: str, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(file)]
+
+
+def _lines(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise SpecjaxError(f"cannot read {file}: {error.strerror}; see the recipe's help") from None
-    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":
