@@ -29,7 +29,7 @@ from specjax.methods import (
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
-from specjax.models.io.head_files import CHECKPOINTS, HEAD, check_owner, detect_format
+from specjax.models.io.head_files import HEAD, check_owner, detect_format, made_by_run
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import Placement, place
 from specjax.tuned import AUTO, auto_choice, tuned_for
@@ -262,13 +262,8 @@ def find_head(source: str | Path, format: HeadFormat | None = None) -> Path:
         SpecjaxError: if there is no such head, or the run has not finished.
     """
     folder = expand_user(source)
-    if (folder / HEAD).is_dir():
-        source = folder / HEAD
-    elif (folder / CHECKPOINTS).is_dir():
-        raise SpecjaxError(
-            f"{folder} is a run that has not finished and has no head yet; repeat its command with "
-            "--resume"
-        )
+    if (found := made_by_run(folder, HEAD)) != folder:
+        source = found
     detect = partial(detect_format, formats=HEAD_FORMATS, wanted=format)
     return head_folder(source, detect, files=tuple(file for f in HEAD_FORMATS for file in f.files))
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder
-from specjax.models.io.head_files import CHECKPOINTS
+from specjax.models.io.head_files import made_by_run
 from specjax.models.layers import FULL_PRECISION
 from specjax.models.shapes import shape_mismatches
 
@@ -168,14 +168,7 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    folder = expand_user(folder)
-    if (folder / CLASSIFIER).is_dir():
-        folder = folder / CLASSIFIER
-    elif (folder / CHECKPOINTS).is_dir():
-        raise SpecjaxError(
-            f"{folder} is a run that has not finished and has no classifier yet; repeat its "
-            "command with --resume"
-        )
+    folder = made_by_run(expand_user(folder), CLASSIFIER)
     values = _read_metadata(folder / METADATA)
     try:
         weights = load_file(folder / WEIGHTS)

@@ -56,6 +56,22 @@ SIZES = {  # keys of config.json: fields of the target's config
 }
 
 
+def made_by_run(folder: Path, name: str) -> Path:
+    """Returns what the run of `specjax train` in a folder made, or the folder if it holds no run.
+
+    Raises:
+        SpecjaxError: if the run has not finished.
+    """
+    if (folder / name).is_dir():
+        return folder / name
+    if (folder / CHECKPOINTS).is_dir():
+        raise SpecjaxError(
+            f"{folder} is a run that has not finished and has no {name} yet; repeat its command "
+            "with --resume"
+        )
+    return folder
+
+
 # ---- Which kind of head it is ------------------------------------------------------------------
 
 
