@@ -9,7 +9,6 @@ measures what is missing.
 
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from benchmarks.gpu.record import TABLES, Record
 from benchmarks.harness import SIZES, at_least_1, check_size, main, option
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.core.provenance import versions
+from specjax.core.provenance import command_line, versions
 
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
 PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for
@@ -147,7 +146,7 @@ def report(options: GpuOptions) -> None:
     budget, options = Budget(options.minutes), options.for_device()
     device = jax.devices()[0]
     about = {
-        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+        "command": command_line(),
         "device": device.device_kind,
         "platform": device.platform,
         "versions": versions(),

@@ -10,7 +10,7 @@ from tests.bench.test_report import rows_at
 
 def test_the_chart_shows_the_figures_of_the_repository():
     found = json.loads(FIGURES.read_text())
-    assert found["command"].startswith("specjax bench ")
+    assert found["command"].startswith("python -m recipes.smollm2.bench ")
     assert {row["method"] for row in found["methods"]} <= set(METHODS)
     (axes,) = chart(found).axes
     assert [bar.get_width() for bar in axes.patches] == [row["x_plain"] for row in found["methods"]]

@@ -1,8 +1,6 @@
 """Runs a benchmark: measures methods on tasks and sums up what they gain over plain decoding."""
 
 import json
-import shlex
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -43,7 +41,7 @@ from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.files import locked
-from specjax.core.provenance import machine, revision, versions
+from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
@@ -164,7 +162,7 @@ def about(
         "seed": options.seed,
         "versions": versions(),
         "revision": revision(),
-        "command": shlex.join(["specjax", *sys.argv[1:]]),
+        "command": command_line(),
     }
 
 

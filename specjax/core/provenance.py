@@ -2,7 +2,9 @@
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +36,14 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def command_line() -> str:
+    """Returns the command that started this process, as a user types it."""
+    started = sys.modules["__main__"].__spec__  # None for the installed command
+    name = started.name.removesuffix(".__main__") if started else "specjax"
+    words = ["specjax"] if name == "specjax" else ["python", "-m", name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def revision() -> str | None:
