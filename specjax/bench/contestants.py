@@ -30,6 +30,7 @@ from specjax.bench.options import (
     sources_in,
 )
 from specjax.bench.peers import peers
+from specjax.bench.peers.peer import Work
 from specjax.bench.results import Stage
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
@@ -135,7 +136,9 @@ def make_contestants(
     if names_in(options.peers) and stage.temperature == 0:
         has_draft = target.name == POCKET or "draft-model" in sources
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None
-        others = peers(target, options.max_new_tokens, draft)
+        longest = max(map(len, prompts))
+        work = Work(target, draft, longest, options.max_new_tokens)
+        others = peers(names_in(options.peers), work)
         made += [each for each in others if stage.num_rows <= (each.max_rows or stage.num_rows)]
     return made
 

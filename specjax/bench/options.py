@@ -60,9 +60,10 @@ class BenchOptions:
     """Runs of each prompt by each method."""
     seed: int = 0
     """The seed for sampling, and for the tasks that pocket makes."""
-    peers: Annotated[str, arg(metavar="transformers")] = ""
-    """transformers: also measure its greedy decoding, prompt lookup and assisted generation with
-    the same weights, in float32 on a CPU (needs torch)."""
+    peers: Annotated[str, arg(metavar="A,B")] = ""
+    """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the
+    same weights: transformers, in float32 on a CPU (needs torch), or llama.cpp, for Llama models at
+    batch 1 in the target's dtype (needs llama-cpp-python). Several, separated by commas."""
     trace: bool = False
     """Also time the parts of each round (draft, verify, rest) on the first and the last prompt;
     compiling them takes minutes. Needs --out."""

@@ -32,7 +32,7 @@ from specjax.bench.options import (
     temperatures_in,
     variants_in,
 )
-from specjax.bench.peers import check_peer
+from specjax.bench.peers import PEERS, check_peer
 from specjax.bench.report.terminal import show
 from specjax.bench.results import Results, Stage, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
@@ -109,7 +109,7 @@ def check(options: BenchOptions) -> None:
     temperatures = temperatures_in(options.temperature)
     for temperature in temperatures:
         sampling_of(options, temperature)
-    batches_in(options.batch)
+    batches = batches_in(options.batch)
     if options.chat_template is not None:
         read_template(options.chat_template)
     named = variants_in(options.methods)
@@ -118,7 +118,7 @@ def check(options: BenchOptions) -> None:
             "peers draw with noise of their own, so texts differ; use temperature 0 with peers"
         )
     for name in names_in(options.peers):
-        check_peer(name)
+        check_peer(name, batches)
     if options.trace and options.out is None:
         raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
     sources_in(options.drafter, named)
@@ -134,8 +134,11 @@ def about(
     have, `requests` are those that fit the target.
 
     Raises:
-        SpecjaxError: for a method that this target cannot have, or that does not fit in memory.
+        SpecjaxError: for a method or peer that this target cannot have, or that does not fit in
+            memory.
     """
+    for name in names_in(options.peers):
+        PEERS[name].check(target)
     stage = Stage(temperatures_in(options.temperature)[0], 1)
     own = _own_methods(target, options, requests, stage)
     _check_memory(own, requests, max(batches_in(options.batch)))

@@ -123,6 +123,11 @@ def sign_checksum(table: Any) -> int:
     return zlib.crc32(np.packbits(np.signbit(corner)).tobytes())
 
 
+def has_quantized(params: Any) -> bool:
+    """Whether some of the params are quantised."""
+    return any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized)))
+
+
 def dtype_name(dtype: DTypeLike, params: Any) -> str:
     """Returns the dtype of weights and compute, such as "bfloat16" or "int8 (bfloat16)"."""
     leaves = filter(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))

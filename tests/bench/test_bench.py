@@ -28,6 +28,7 @@ from specjax.bench.measure import (
     warm_up,
 )
 from specjax.bench.options import BenchOptions, methods_in
+from specjax.bench.peers import PEERS
 from specjax.bench.report.terminal import table
 from specjax.bench.results import Stage, read_results, read_samples
 from specjax.bench.run import run_bench
@@ -244,19 +245,20 @@ def test_compiling_in_a_measured_run_is_reported(target, requests):
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
 
 
-def test_transformers_says_the_same(target, requests):
-    pytest.importorskip("torch")
-    contestants = contestants_of(
-        target, requests, methods="plain", peers="transformers", max_new_tokens=12
-    )
+@pytest.mark.parametrize("peer", PEERS)
+def test_peers_say_the_same(target, requests, peer):
+    for package in PEERS[peer].packages:
+        pytest.importorskip(package)
+    contestants = contestants_of(target, requests, methods="plain", peers=peer, max_new_tokens=12)
     rows = compared(contestants, requests[:2], 1)
-    assert [row.method for row in rows] == ["plain", "transformers", "transformers pld"]
+    assert [row.method for row in rows] == ["plain", peer, f"{peer} pld"]
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1
     assert rows[1].prefill_seconds is None
     table(rows)  # with what peers do not tell
-    at_once = contestants_of(target, requests, 0.0, 2, methods="plain", peers="transformers")
-    assert [each.name for each in at_once] == ["plain", "transformers"]
+    at_once = contestants_of(target, requests, 0.0, 2, methods="plain", peers=peer)
+    serve_two = [peer] if PEERS[peer].max_rows is None else []
+    assert [each.name for each in at_once] == ["plain", *serve_two]
 
 
 @pytest.mark.parametrize(

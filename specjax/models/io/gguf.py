@@ -46,6 +46,7 @@ FIELDS = {  # of "llama.", as config.json calls them
     "vocab_size": "vocab_size",
 }
 WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
+NO_TOKENIZER = "no_vocab"  # the model of a tokenizer that a file leaves out
 ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
 
 # Pre-tokenizers by their names in llama.cpp. transformers' reader splits no digits for DIGITS, and
@@ -270,13 +271,18 @@ def _llama3(config: TransformerConfig, tensor: PackedTensor, original_length: in
             factor=float(divisors.max()),
             original_max_position_embeddings=original_length,
         )
-        plain, slowed = (
-            rope.inverse_frequencies(config.head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
-            for rope in (config.rope, scaled)
-        )
-        if np.allclose(plain / slowed, divisors, rtol=1e-3):
+        if np.allclose(rope_divisors(scaled, config.head_dim), divisors, rtol=1e-3):
             return scaled
     raise SpecjaxError(f"{ROPE_DIVISORS} is not Llama 3.1's scaling of RoPE; {OTHER}")
+
+
+def rope_divisors(rope: Rope, head_dim: int) -> np.ndarray:
+    """Returns what Llama 3.1's scaling divides each rotary frequency by, float32."""
+    plain, slowed = (
+        each.inverse_frequencies(head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
+        for each in (replace(rope, rope_type="default"), rope)
+    )
+    return np.asarray(plain / slowed)
 
 
 def _weights(config: TransformerConfig, tensors: Tensors, dtype: Any) -> dict[str, StoredTensor]:
@@ -304,7 +310,7 @@ def _weights(config: TransformerConfig, tensors: Tensors, dtype: Any) -> dict[st
 def _tokenizer(metadata: Metadata) -> Any:
     """Builds a `transformers` tokenizer; returns None if the file describes none."""
     kind, split = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if kind is None:
+    if kind in (None, NO_TOKENIZER):
         return None
     is_known = split in (*DIGITS, *WHOLE_WORDS, *OTHER_SPLITS)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)

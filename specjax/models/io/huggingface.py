@@ -39,7 +39,7 @@ from specjax.models.io.weights import (
     stored_tensors,
 )
 from specjax.models.precision import default_dtype
-from specjax.models.quantize import is_quantized, quantized_param
+from specjax.models.quantize import has_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.sharding import Placement, on_host, place
 from specjax.models.transformer import Transformer
@@ -172,7 +172,7 @@ def save_transformer(
     """
     if wrong := shape_mismatches(params, Transformer(config)):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the config of these params")
-    if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+    if has_quantized(params):
         raise SpecjaxError(f"cannot save {folder}: the params are quantised; load them as floats")
     flat, stored = cast(Any, flatten_dict(params, sep=".")), _stored_paths(config)
     leaves = {

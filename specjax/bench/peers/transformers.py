@@ -1,59 +1,38 @@
-"""Other libraries on the same weights and prompts, as contestants."""
+"""transformers, on torch, as contestants."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.bench.measure import Contestant, GeneratedText, Program, Turn
-from specjax.core.errors import SpecjaxError
+from specjax.bench.measure import Contestant, GeneratedText, Turn
+from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.provenance import num_cores
 from specjax.hub import LoadedTarget
 from specjax.models.io.huggingface import save_transformer
 
-PEERS = ("transformers",)
-PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
 
-
-def check_peer(name: str) -> None:
-    """Raises SpecjaxError for a peer that is unknown, or lacks what it needs."""
-    if name not in PEERS:
-        raise SpecjaxError(f"peer {name!r} is unknown; choose {', '.join(PEERS)}")
-    if find_spec("torch") is None:
-        raise SpecjaxError(f"the peer {name!r} needs torch; run `pip install torch`")
-
-
-def peers(
-    target: LoadedTarget, max_new_tokens: int, draft: LoadedTarget | None
-) -> list[Contestant]:
-    """Makes the contestants of transformers: plain, prompt lookup, and assisted by the draft.
-
-    Args:
-        target: the model whose weights they share, in float32.
-        max_new_tokens: new tokens per prompt at most.
-        draft: the assistant; if None, assisted generation is left out.
-    """
+def make(work: Work) -> list[Contestant]:
+    """Makes the contestants of transformers: plain, prompt lookup, and assisted by the draft."""
     import torch
 
     torch.set_num_threads(num_cores())
-    model = _load(target)
+    model, eos = _load(work.target), work.target.eos
     settings = model.generation_config
-    settings.eos_token_id = list(target.eos) or None
-    settings.pad_token_id = target.eos[0] if target.eos else 0  # what stands there does not matter
+    settings.eos_token_id = list(eos) or None
+    settings.pad_token_id = eos[0] if eos else 0  # what stands there does not matter
     lookup = {"prompt_lookup_num_tokens": PLD_TOKENS}
-    shared = model, target.eos, max_new_tokens, target.config.longest_text
     found: list[Contestant] = [
-        Transformers("transformers", *shared),
-        DraftingTransformers("transformers pld", *shared, lookup),
+        Transformers("transformers", work, model),
+        DraftingTransformers("transformers pld", work, model, lookup),
     ]
-    if draft is not None:
-        assistant = {"assistant_model": _load(draft)}
-        found.append(DraftingTransformers("transformers assisted", *shared, assistant))
+    if work.draft is not None:
+        assistant = {"assistant_model": _load(work.draft)}
+        found.append(DraftingTransformers("transformers assisted", work, model, assistant))
     return found
 
 
@@ -72,26 +51,15 @@ class Generated(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Transformers(Contestant):
+class Transformers(Peer):
     """The greedy `generate` of transformers: torch in float32, all cores, its own KV cache.
 
-    It runs on CPU, whatever the target runs on, and compiles nothing. Its prefill is part of
-    `generate` and is not timed separately.
-
-    A round is a target pass that adds to the text. Our prefill leaves the last token of the prompt
-    to the first round; theirs feeds the whole prompt in the pass that gives the first token. So all
-    of their passes are rounds, and tokens per round mean the same: 1 for plain decoding in both.
+    It runs on CPU, whatever the target runs on.
     """
 
-    name: str
-    model: Any = field(repr=False)
-    eos: tuple[int, ...]
-    max_new_tokens: int
-    longest: int  # text; the target's
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     dtype = "float32"
-    has_prefill = False
 
     def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> LeftPadded:
         import torch
@@ -104,18 +72,10 @@ class Transformers(Contestant):
             mask[row, longest - len(ids) :] = 1
         return LeftPadded(tokens, mask)
 
-    def compile(self, prepared: LeftPadded) -> Program:
-        del prepared
-        return Program()
-
-    def start(self, prepared: LeftPadded) -> LeftPadded:
-        return prepared
-
     def finish(self, state: LeftPadded) -> Generated:
         import torch
 
-        rooms = [self.longest - length for length in state.mask.sum(1).tolist()]
-        rooms = [min(self.max_new_tokens, room) for room in rooms]
+        rooms = [self.room(length) for length in state.mask.sum(1).tolist()]
         with torch.inference_mode(), _quiet():
             texts = self.model.generate(
                 state.tokens,
@@ -164,37 +124,6 @@ class DraftingTransformers(Transformers):
         [tokens] = result.tokens
         drafts = [draft.tolist() for draft in result.passes]
         return (replayed(until_eos(tokens, self.eos), drafts),)
-
-
-def until_eos(tokens: Sequence[int], eos: Sequence[int]) -> list[int]:
-    """Cuts the tokens after the first EOS."""
-    end = next((place for place, token in enumerate(tokens, 1) if token in eos), len(tokens))
-    return list(tokens[:end])
-
-
-def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> GeneratedText:
-    """Reconstructs the rounds of a greedy text from what was drafted in each.
-
-    A round keeps its draft as far as it agrees with the text, and adds one token.
-    """
-    committed, from_draft, num_accepted = [], [], 0
-    for draft in drafts:
-        rest = tokens[len(from_draft) :]
-        pairs = zip(draft, rest, strict=False)
-        accepted = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(rest)))
-        new = ([True] * accepted + [False])[: len(rest)]
-        num_accepted += accepted
-        committed.append(len(new))
-        from_draft += new
-    if len(from_draft) != len(tokens):
-        raise SpecjaxError(
-            f"{len(drafts)} rounds account for {len(from_draft)} of {len(tokens)} tokens: this "
-            "version of transformers drafts differently; leave --peers out"
-        )
-    lengths = [committed.count(length) for length in range(max(committed, default=0) + 1)]
-    return GeneratedText(
-        tuple(tokens), len(drafts), tuple(lengths), tuple(from_draft), num_accepted
-    )
 
 
 def _load(target: LoadedTarget) -> Any:

@@ -1,0 +1,51 @@
+"""Other libraries on the same weights and prompts, as contestants."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from specjax.bench.measure import Contestant
+from specjax.bench.peers import llamacpp, transformers
+from specjax.bench.peers.peer import Work
+from specjax.core.errors import SpecjaxError
+from specjax.hub import LoadedTarget
+
+
+class Library(NamedTuple):
+    """A library that is measured: how its contestants are made, and what that takes."""
+
+    make: Callable[[Work], list[Contestant]]
+    packages: Mapping[str, str]  # of pip, by the names under which they are imported
+    check: Callable[[LoadedTarget], None] = lambda target: None  # SpecjaxError: not this target
+    max_rows: int | None = None  # the largest batch that it serves; None: any
+
+
+PEERS = {
+    "transformers": Library(transformers.make, {"torch": "torch"}),
+    "llama.cpp": Library(
+        llamacpp.make,
+        {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
+        llamacpp.check,
+        llamacpp.LlamaCpp.max_rows,
+    ),
+}
+
+
+def check_peer(name: str, batches: Sequence[int] = (1,)) -> None:
+    """Raises SpecjaxError for a peer that is unknown, lacks a package, or serves no such batch."""
+    if name not in PEERS:
+        raise SpecjaxError(f"peer {name!r} is unknown; choose {', '.join(PEERS)}")
+    library = PEERS[name]
+    for package, source in library.packages.items():
+        if find_spec(package) is None:
+            raise SpecjaxError(f"the peer {name!r} needs {package}; run `pip install {source}`")
+    if library.max_rows is not None and min(batches) > library.max_rows:
+        raise SpecjaxError(
+            f"the peer {name!r} serves a batch of {library.max_rows} at most; leave it out, or add "
+            f"{library.max_rows} to --batch"
+        )
+
+
+def peers(names: Sequence[str], work: Work) -> list[Contestant]:
+    """Makes the contestants of these libraries."""
+    return [contestant for name in names for contestant in PEERS[name].make(work)]

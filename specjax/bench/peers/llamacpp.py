@@ -1,0 +1,144 @@
+"""llama.cpp, through llama-cpp-python, as contestants."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from specjax.bench.measure import Contestant, GeneratedText, Turn
+from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
+from specjax.core.errors import SpecjaxError
+from specjax.core.provenance import num_cores
+from specjax.hub import LoadedTarget
+from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
+
+DRAFT_LENGTH = 5  # what a draft model drafts: as many as ours by default
+SLOTS = 256  # the size of a cache is a multiple of it
+GREEDY = {"temp": 0.0, "repeat_penalty": 1.0}
+
+
+def check(target: LoadedTarget) -> None:
+    """Raises SpecjaxError for a target that cannot be written for llama.cpp."""
+    try:
+        check_writable_as_gguf(target.config, target.params)
+    except SpecjaxError as error:
+        raise SpecjaxError(f"--peers llama.cpp cannot run {target.name}: {error}") from None
+
+
+def make(work: Work) -> list[Contestant]:
+    """Makes the contestants of llama.cpp: plain, prompt lookup, and drafts by the draft model."""
+    from llama_cpp.llama_speculative import (  # pyright: ignore[reportMissingImports]
+        LlamaPromptLookupDecoding,
+    )
+
+    drafters = {"": None, " pld": Drafts(LlamaPromptLookupDecoding(num_pred_tokens=PLD_TOKENS))}
+    if work.draft is not None:
+        check(work.draft)
+        [draft] = _load(work.draft, work, [None])
+        drafters[" draft-model"] = drafts = Drafts(partial(_continuation, draft), draft.reset)
+        finalize(drafts, draft.close)
+    models = _load(work.target, work, list(drafters.values()))
+    found: list[Contestant] = []
+    for name, model in zip(drafters, models, strict=True):
+        found.append(LlamaCpp(f"llama.cpp{name}", work, model))
+        finalize(found[-1], model.close)  # by itself it fails when Python ends
+    return found
+
+
+class Drafts:
+    """A drafter in llama.cpp's form that keeps what it drafts."""
+
+    def __init__(
+        self, draft: Callable[[np.ndarray], np.ndarray], reset: Callable[[], None] = lambda: None
+    ):
+        self.draft, self._reset = draft, reset
+        self.found: list[list[int]] = []  # the draft of each target pass
+
+    def reset(self) -> None:
+        """Begins a new text, whose first pass feeds the prompt alone."""
+        self._reset()
+        self.found = [[]]
+
+    def __call__(self, input_ids: np.ndarray, /, **settings: Any) -> np.ndarray:
+        del settings
+        draft = self.draft(input_ids)
+        self.found.append(draft.tolist())
+        return draft
+
+
+@dataclass(frozen=True, eq=False)
+class LlamaCpp(Peer):
+    """The greedy `generate` of llama-cpp-python on all cores, with the drafter of its model.
+
+    It runs on a CPU unless it was built for something else. Matrices have the dtype of the
+    target's, and activations are float32. The cache is float32 for a float32 target, otherwise
+    float16, the default of llama.cpp. With a drafter, the library computes the logits of the whole
+    prompt. Its threads spin while they wait for each other, so it needs cores that are otherwise
+    idle: beside other work two threads may be slower than one.
+    """
+
+    max_rows = 1
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights, and of compute if that is another."""
+        weights = self.work.target.dtype.name
+        return weights if weights == "float32" else f"{weights} (float32)"
+
+    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> list[int]:
+        [ids] = rows
+        return list(ids)
+
+    def finish(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
+        """Returns the text, and what was drafted in each target pass."""
+        drafts = self.model.draft_model
+        self.model.reset()  # or what the last text began with alike would not be computed
+        if drafts is not None:
+            drafts.reset()
+        text = islice(self.model.generate(state, **GREEDY), self.room(len(state)))
+        tokens = until_eos(text, self.eos)
+        return tokens, [[]] * len(tokens) if drafts is None else drafts.found
+
+    def read(self, result: tuple[list[int], list[list[int]]]) -> tuple[GeneratedText, ...]:
+        return (replayed(*result),)
+
+
+def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) -> list[Any]:
+    """Loads the model once for each drafter; the weights are in memory once."""
+    from llama_cpp import (  # pyright: ignore[reportMissingImports]
+        GGML_TYPE_F16,
+        GGML_TYPE_F32,
+        Llama,
+    )
+
+    kind = GGML_TYPE_F32 if model.dtype == np.float32 else GGML_TYPE_F16
+    num_slots = work.longest_prompt + work.max_new_tokens + PLD_TOKENS
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "model.gguf"
+        save_gguf(path, model.config, model.params, model.dtype)
+        return [
+            Llama(
+                str(path),
+                n_ctx=-(-num_slots // SLOTS) * SLOTS,
+                n_threads=num_cores(),
+                n_threads_batch=num_cores(),
+                type_k=kind,
+                type_v=kind,
+                draft_model=drafts,
+                logits_all=drafts is not None,
+                verbose=False,
+            )
+            for drafts in drafters
+        ]
+
+
+def _continuation(model: Any, ids: np.ndarray) -> np.ndarray:
+    """Continues a text, of which only what is new is computed."""
+    tokens = islice(model.generate(ids.tolist(), **GREEDY), DRAFT_LENGTH)
+    return np.array(list(tokens), np.intc)

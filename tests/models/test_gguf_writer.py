@@ -1,0 +1,71 @@
+"""GGUF files that we write: read again, they are the same model."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.core.errors import SpecjaxError
+from specjax.models.config import Rope, TransformerConfig, Variant
+from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
+from specjax.models.quantize import quantize_params
+from specjax.models.transformer import Transformer
+
+CONFIG = TransformerConfig(96, 32, 48, 2, 4, 2, 8, rms_norm_eps=2.0**-17)
+LLAMA3 = Rope("llama3", 10000.0, 8.0, original_max_position_embeddings=64)
+
+
+def random_params(config, dtype="float32"):
+    """No two values of a weight are alike, those of norms and biases included."""
+    numbers = np.random.default_rng(0)
+    shapes = Transformer(config).initialise(jax.random.key(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), dtype), shapes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+        {"rope": Rope("linear", 500000.0, 4.0)},
+        {"rope": LLAMA3},
+    ],
+)
+def test_what_is_written_is_read(tmp_path, dtype, changes):
+    pytest.importorskip("gguf")
+    config = replace(CONFIG, **changes)
+    params = random_params(config, dtype)
+    save_gguf(tmp_path / "m.gguf", config, params, dtype)
+    found = specjax.load(tmp_path / "m.gguf", dtype=dtype)
+    assert found.tokenizer is None
+    assert found.config == config
+    jax.tree.map(np.testing.assert_array_equal, found.params, params)
+    assert found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "mistral"}, "only Llama models are written as GGUF, not 'mistral'"),
+        ({"variant": Variant("gelu")}, "llama.cpp has no Llama with 'gelu', only silu"),
+        ({"rope": Rope("dynamic", factor=2.0)}, "llama.cpp has no RoPE of type 'dynamic'"),
+    ],
+)
+def test_other_models_are_refused(changes, message):
+    with pytest.raises(SpecjaxError, match=message):
+        check_writable_as_gguf(replace(CONFIG, **changes), {})
+
+
+def test_quantised_params_are_refused(tmp_path):
+    packed = quantize_params(random_params(CONFIG), "int8")
+    with pytest.raises(SpecjaxError, match="quantised params are not written as GGUF"):
+        save_gguf(tmp_path / "m.gguf", CONFIG, packed, "float32")
+
+
+def test_params_of_another_model_are_refused(tmp_path):
+    with pytest.raises(SpecjaxError, match=r"cannot save .*give the config of these params"):
+        save_gguf(tmp_path / "m.gguf", CONFIG, {}, "float32")
