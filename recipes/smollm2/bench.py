@@ -35,10 +35,15 @@ from specjax.hub import load
 HEADS = Path(__file__).with_name("heads")
 COPYING = ("pld", "pld-plus", "pld-plus-attention", "lookahead")
 HEADED = {
-    **{name: name for name in ("medusa", "hydra", "parallel-medusa", "eagle", "parallel-eagle")},
+    **{name: name for name in ("medusa", "parallel-medusa", "eagle", "parallel-eagle")},
     **{"eagle2": "eagle", "hass": "hass", "hybrid": "hass"},
 }
-TRAINED = {"eagle3": "eagle3/head", "draft-model": "draft/model", "rest": "datastore"}
+TRAINED = {
+    "hydra": "hydra/head",
+    "eagle3": "eagle3/head",
+    "draft-model": "draft/model",
+    "rest": "datastore",
+}
 SAMPLED = ("pld-plus", "medusa", "eagle2", "hass", "hybrid")
 SHORT = ("pld-plus", "hass", "hybrid")
 TREE = "((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))"
@@ -68,7 +73,7 @@ class Options:
     data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
-    """Where the recipes left what does not ship: `draft`, `datastore` and `eagle3`."""
+    """Where the recipes left what does not ship: Hydra, EAGLE-3, the draft and the datastore."""
     short: bool = False
     """Measure three methods on a prompt of each kind, 48 new tokens."""
 
