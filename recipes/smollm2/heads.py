@@ -7,7 +7,7 @@ EAGLE start from one EAGLE head and take the same further steps on the same text
 ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. ParallelSpec for Medusa is also
 trained to read the target's features, as Medusa does and the paper's head does not. Medusa and
 Hydra read the target's LM head: one of their own for each depth would be larger than the target.
-Hydra's head is not kept: its 16 blocks are as large as the others together.
+Hydra's head is not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
 """
 
 import sys
