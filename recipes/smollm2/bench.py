@@ -6,8 +6,8 @@ The data folder holds `spec_bench.jsonl`, `mbpp.jsonl` and an English text, `wik
 questions are first turns of Spec-Bench's six groups, MBPP's problems, and edits: rename a function,
 correct the spelling of a text. OUT/greedy gets every method at temperature 0 and the peers that are
 installed; OUT/sampled some methods at temperatures 0 and 1, one prompt and four at a time. Trees
-have 8 nodes, since rows cost time on a CPU. All of it takes an hour on two cores, `--short` five
-minutes. The same command goes on where it was interrupted.
+have 8 nodes, since rows cost time on a CPU. All of it takes 40 minutes on two cores, `--short`
+five. The same command goes on where it was interrupted.
 """
 
 import json
@@ -25,11 +25,11 @@ from typing import Annotated, Any
 import tyro
 
 from specjax.bench.options import BenchOptions
-from specjax.bench.results import make_folder
+from specjax.bench.peers import PEERS
 from specjax.bench.run import run_bench
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError, exit_code
-from specjax.core.files import expand_user
+from specjax.core.files import expand_user, writable_folder
 from specjax.hub import load
 
 HEADS = Path(__file__).with_name("heads")
@@ -62,6 +62,7 @@ SETTINGS = {
 }
 PER_KIND = 4
 NUM_EDITED_WORDS = 60
+MBPP_TEST = range(11, 511)  # task ids
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
@@ -80,7 +81,7 @@ class Options:
     def run(self) -> None:
         """Writes the questions and measures."""
         use_compilation_cache()
-        out = make_folder(self.out)
+        out = writable_folder(self.out)
         questions = out / "questions.jsonl"
         text = "\n".join(json.dumps(each) for each in questions_in(expand_user(self.data)))
         questions.write_text(text + "\n", encoding="utf-8")
@@ -88,13 +89,12 @@ class Options:
         shared = BenchOptions(tasks=str(questions), limit=PER_KIND, max_new_tokens=64, runs=1)
         if self.short:
             short = replace(shared, limit=1, max_new_tokens=48)
-            return self._measure(short, SHORT, sources, out / "short")
-        packages = {"transformers": "torch", "llama.cpp": "llama_cpp"}
-        installed = [peer for peer, package in packages.items() if find_spec(package)]
-        greedy = replace(shared, peers=",".join(installed))
-        self._measure(greedy, (*COPYING, *sources), sources, out / "greedy")
-        sampled = replace(shared, temperature="0,1", batch="1,4", max_new_tokens=32)
-        return self._measure(sampled, SAMPLED, sources, out / "sampled")
+            self._measure(short, SHORT, sources, out / "short")
+        else:
+            greedy = replace(shared, peers=",".join(installed_peers()))
+            self._measure(greedy, (*COPYING, *sources), sources, out / "greedy")
+            sampled = replace(shared, temperature="0,1", batch="1,4", max_new_tokens=32)
+            self._measure(sampled, SAMPLED, sources, out / "sampled")
 
     def _measure(
         self,
@@ -122,15 +122,28 @@ def sources_at(runs: Path) -> dict[str, Path]:
     return sources
 
 
+def installed_peers() -> list[str]:
+    """Returns the names of the peers that can be measured; says what the others lack."""
+    lacking = {
+        name: [package for package in library.packages if find_spec(package) is None]
+        for name, library in PEERS.items()
+    }
+    for name, packages in lacking.items():
+        if packages:
+            print(f"without {name}: {' and '.join(packages)} not installed")
+    return [name for name, packages in lacking.items() if not packages]
+
+
 def questions_in(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the questions, each with its kind as `category`."""
-    asked = _rows(folder / "spec_bench.jsonl")
+    asked = _rows(folder / "spec_bench.jsonl", "category", "turns")
     of_kind = {kind: [row for row in asked if row["category"] == kind] for kind in MT_BENCH}
-    mixed = [row for rows in zip(*of_kind.values(), strict=True) for row in rows]
+    mixed = [row for rows in zip(*of_kind.values(), strict=False) for row in rows]
     yield from _questions("MT-bench", [row["turns"][0] for row in mixed[::3]])
     for kind in ("translation", "summarization", "qa", "math_reasoning", "rag"):
         yield from _questions(kind, [row["turns"][0] for row in asked if row["category"] == kind])
-    problems = [row for row in _rows(folder / "mbpp.jsonl") if 11 <= row["task_id"] <= 510]
+    problems = _rows(folder / "mbpp.jsonl", "task_id", "text", "code", "test_list")
+    problems = [row for row in problems if row["task_id"] in MBPP_TEST]
     yield from _questions("MBPP", [f"{row['text']}\n{row['test_list'][0]}" for row in problems])
     yield from _questions("code edit", filter(None, (renaming(row["code"]) for row in problems)))
     texts = filter(str.strip, _lines(folder / "wiki_demo.txt"))
@@ -162,19 +175,29 @@ def correction(text: str) -> str:
 
 
 def _questions(kind: str, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for text in islice(texts, PER_KIND):
-        yield {"category": kind, "turns": [text]}
+    found = [{"category": kind, "turns": [text]} for text in islice(texts, PER_KIND)]
+    if len(found) < PER_KIND:
+        raise SpecjaxError(
+            f"the data hold {len(found)} questions of {kind}, and {PER_KIND} are needed; see the "
+            "recipe's help"
+        )
+    yield from found
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _lines(file)]
+def _rows(file: Path, *names: str) -> list[dict[str, Any]]:
+    """Reads the rows that have these fields."""
+    try:
+        rows = [json.loads(line) for line in _lines(file) if line.strip()]
+    except ValueError as error:
+        raise SpecjaxError(f"{file} is no JSONL: {error}; copy it again") from None
+    return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
 
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SpecjaxError(f"cannot read {file}: {error.strerror}; see the recipe's help") from None
+        return file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecjaxError(f"cannot read {file}: {error}; see the recipe's help") from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The questions of SmolLM2's benchmark."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,25 @@ def test_every_kind_has_its_questions_and_a_missing_file_is_named(tmp_path):
     (tmp_path / "wiki_demo.txt").write_text("\n".join(["One text."] * 5), encoding="utf-8")
     found = [each["category"] for each in questions_in(tmp_path)]
     assert len(set(found)) == 9 and all(found.count(kind) == bench.PER_KIND for kind in found)
+
+
+def test_the_same_command_goes_on_and_short_fits_beside_it(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(bench, "run_bench", lambda load, options: measured.append(options))
+    monkeypatch.setattr(bench, "questions_in", lambda folder: iter([{"turns": ["Why?"]}]))
+    for short in (False, False, True):
+        bench.Options("target", tmp_path, tmp_path / "out", short=short).run()
+        (tmp_path / "out" / "greedy").mkdir(exist_ok=True)
+    assert [each.out.name for each in measured] == ["greedy", "sampled"] * 2 + ["short"]
+    assert all(Path(each.tasks).read_text().count("Why?") == 1 for each in measured)
+    assert set(measured[-1].methods.split(",")) == set(bench.SHORT)
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"category": "qa"}', b"\xff"])
+def test_bad_files_of_questions_are_one_line(tmp_path, text):
+    (tmp_path / "spec_bench.jsonl").write_bytes(text)
+    with pytest.raises(SpecjaxError, match=r"is no JSONL|cannot read|hold 0 questions"):
+        list(questions_in(tmp_path))
 
 
 def test_what_is_not_trained_is_left_out_and_named(tmp_path, capsys):

@@ -138,8 +138,7 @@ def make_contestants(
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None
         longest = max(map(len, prompts))
         work = Work(target, draft, longest, options.max_new_tokens)
-        others = peers(names_in(options.peers), work)
-        made += [each for each in others if stage.num_rows <= (each.max_rows or stage.num_rows)]
+        made += peers(names_in(options.peers), work, stage.num_rows)
     return made
 
 

@@ -40,10 +40,12 @@ def num_cores() -> int:
 
 def command_line() -> str:
     """Returns the command that started this process, as a user types it."""
-    started = sys.modules["__main__"].__spec__  # None for the installed command
-    name = started.name.removesuffix(".__main__") if started else "specjax"
-    words = ["specjax"] if name == "specjax" else ["python", "-m", name]
-    return shlex.join([*words, *sys.argv[1:]])
+    program, *arguments = sys.argv
+    module = sys.modules["__main__"].__spec__  # None for a script or the installed command
+    name = module.name.removesuffix(".__main__") if module else Path(program).name
+    if name == "specjax":
+        return shlex.join(["specjax", *arguments])
+    return shlex.join(["python", *(("-m", name) if module else (program,)), *arguments])
 
 
 def revision() -> str | None:

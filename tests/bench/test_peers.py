@@ -79,7 +79,7 @@ def plain_texts(target, rows):
 
 def made(library, target, draft=None):
     longest = max(map(len, ROWS))
-    return peers([library], Work(target, draft, longest, NUM_TOKENS))
+    return peers([library], Work(target, draft, longest, NUM_TOKENS), num_rows=1)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,8 @@ def test_texts_end_with_eos(library, target, ours):
             [text] = said(contestant, row)
             assert text.tokens == tokens
             assert len(text.from_draft) == len(tokens)
-            assert contestant.name not in PEERS or text.rounds == len(tokens)
+            if contestant.name == library:
+                assert text.rounds == len(tokens)
 
 
 def test_texts_end_with_the_window(library, target, ours):
@@ -188,12 +189,15 @@ def test_pocket_says_the_same(library):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_llama_cpp_has_the_dtype_of_the_target(dtype):
-    pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("llama_cpp")
     target = tiny(0)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), target.params)
+    leaves = jax.tree.leaves(params)
     plain, lookup = made("llama.cpp", replace(target, params=params))
     computes = "float32" if dtype == "float32" else f"{dtype} (float32)"
     assert (plain.dtype, lookup.dtype) == (computes, computes)
+    sizes = [leaf.size * (4 if leaf.ndim == 1 else leaf.itemsize) for leaf in leaves]
+    assert llama_cpp.llama_model_size(plain.model.model) == sum(sizes)
     (text,), (drafted,) = said(plain, ROWS[2]), said(lookup, ROWS[2])
     assert len(text.tokens) == len(drafted.tokens) == NUM_TOKENS
 

@@ -46,6 +46,12 @@ def check_peer(name: str, batches: Sequence[int] = (1,)) -> None:
         )
 
 
-def peers(names: Sequence[str], work: Work) -> list[Contestant]:
-    """Makes the contestants of these libraries."""
-    return [contestant for name in names for contestant in PEERS[name].make(work)]
+def peers(names: Sequence[str], work: Work, num_rows: int) -> list[Contestant]:
+    """Makes the contestants of these libraries that serve so many rows at once."""
+
+    def serves(max_rows: int | None) -> bool:
+        return max_rows is None or num_rows <= max_rows
+
+    libraries = [PEERS[name] for name in names if serves(PEERS[name].max_rows)]
+    made = [contestant for library in libraries for contestant in library.make(work)]
+    return [contestant for contestant in made if serves(contestant.max_rows)]

@@ -98,7 +98,7 @@ class LlamaCpp(Peer):
     def finish(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
         """Returns the text, and what was drafted in each target pass."""
         drafts = self.model.draft_model
-        self.model.reset()  # or what the last text began with alike would not be computed
+        self.model.reset()  # otherwise it reuses what this text and the last one have in common
         if drafts is not None:
             drafts.reset()
         text = islice(self.model.generate(state, **GREEDY), self.room(len(state)))
@@ -117,7 +117,7 @@ def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) ->
         Llama,
     )
 
-    kind = GGML_TYPE_F32 if model.dtype == np.float32 else GGML_TYPE_F16
+    cache_type = GGML_TYPE_F32 if model.dtype == np.float32 else GGML_TYPE_F16
     num_slots = work.longest_prompt + work.max_new_tokens + PLD_TOKENS
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "model.gguf"
@@ -128,8 +128,8 @@ def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) ->
                 n_ctx=-(-num_slots // SLOTS) * SLOTS,
                 n_threads=num_cores(),
                 n_threads_batch=num_cores(),
-                type_k=kind,
-                type_v=kind,
+                type_k=cache_type,
+                type_v=cache_type,
                 draft_model=drafts,
                 logits_all=drafts is not None,
                 verbose=False,

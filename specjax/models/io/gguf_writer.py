@@ -29,7 +29,7 @@ def check_writable_as_gguf(config: TransformerConfig, params: Mapping[str, Any])
     if config.model_type != llama.MODEL_TYPE:
         raise SpecjaxError(f"only Llama models are written as GGUF, not {config.model_type!r}")
     if config.variant != Variant():
-        raise SpecjaxError(f"llama.cpp has no Llama with {config.variant.hidden_act!r}, only silu")
+        raise SpecjaxError(f"llama.cpp has no Llama of this variant: {config.variant}")
     if config.rope.rope_type not in ROPE_TYPES:
         raise SpecjaxError(f"llama.cpp has no RoPE of type {config.rope.rope_type!r}")
     if has_quantized(params):
