@@ -186,8 +186,9 @@ def _questions(kind: str, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _rows(file: Path, *names: str) -> list[dict[str, Any]]:
     """Reads the rows that have these fields."""
+    lines = _lines(file)
     try:
-        rows = [json.loads(line) for line in _lines(file) if line.strip()]
+        rows = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise SpecjaxError(f"{file} is no JSONL: {error}; copy it again") from None
     return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
