@@ -51,7 +51,7 @@ def test_what_is_written_is_read(tmp_path, dtype, changes):
     "changes, message",
     [
         ({"model_type": "mistral"}, "only Llama models are written as GGUF, not 'mistral'"),
-        ({"variant": Variant("gelu")}, "llama.cpp has no Llama with 'gelu', only silu"),
+        ({"variant": Variant("gelu")}, "llama.cpp has no Llama with hidden_act 'gelu'$"),
         ({"rope": Rope("dynamic", factor=2.0)}, "llama.cpp has no RoPE of type 'dynamic'"),
     ],
 )

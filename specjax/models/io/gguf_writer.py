@@ -28,8 +28,12 @@ def check_writable_as_gguf(config: TransformerConfig, params: Mapping[str, Any])
     """Raises SpecjaxError unless this is a Llama model of floats with a RoPE that llama.cpp has."""
     if config.model_type != llama.MODEL_TYPE:
         raise SpecjaxError(f"only Llama models are written as GGUF, not {config.model_type!r}")
-    if config.variant != Variant():
-        raise SpecjaxError(f"llama.cpp has no Llama of this variant: {config.variant}")
+    usual = vars(Variant())
+    other = [
+        f"{name} {value!r}" for name, value in vars(config.variant).items() if value != usual[name]
+    ]
+    if other:
+        raise SpecjaxError(f"llama.cpp has no Llama with {', '.join(other)}")
     if config.rope.rope_type not in ROPE_TYPES:
         raise SpecjaxError(f"llama.cpp has no RoPE of type {config.rope.rope_type!r}")
     if has_quantized(params):
