@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,14 +123,10 @@ def sources_at(runs: Path) -> dict[str, Path]:
 
 def installed_peers() -> list[str]:
     """Returns the names of the peers that can be measured; says what the others lack."""
-    lacking = {
-        name: [package for package in library.packages if find_spec(package) is None]
-        for name, library in PEERS.items()
-    }
-    for name, packages in lacking.items():
-        if packages:
-            print(f"without {name}: {' and '.join(packages)} not installed")
-    return [name for name, packages in lacking.items() if not packages]
+    for name, library in PEERS.items():
+        if library.missing:
+            print(f"without {name}: {' and '.join(library.missing)} not installed")
+    return [name for name, library in PEERS.items() if not library.missing]
 
 
 def questions_in(folder: Path) -> Iterator[dict[str, Any]]:

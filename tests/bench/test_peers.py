@@ -168,8 +168,9 @@ def test_a_perfect_draft_is_always_accepted(library, target, ours):
     [text] = said(assisted, ROWS[0])
     assert text.tokens == ours[0][0]
     assert text.rounds <= NUM_TOKENS / 2
-    # The token after each draft, unless the limit cuts it off.
-    assert text.rounds - text.from_draft.count(False) in (0, 1)
+    # The token after each draft; of llama.cpp's rounds of 1, 6, 6, 6 and 6 the limit cuts the last.
+    is_cut = library == "llama.cpp"
+    assert text.from_draft.count(False) == text.rounds - is_cut
 
 
 def test_without_a_draft_nothing_is_assisted(library, target):

@@ -19,6 +19,11 @@ class Library(NamedTuple):
     check: Callable[[LoadedTarget], None] = lambda target: None  # SpecjaxError: not this target
     max_rows: int | None = None  # the largest batch that it serves; None: any
 
+    @property
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
+
 
 PEERS = {
     "transformers": Library(transformers.make, {"torch": "torch"}),
@@ -36,9 +41,10 @@ def check_peer(name: str, batches: Sequence[int] = (1,)) -> None:
     if name not in PEERS:
         raise SpecjaxError(f"peer {name!r} is unknown; choose {', '.join(PEERS)}")
     library = PEERS[name]
-    for package, source in library.packages.items():
-        if find_spec(package) is None:
-            raise SpecjaxError(f"the peer {name!r} needs {package}; run `pip install {source}`")
+    if library.missing:
+        package, *_ = library.missing
+        source = library.packages[package]
+        raise SpecjaxError(f"the peer {name!r} needs {package}; run `pip install {source}`")
     if library.max_rows is not None and min(batches) > library.max_rows:
         raise SpecjaxError(
             f"the peer {name!r} serves a batch of {library.max_rows} at most; leave it out, or add "

@@ -1,4 +1,4 @@
-"""What the contestants of all other libraries share."""
+"""Measures other libraries: the base class of their contestants, and the replay of their rounds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
