@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from recipes.smollm2.prompts import lines_of, problems_in, rows_of, statement_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.peers import PEERS
 from specjax.bench.run import run_bench
@@ -131,17 +132,16 @@ def installed_peers() -> list[str]:
 
 def questions_in(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the questions, each with its kind as `category`."""
-    asked = _rows(folder / "spec_bench.jsonl", "category", "turns")
+    asked = rows_of(folder / "spec_bench.jsonl", "category", "turns")
     of_kind = {kind: [row for row in asked if row["category"] == kind] for kind in MT_BENCH}
     mixed = [row for rows in zip(*of_kind.values(), strict=False) for row in rows]
     yield from _questions("MT-bench", [row["turns"][0] for row in mixed[::3]])
     for kind in ("translation", "summarization", "qa", "math_reasoning", "rag"):
         yield from _questions(kind, [row["turns"][0] for row in asked if row["category"] == kind])
-    problems = _rows(folder / "mbpp.jsonl", "task_id", "text", "code", "test_list")
-    problems = [row for row in problems if row["task_id"] in MBPP_TEST]
-    yield from _questions("MBPP", [f"{row['text']}\n{row['test_list'][0]}" for row in problems])
+    problems = problems_in(folder, MBPP_TEST)
+    yield from _questions("MBPP", map(statement_of, problems))
     yield from _questions("code edit", filter(None, (renaming(row["code"]) for row in problems)))
-    texts = filter(str.strip, _lines(folder / "wiki_demo.txt"))
+    texts = filter(str.strip, lines_of(folder / "wiki_demo.txt"))
     yield from _questions("text edit", map(correction, texts))
 
 
@@ -177,23 +177,6 @@ def _questions(kind: str, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
             "recipe's help"
         )
     yield from found
-
-
-def _rows(file: Path, *names: str) -> list[dict[str, Any]]:
-    """Reads the rows that have these fields."""
-    lines = _lines(file)
-    try:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise SpecjaxError(f"{file} is no JSONL: {error}; copy it again") from None
-    return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecjaxError(f"cannot read {file}: {error}; see the recipe's help") from None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ MBPP only the training part. Interrupted, the same command goes on. The texts ar
 FOLDER/texts.jsonl, which `specjax train --data` reads.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from recipes.smollm2.prompts import problems_in, rows_of, statement_of
 from specjax.bench.measure import watched
 from specjax.cli.environment import use_compilation_cache
 from specjax.distillation import DistillOptions, distill, own_questions
@@ -69,18 +69,14 @@ def questions_in(folder: Path) -> list[Conversation]:
     asked = list(
         read_conversations([folder / "alpaca_en_demo.json", folder / "conversations.json"], False)
     )
-    maths = _rows(folder / "gsm8k_train.jsonl")[:NUM_MATHS]
+    maths = rows_of(folder / "gsm8k_train.jsonl", "question")[:NUM_MATHS]
     asked += [_question(row["question"]) for row in maths]
-    code = [row for row in _rows(folder / "mbpp.jsonl") if row["task_id"] in MBPP_TRAINING]
-    return asked + [_question(f"{row['text']}\n{row['test_list'][0]}") for row in code]
+    code = problems_in(folder, MBPP_TRAINING)
+    return asked + [_question(statement_of(problem)) for problem in code]
 
 
 def _question(text: str) -> Conversation:
     return Conversation((Turn(USER, text),))
-
-
-def _rows(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

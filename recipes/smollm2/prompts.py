@@ -1,0 +1,44 @@
+"""Reads the prompts that the texts and the benchmark are made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specjax.core.errors import SpecjaxError
+
+
+def problems_in(folder: Path, ids: range) -> list[dict[str, Any]]:
+    """Reads the problems of MBPP with these task ids."""
+    rows = rows_of(folder / "mbpp.jsonl", "task_id", "text", "code", "test_list")
+    return [row for row in rows if row["task_id"] in ids]
+
+
+def statement_of(problem: dict[str, Any]) -> str:
+    """Returns what a problem asks for, and its first test."""
+    return f"{problem['text']}\n{problem['test_list'][0]}"
+
+
+def rows_of(file: Path, *names: str) -> list[dict[str, Any]]:
+    """Reads the rows of a JSONL file that have these fields.
+
+    Raises:
+        SpecjaxError: if the file cannot be read.
+    """
+    lines = lines_of(file)
+    try:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise SpecjaxError(f"{file} is no JSONL: {error}; copy it again") from None
+    return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
+
+
+def lines_of(file: Path) -> list[str]:
+    """Reads the lines of a text.
+
+    Raises:
+        SpecjaxError: if the file cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecjaxError(f"cannot read {file}: {error}; see the help of the recipe") from None
