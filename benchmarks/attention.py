@@ -19,7 +19,7 @@ from benchmarks.compiled.measure import UNTUNED
 from benchmarks.compiled.program import Cost, Program
 from benchmarks.harness import SIZES, at_least_1, main, option, table
 from specjax.core.errors import SpecjaxError
-from specjax.models.layers import KEY_BLOCK, attend, attend_to_blocks
+from specjax.models.attention import KEY_BLOCK, attend, attend_to_blocks
 
 HEADER = ("attention", "temporary MB", "read MB", "kernels", "M cycles by XLA")
 

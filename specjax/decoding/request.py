@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
+from specjax.models.attention import KEY_BLOCK
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import KEY_BLOCK
 from specjax.models.prefill import PREFILL_CHUNK
 from specjax.models.sharding import constrain_rows
 from specjax.models.target import Target

@@ -19,12 +19,11 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
-from specjax.models.layers import min_rows
-from specjax.models.quantize import is_quantized
-from specjax.models.target import ModelOutput, QueryRows, Taps, Target
+from specjax.models.target import ModelOutput, QueryRows, Target
 
-# For drafters whose drafts vary in length, by bits of the weights: 16-bit rows are nearly free.
-ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (8,)}
+# For drafters whose drafts vary in length, by bits of the weights. Rows of 16 bits cost so little
+# that two widths will do: that of all nodes, and the widest of these that is at most half of it.
+ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
@@ -36,8 +35,9 @@ def pass_widths(drafter: Drafter, dtype: DTypeLike) -> list[int]:
     """
     widths = drafter.row_widths
     if widths is None:
-        known = ROW_WIDTHS[jnp.finfo(dtype).bits]
-        widths = [width for width in known if 2 * width <= drafter.num_nodes]
+        bits = jnp.finfo(dtype).bits
+        widths = [width for width in ROW_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
+        widths = widths[-1:] if bits == 16 else widths
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 
 
@@ -66,10 +66,7 @@ def verify_pass(
         (tree, probe), root_slot = given
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
-        count = rows.tokens.shape[1]
-        output, cache = _run_filled_up(
-            target, params, rows, cache, replace(drafter.taps, logits=True)
-        )
+        output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -77,9 +74,9 @@ def verify_pass(
         path = jnp.pad(verification.path, ((0, 0), (0, missing)))
 
         def widen(values: Array | None, axis: int):
-            if values is None or (width == num_nodes and values.shape[axis] == count):
+            if values is None or width == num_nodes:
                 return values
-            nodes, probes, _ = jnp.split(values, [width, count], axis=axis)
+            nodes, probes = jnp.split(values, [width], axis=axis)
             padding = [(0, 0)] * values.ndim
             padding[axis] = (0, num_nodes - width)
             return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
@@ -101,48 +98,6 @@ def verify_pass(
         lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
     ]
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
-
-
-def _run_filled_up(
-    target: Target, params: Any, rows: QueryRows, cache: KVCache, taps: Taps
-) -> tuple[ModelOutput, KVCache]:
-    """Runs a pass over at least `min_rows`, unless a GPU would unpack quantised weights for it.
-
-    There a single row is a product that reads them as they are; for more, XLA may write them to
-    memory as floats first.
-    """
-
-    def run(rows: QueryRows, cache: KVCache, least: int) -> tuple[ModelOutput, KVCache]:
-        output, cache = target.run(params, padded(rows, least), cache, taps)
-        logits, hidden = (
-            None if each is None else each[:, :count] for each in (output.logits, output.hidden)
-        )
-        attention = None if output.attention is None else output.attention[:, :, :count]
-        return ModelOutput(logits, hidden, attention), cache
-
-    count, least = rows.tokens.shape[1], min_rows(target.dtype(params))
-    filled_up = partial(run, least=least)
-    if count * len(rows.tokens) >= least or not is_quantized(target.lm_head(params)):
-        return filled_up(rows, cache)
-    return lax.platform_dependent(rows, cache, cuda=partial(run, least=1), default=filled_up)
-
-
-def padded(rows: QueryRows, least: int) -> QueryRows:
-    """Repeats the last row until the batch has `least`: few rows round differently from several.
-
-    So does the attention of a single row of each text.
-    """
-    batch, count = rows.tokens.shape
-    missing = max(-(-least // batch), min(least, 2)) - count
-    if missing <= 0:
-        return rows
-    below, aside = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
-    wider = QueryRows(
-        tokens=jnp.pad(rows.tokens, below, "edge"),
-        positions=jnp.pad(rows.positions, below, "edge"),
-        visible=jnp.pad(jnp.pad(rows.visible, aside), (*below, (0, 0)), "edge"),
-    )
-    return lax.optimization_barrier(wider)  # or XLA would see equal rows, and compute just one
 
 
 def last_attention(

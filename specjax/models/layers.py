@@ -1,13 +1,8 @@
 """The layers of the transformer: projections, norms, rotary embedding, attention, feed-forward.
 
-Weights are `[out, in]`, as Hugging Face stores them: loading only renames them, and passes over a
-few rows run faster on CPU. Products take inputs of the weights' dtype and accumulate in float32;
-norms, softmax and logits are float32, and some sums of 16-bit models are float64 on a CPU. Float32
-products run at full precision on every device: TF32 rounding depends on the number of rows, so the
-text would depend on it too.
+Norms, softmax and logits are float32, and some sums of 16-bit models are float64 on a CPU.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,18 +10,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.models.attention import KEY_BLOCK, attend, attend_to_blocks
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
-from specjax.models.quantize import QuantizedWeight, Weight, dequantized
-from specjax.models.sums import has_16_bits, in_float64, row_mean, total
+from specjax.models.products import project
+from specjax.models.sums import row_mean
 
-FULL_PRECISION = lax.Precision.HIGHEST
-QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
-KEY_BLOCK = 2048  # slots of long caches, likewise
-BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
 
@@ -179,7 +170,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        sums_in_float64: bool = False,
+        is_exact: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -188,8 +179,8 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned; `sums_in_float64`
-        as for `attend`.
+        In prefill a long cache is read in blocks, and no attention is returned; `is_exact` as for
+        `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
@@ -201,7 +192,7 @@ class Attention(nn.Module):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap, sums_in_float64)
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, is_exact)
         return self.merge(mixed), weights, keys, values
 
 
@@ -254,135 +245,20 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def __call__(
-        self, x: Float[Array, "B Q D"], rotation, keys, values, start, visible, **how: bool
+        self,
+        x: Float[Array, "B Q D"],
+        *where: Any,
+        is_prefill: bool = False,
+        is_exact: bool = False,
     ):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
-        `how` are `is_prefill` and `sums_in_float64` of `Attention`.
+        All but the rows is as for `Attention`.
         """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, **how
+            self.normed(x), *where, is_prefill=is_prefill, is_exact=is_exact
         )
         return self.after_attention(x, mixed), weights, keys, values
-
-
-def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float[Array, "... O"]:
-    """Returns `x @ weight.T` as `dtype`, accumulated in float32.
-
-    16-bit products are written as matrix units want them: two axes each, a float32 result, and no
-    fewer than `min_rows`. A CPU computes others up to 100 times slower, and a TPU a single row 3
-    times; and with these every row comes out alike, however many there are.
-    """
-    rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
-    is_float = not isinstance(weight, QuantizedWeight)
-    y = _filled_up(_product, rows, weight) if is_float else _quantized_product(rows, weight)
-    return y.astype(dtype).reshape(*x.shape[:-1], -1)
-
-
-def _filled_up(product: Any, rows: Float[Array, "R I"], weight: Weight) -> Float[Array, "R O"]:
-    """Multiplies these rows among at least `min_rows`."""
-    missing = max(min_rows(weight.dtype) - len(rows), 0)
-    return product(jnp.pad(rows, ((0, missing), (0, 0))), weight)[: len(rows)]
-
-
-@jax.custom_vjp
-def _product(rows: Float[Array, "R I"], weight: Float[Array, "O I"]) -> Float[Array, "R O"]:
-    return _dot(rows, weight, 1)
-
-
-def _dot(left: Float[Array, "M C"], right: Array, axis: int) -> Float[Array, "M N"]:
-    """Contracts the last axis of `left` with `axis` of `right`; returns float32."""
-    return lax.dot_general(
-        left,
-        right,
-        (((1,), (axis,)), ((), ())),
-        precision=FULL_PRECISION,
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _product_forward(rows: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _dot(rows, weight, 1), (rows, weight)
-
-
-def _product_backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    # JAX's own rule would multiply the float32 slope, and so convert whole 16-bit weights.
-    rows, weight = saved
-    slope = slope.astype(weight.dtype)
-    return _dot(slope, weight, 0).astype(rows.dtype), _dot(slope.T, rows, 0).astype(weight.dtype)
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-@jax.custom_vjp
-def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
-    # Without the barrier XLA would convert all weights once, outside the decoding loop.
-    rows, weight = lax.optimization_barrier((rows, weight))
-    return lax.platform_dependent(
-        rows,
-        weight,
-        cpu=partial(_filled_up, _blocked_product),
-        cuda=_scaled_product,  # which converts the weight within the product of a single row
-        default=partial(_filled_up, _scaled_product),
-    )
-
-
-def _scaled_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
-    if weight.scale.shape[1] > 1:
-        return _dot(rows, dequantized(weight), 1)
-    return _dot(rows, weight.codes.astype(rows.dtype), 1) * weight.scale.T.astype(jnp.float32)
-
-
-def _blocked_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
-    """Converts a few rows of the weight at a time: they stay in the caches of a CPU."""
-    outputs, size = weight.shape[0], min(BLOCK_ROWS, weight.shape[0])
-
-    def write(index, y):
-        at = jnp.minimum(index * size, outputs - size)
-        part = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, size), weight)
-        return lax.dynamic_update_slice_in_dim(y, _scaled_product(rows, part), at, axis=1)
-
-    blank = jnp.zeros((len(rows), outputs), jnp.float32)
-    return lax.fori_loop(0, -(-outputs // size), write, blank)
-
-
-def _quantized_forward(rows: Array, weight: QuantizedWeight) -> tuple[Array, QuantizedWeight]:
-    return _quantized_product(rows, weight), weight
-
-
-def _quantized_backward(weight: QuantizedWeight, slope: Array) -> tuple[Array, None]:
-    slope = slope.astype(weight.dtype)
-    return _dot(slope, dequantized(weight), 0).astype(weight.dtype), None
-
-
-_quantized_product.defvjp(_quantized_forward, _quantized_backward)
-
-
-def min_rows(dtype: DTypeLike) -> int:
-    """Returns the least number of rows that products with weights of this dtype should have."""
-    return 8 if has_16_bits(dtype) else 1
-
-
-def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
-    """Returns the rows of an embedding table."""
-    if isinstance(table, QuantizedWeight):
-        return dequantized(table[tokens])
-    if table.dtype.itemsize > 2:
-        return table[tokens]
-
-    def as_bits(table, tokens):
-        # XLA on CPU would convert a whole 16-bit table to float32, and move that out of the loop.
-        table, tokens = lax.optimization_barrier((table, tokens))
-        rows = lax.bitcast_convert_type(table, jnp.uint16)[tokens]
-        return lax.bitcast_convert_type(rows, table.dtype)
-
-    return lax.platform_dependent(table, tokens, cpu=as_bits, default=lambda table, at: table[at])
-
-
-def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
-    """Bounds `x` smoothly to (-cap, cap); None leaves it as it is."""
-    return x if cap is None else jnp.tanh(x / cap) * cap
 
 
 def rotation_of(
@@ -421,141 +297,3 @@ def rotate(x: Float[Array, "B N Q H"], rotation: Rotation) -> Float[Array, "B N 
         return jnp.concatenate([rotate(x[..., :width], rotation), x[..., width:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cosine + jnp.concatenate([-second, first], axis=-1) * sine
-
-
-def has_blocks(num_rows: int) -> bool:
-    """Whether attention of so many query rows is computed in blocks."""
-    return num_rows > QUERY_BLOCK and num_rows % QUERY_BLOCK == 0
-
-
-def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
-    """Computes attention for one block of query rows after the other: `[A, T, T]` never exists.
-
-    The gradients compute each block again.
-
-    Args:
-        attention: from the rows of a block to arrays `[B, A, Q, ...]`.
-        rows: arrays of all query rows, and the axis along which each has them.
-    """
-
-    def split(part: Array, axis: int) -> Array:
-        shape = (*part.shape[:axis], -1, QUERY_BLOCK, *part.shape[axis + 1 :])
-        return jnp.moveaxis(part.reshape(shape), axis, 0)
-
-    blocks = [jax.tree.map(partial(split, axis=axis), part) for part, axis in rows]
-    found = lax.map(jax.checkpoint(lambda block: attention(*block)), blocks)
-    return jax.tree.map(
-        lambda part: jnp.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, *part.shape[4:]), found
-    )
-
-
-def attend(
-    query: Float[Array, "B A Q H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    visible: Bool[Array, "B Q S"],
-    scale: float | None = None,
-    softcap: float | None = None,
-    sums_in_float64: bool = False,
-) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
-    """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
-
-    Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. With `sums_in_float64`, on a CPU, a 16-bit row does not depend on
-    the order of its slots.
-    """
-    batch, heads, count, width = query.shape
-    if has_blocks(count):
-
-        def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, sums_in_float64)
-
-        mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
-        return mixed, weights
-    groups, num_slots = keys.shape[1], keys.shape[2]
-    # The heads of a group share one product: (A/K * Q) rows times that group's keys.
-    grouped = query.reshape(batch, groups, heads // groups * count, width)
-    scores = jnp.einsum(
-        "bkmh,bksh->bkms",
-        grouped,
-        keys,
-        precision=FULL_PRECISION,
-        preferred_element_type=jnp.float32,
-    )
-    scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
-    scores = soft_cap(scores, softcap)
-    scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
-    is_exact = sums_in_float64 and has_16_bits(query.dtype)
-    weights = _exact_softmax(scores) if is_exact else jax.nn.softmax(scores, axis=-1)
-    shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mixed = in_float64(_mixed, shared, values) if is_exact else _mixed(shared, values)
-    return mixed.reshape(batch, heads, count, width), weights
-
-
-def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    return weights / total(weights)
-
-
-def _mixed(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
-    return jnp.einsum(
-        "bkms,bksh->bkmh",
-        weights,
-        values,
-        precision=FULL_PRECISION,
-        preferred_element_type=jnp.promote_types(values.dtype, jnp.float32),
-    )
-
-
-def attend_to_blocks(
-    query: Float[Array, "B A Q H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    visible: Bool[Array, "B Q S"],
-    num_slots: Int[Array, ""],
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Float[Array, "B A Q H"]:
-    """Computes what `attend` does, up to rounding, for one block of slots after the other.
-
-    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and whole blocks beyond
-    the first `num_slots` slots, those that any row sees, are not read. A row's result does not
-    depend on `num_slots`. It has no gradients.
-    """
-    batch, heads, count, width = query.shape
-    if has_blocks(count):
-        return in_blocks(
-            lambda query, visible: attend_to_blocks(
-                query, keys, values, visible, num_slots, scale, softcap
-            ),
-            (query, 2),
-            (visible, 1),
-        )
-    groups, slots = keys.shape[1:3]
-    num_blocks, rest = divmod(slots, KEY_BLOCK)
-    grouped = query.reshape(batch, groups, heads // groups * count, width)
-    rows = (batch, groups, heads // groups, count)  # XLA takes twice the time with heads at once
-    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
-    least = jnp.finfo(jnp.float32).min
-
-    def add(number, carry, size=KEY_BLOCK):
-        top, total, mixed = carry
-        own_keys, own_values, seen = (
-            lax.dynamic_slice_in_dim(each, number * KEY_BLOCK, size, axis=2)
-            for each in (keys, values, visible)
-        )
-        scores = jnp.einsum("bkmh,bksh->bkms", grouped, own_keys, **products)
-        scores = scores.reshape(*rows, size) * (scale or width**-0.5)
-        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), least)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        weights = jnp.exp(scores - new_top[..., None])
-        shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
-        part = jnp.einsum("bkms,bksh->bkmh", shared, own_values, **products).reshape(mixed.shape)
-        faded = jnp.exp(top - new_top)
-        total = total * faded + jnp.sum(weights, axis=-1)
-        return new_top, total, mixed * faded[..., None] + part
-
-    blank = jnp.full(rows, least), jnp.zeros(rows), jnp.zeros((*rows, width))
-    found = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
-    _, total, mixed = add(num_blocks, found, rest) if rest else found
-    return (mixed / total[..., None]).reshape(query.shape)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models.layers import project
+from specjax.models.products import project
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
 MIN_BYTES = 128 * 2**20

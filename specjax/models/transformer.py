@@ -14,17 +14,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
+from specjax.models.attention import soft_cap
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import (
-    DecoderLayer,
-    Embedding,
-    lookup,
-    norm_of,
-    project,
-    rotation_of,
-    soft_cap,
-)
+from specjax.models.layers import DecoderLayer, Embedding, norm_of, rotation_of
+from specjax.models.products import lookup, project
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps
@@ -73,7 +67,7 @@ class Transformer(nn.Module):
                 start,
                 masks[config.window_of(layer)],
                 is_prefill=not (taps.logits or taps.attention_heads),
-                sums_in_float64=taps.logits,  # a pass that says tokens
+                is_exact=taps.logits,  # a pass that says tokens
             )
             hidden.append(x)
             attention[layer] = weights

@@ -19,7 +19,6 @@ from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     if_in_place,
-    padded,
     pass_widths,
     query_rows,
     switch_in_place,
@@ -183,41 +182,6 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
             texts.append(along(int(anchor[row, at])) + probe.tokens[row, run].tolist())
     expected = text_logits(texts).reshape(BATCH, NODES + PROBES, VOCAB)
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
-
-
-@dataclass(frozen=True)
-class RootOnly(Reader):
-    """Drafts nothing, and reads the logits."""
-
-    max_depth = 0
-    num_nodes = 1
-    num_probes = 0
-    taps = Taps()
-
-
-def test_rows_that_fill_up_a_16_bit_pass_are_not_seen():
-    model, params = target(VOCAB)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    ids = prompt(1, VOCAB)
-    cache = model.new_cache(params, 1, 64)
-    _, cache = prefill(params, ids.tokens, ids.length - 1, cache, model, Taps())
-    cache = replace(cache, length=ids.length - 1)
-    root = jnp.take_along_axis(ids.tokens, ids.length[:, None] - 1, axis=1)
-    rows = causal_rows(root, cache.length)
-    wanted, _ = jax.jit(model.run)(params, rows, cache)
-    tree = DraftTree(root, -jnp.ones_like(root), jnp.zeros_like(root), root >= 0)
-    draw = Draw(row_keys(jax.random.key(0), 1), ids.length, Sampling())
-    verified = jax.jit(partial(verify_pass, model, RootOnly()))
-    found, *_ = verified(params, cache, Proposal(tree, None), draw)
-    assert found.logits.shape == wanted.logits.shape
-    np.testing.assert_allclose(found.logits, wanted.logits, rtol=0.02, atol=0.05)
-
-
-@pytest.mark.parametrize("batch, count", [(1, 8), (3, 3), (8, 2), (20, 2)])
-def test_a_16_bit_pass_has_8_rows_and_2_of_each_text(batch, count):
-    single = causal_rows(jnp.zeros((batch, 1), int), jnp.zeros(batch, int))
-    assert padded(single, 8).tokens.shape == (batch, count)
-    assert padded(single, 1) is single
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])

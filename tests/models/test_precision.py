@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specjax.models import precision
-from specjax.models.layers import lookup, min_rows, project
 from specjax.models.precision import cache_dtype, default_dtype
+from specjax.models.products import lookup, min_rows, project
 
 LARGE = 10**8
 

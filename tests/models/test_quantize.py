@@ -20,7 +20,7 @@ from specjax.decoding.tree import DraftTree
 from specjax.decoding.widths import verify_pass
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.huggingface import load_transformer, save_transformer
-from specjax.models.layers import lookup, project
+from specjax.models.products import lookup, project
 from specjax.models.quantize import (
     QuantizedWeight,
     compute_dtype,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.models import layers
+from specjax.models import attention, layers
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, read_config
@@ -389,8 +389,19 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
         output, _ = run(params, rows, now, model=model)
         return output.logits[0, np.array(path)]
 
+    def root_of_each(texts: int, length: int) -> ModelOutput:
+        """Runs so many times the same text, each with the row of its root alone."""
+        now = replace(cache, length=jnp.array([length]))
+        now = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), now)
+        root = jnp.full((texts, 1), tokens[0])
+        output, _ = run(params, causal_rows(root, now.length), now, model=model)
+        return output.logits[:, 0]
+
     for length in range(100, 320, 5):
         alone = path_among(8, [0, 1, 2, 3, 4, 5], length)
+        for texts in (1, 3, 9):
+            roots = root_of_each(texts, length)
+            np.testing.assert_array_equal(roots, np.repeat(alone[:1], texts, axis=0))
         for count in (26, 60):
             path = [0, *sorted(numbers.choice(np.arange(1, count), 5, replace=False).tolist())]
             np.testing.assert_array_equal(path_among(count, path, length), alone)
@@ -423,7 +434,7 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
 
     def both(query, keys, values, near_keys, near_values):
         near = [((near_keys, near_values), is_near)]
-        mixed, weights = layers.attend(query, keys, values, visible)
+        mixed, weights = attention.attend(query, keys, values, visible)
         trained = training_attention(query, (keys, values), visible, near)
         return jnp.sum(mixed**2) + jnp.sum(trained**3), (mixed, weights, trained)
 
@@ -432,7 +443,7 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
         return jax.jit(lambda *given: values(*given))(*given)
 
     at_once = read(query, *others)
-    monkeypatch.setattr(layers, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
     assert "scan" in str(jax.make_jaxpr(both)(query, *others))
     in_blocks = read(query, *others)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), in_blocks, at_once)
@@ -440,16 +451,16 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
 
 @pytest.mark.parametrize("query_block", [512, 3])
 def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch, query_block):
-    monkeypatch.setattr(layers, "KEY_BLOCK", 8)
-    monkeypatch.setattr(layers, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(attention, "KEY_BLOCK", 8)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", query_block)
     shapes = [(2, 4, 6, 8), (2, 2, 20, 8), (2, 2, 20, 8)]
     query, *stored = map(jax.random.normal, jax.random.split(jax.random.key(0), 3), shapes)
     at = np.asarray([[9], [11]]) + np.arange(6)  # the slots of the rows
     distance = jnp.asarray(at[:, :, None] - np.arange(20))
     visible = (distance >= 0) & (distance < 10)  # none of the first block, for some
-    read = jax.jit(layers.attend_to_blocks, static_argnums=(5, 6))
+    read = jax.jit(attention.attend_to_blocks, static_argnums=(5, 6))
     found = read(query, *stored, visible, jnp.asarray(17), 0.5, 3.0)
-    assert_close(found, layers.attend(query, *stored, visible, 0.5, 3.0)[0])
+    assert_close(found, attention.attend(query, *stored, visible, 0.5, 3.0)[0])
     longer = [jnp.pad(each, ((0, 0), (0, 0), (0, 9), (0, 0))) for each in stored]
     seen = jnp.pad(visible, ((0, 0), (0, 0), (0, 9)))
     np.testing.assert_array_equal(read(query, *longer, seen, jnp.asarray(29), 0.5, 3.0), found)
@@ -466,7 +477,8 @@ def test_prefill_of_a_long_cache_reads_it_in_blocks(monkeypatch, target):
         )
 
     at_once = read()(tokens)
-    monkeypatch.setattr(layers, "KEY_BLOCK", 16)
+    for module in (layers, attention):
+        monkeypatch.setattr(module, "KEY_BLOCK", 16)
     in_blocks = read()
     assert "while" in in_blocks.lower(tokens).as_text()
     jax.tree.map(assert_close, in_blocks(tokens), at_once)

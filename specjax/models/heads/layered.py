@@ -15,7 +15,8 @@ from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues, text_before
-from specjax.models.layers import DecoderLayer, lookup, rotation_of
+from specjax.models.layers import DecoderLayer, rotation_of
+from specjax.models.products import lookup
 from specjax.models.quantize import QuantizedWeight, Weight
 from specjax.models.target import QueryRows, Target, causal_rows
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder
 from specjax.models.io.head_files import made_by_run
-from specjax.models.layers import FULL_PRECISION
+from specjax.models.products import FULL_PRECISION
 from specjax.models.shapes import shape_mismatches
 
 NUM_TOP = 10  # the largest probabilities, which the classifier reads (footnote 4)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.layers import FULL_PRECISION, has_blocks, in_blocks
+from specjax.models.attention import has_blocks, in_blocks
+from specjax.models.products import FULL_PRECISION, einsum
 
 KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
 OwnRows = tuple[tuple[Float[Array, "B K Q H"], Float[Array, "B K Q H"]], Bool[Array, "B Q"]]
@@ -46,10 +47,9 @@ def training_attention(
     length = far_keys.shape[2]
     groups = far_keys.shape[1]
     grouped = query.reshape(batch, groups, heads // groups, -1, width)
-    products = {"precision": FULL_PRECISION, "preferred_element_type": jnp.float32}
-    scores = [_masked(jnp.einsum("bkgth,bksh->bkgts", grouped, far_keys, **products), is_far)]
+    scores = [_masked(einsum("bkgth,bksh->bkgts", grouped, far_keys), is_far)]
     for (keys, _), is_near in near:
-        score = jnp.einsum("bkgth,bkth->bkgt", grouped, keys, **products)
+        score = einsum("bkgth,bkth->bkgt", grouped, keys)
         scores.append(_masked(score[..., None], is_near[..., None]))
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1)
     weights = weights.astype(far_values.dtype)

@@ -1,0 +1,156 @@
+"""Attention over the slots of a cache, at once or in blocks; scores and softmax in float32."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.products import einsum, filled_up
+from specjax.models.sums import has_16_bits, in_float64, total
+
+QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
+KEY_BLOCK = 2048  # slots of long caches, likewise
+LEAST = float(jnp.finfo(jnp.float32).min)  # the score of a slot that is not seen
+
+
+def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Bounds `x` smoothly to (-cap, cap); None leaves it as it is."""
+    return x if cap is None else jnp.tanh(x / cap) * cap
+
+
+def has_blocks(num_rows: int) -> bool:
+    """Whether attention of so many query rows is computed in blocks."""
+    return num_rows > QUERY_BLOCK and num_rows % QUERY_BLOCK == 0
+
+
+def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
+    """Computes attention for one block of query rows after the other: `[A, T, T]` never exists.
+
+    The gradients compute each block again.
+
+    Args:
+        attention: from the rows of a block to arrays `[B, A, Q, ...]`.
+        rows: arrays of all query rows, and the axis along which each has them.
+    """
+
+    def split(part: Array, axis: int) -> Array:
+        shape = (*part.shape[:axis], -1, QUERY_BLOCK, *part.shape[axis + 1 :])
+        return jnp.moveaxis(part.reshape(shape), axis, 0)
+
+    blocks = [jax.tree.map(partial(split, axis=axis), part) for part, axis in rows]
+    found = lax.map(jax.checkpoint(lambda block: attention(*block)), blocks)
+    return jax.tree.map(
+        lambda part: jnp.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, *part.shape[4:]), found
+    )
+
+
+def attend(
+    query: Float[Array, "B A Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    visible: Bool[Array, "B Q S"],
+    scale: float | None = None,
+    softcap: float | None = None,
+    is_exact: bool = False,
+) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
+    """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
+
+    Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
+    texts are computed in blocks. With `is_exact`, on a CPU, a 16-bit row depends neither on the
+    number of rows nor on the order of its slots.
+    """
+    batch, heads, count, width = query.shape
+    if has_blocks(count):
+
+        def attend_block(query, visible):
+            return attend(query, keys, values, visible, scale, softcap, is_exact)
+
+        mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
+        return mixed, weights
+    groups, num_slots = keys.shape[1], keys.shape[2]
+    # The heads of a group share one product: (A/K * Q) rows times that group's keys.
+    grouped = query.astype(keys.dtype).reshape(batch, groups, heads // groups * count, width)
+    is_exact = is_exact and has_16_bits(query.dtype)
+    least = 2 if is_exact else 1  # one row by itself is no matrix product, and rounds differently
+    scores = filled_up(_scores, grouped, keys, least)
+    scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
+    scores = soft_cap(scores, softcap)
+    scores = jnp.where(visible[:, None], scores, LEAST)
+    weights = _exact_softmax(scores) if is_exact else jax.nn.softmax(scores, axis=-1)
+    shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
+    mix = partial(in_float64, _mixed) if is_exact else _mixed
+    mixed = filled_up(mix, shared, values, least)
+    return mixed.reshape(batch, heads, count, width), weights
+
+
+def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    # XLA computes the exponentials of many scores along with their maximum, and of few by itself:
+    # the last bits differ. It never takes a `where` along.
+    weights = jnp.exp(jnp.where(scores > LEAST, scores - top, LEAST))
+    return weights / total(weights)
+
+
+def _scores(query: Float[Array, "B K M H"], keys: Float[Array, "B K S H"]) -> Array:
+    return einsum("bkmh,bksh->bkms", query, keys)
+
+
+def _mixed(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
+    widest = jnp.promote_types(values.dtype, jnp.float32)
+    return einsum("bkms,bksh->bkmh", weights, values, preferred_element_type=widest)
+
+
+def attend_to_blocks(
+    query: Float[Array, "B A Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    visible: Bool[Array, "B Q S"],
+    num_slots: Int[Array, ""],
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "B A Q H"]:
+    """Computes what `attend` does, up to rounding, for one block of slots after the other.
+
+    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and whole blocks beyond
+    the first `num_slots` slots, those that any row sees, are not read. A row's result does not
+    depend on `num_slots`. It has no gradients.
+    """
+    batch, heads, count, width = query.shape
+    if has_blocks(count):
+        return in_blocks(
+            lambda query, visible: attend_to_blocks(
+                query, keys, values, visible, num_slots, scale, softcap
+            ),
+            (query, 2),
+            (visible, 1),
+        )
+    groups, slots = keys.shape[1:3]
+    num_blocks, rest = divmod(slots, KEY_BLOCK)
+    grouped = query.reshape(batch, groups, heads // groups * count, width)
+    rows = (batch, groups, heads // groups, count)  # XLA takes twice the time with heads at once
+
+    def add(number, carry, size=KEY_BLOCK):
+        top, total, mixed = carry
+        own_keys, own_values, seen = (
+            lax.dynamic_slice_in_dim(each, number * KEY_BLOCK, size, axis=2)
+            for each in (keys, values, visible)
+        )
+        scores = _scores(grouped, own_keys)
+        scores = scores.reshape(*rows, size) * (scale or width**-0.5)
+        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), LEAST)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - new_top[..., None])
+        shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
+        part = _mixed(shared, own_values).reshape(mixed.shape)
+        faded = jnp.exp(top - new_top)
+        total = total * faded + jnp.sum(weights, axis=-1)
+        return new_top, total, mixed * faded[..., None] + part
+
+    blank = jnp.full(rows, LEAST), jnp.zeros(rows), jnp.zeros((*rows, width))
+    found = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
+    _, total, mixed = add(num_blocks, found, rest) if rest else found
+    return (mixed / total[..., None]).reshape(query.shape)
