@@ -80,7 +80,8 @@ def attend(
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, LEAST)
-    weights = _exact_softmax(scores) if is_exact else jax.nn.softmax(scores, axis=-1)
+    softmax = _exact_softmax if is_exact else jax.nn.softmax
+    weights = softmax(scores)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
     mix = partial(in_float64, _mixed) if is_exact else _mixed
     mixed = filled_up(mix, shared, values, least)
@@ -88,11 +89,14 @@ def attend(
 
 
 def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    # XLA computes the exponentials of many scores along with their maximum, and of few by itself:
-    # the last bits differ. It never takes a `where` along.
-    weights = jnp.exp(jnp.where(scores > LEAST, scores - top, LEAST))
-    return weights / total(weights)
+    def on_cpu(scores: Array) -> Array:
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        # A kernel of XLA computes the exponentials of many scores along with their maximum; few
+        # go another way, and their last bits differ. That kernel takes no `where`.
+        weights = jnp.exp(jnp.where(scores > LEAST, scores - top, LEAST))
+        return weights / total(weights)
+
+    return lax.platform_dependent(scores, cpu=on_cpu, default=jax.nn.softmax)
 
 
 def _scores(query: Float[Array, "B K M H"], keys: Float[Array, "B K S H"]) -> Array:
