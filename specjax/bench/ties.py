@@ -2,7 +2,7 @@
 
 On GPUs and TPUs the last bits of a row's logits depend on how many rows are computed together. So
 in bfloat16 and float16 a method may leave plain decoding's text, but only where two tokens have
-almost the same logit. In float32 it never may, and on a CPU in no dtype.
+almost the same logit. In float32, and on a CPU, it never may.
 """
 
 import math
@@ -31,7 +31,7 @@ EPSILON = 4
 
 @dataclass(frozen=True, eq=False)
 class NearTies:
-    """Compares texts and forgives, in 16 bits and not on a CPU, those that diverge at a near tie.
+    """Compares texts; in 16 bits, except on a CPU, forgives those that diverge at a near tie.
 
     Where they diverge, one step of plain decoding is taken after their common beginning. It is a
     near tie if the scores of both tokens lie within `EPSILON` of the best score. Above temperature

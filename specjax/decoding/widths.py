@@ -21,8 +21,8 @@ from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
 from specjax.models.target import ModelOutput, QueryRows, Target
 
-# For drafters whose drafts vary in length, by bits of the weights. Rows of 16 bits cost so little
-# that two widths will do: that of all nodes, and the widest of these that is at most half of it.
+# For drafters whose drafts vary in length, by bits of the weights: those of at most half the nodes.
+# In 16 bits only the widest of them, since 8 rows cost little more than one.
 ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`

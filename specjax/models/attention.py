@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.products import einsum, filled_up
+from specjax.models.products import FULL_PRECISION, with_min_rows
 from specjax.models.sums import has_16_bits, in_float64, total
 
 QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
 KEY_BLOCK = 2048  # slots of long caches, likewise
-LEAST = float(jnp.finfo(jnp.float32).min)  # the score of a slot that is not seen
+HIDDEN_SCORE = float(jnp.finfo(jnp.float32).min)  # softmax makes it 0
+einsum = partial(jnp.einsum, precision=FULL_PRECISION, preferred_element_type=jnp.float32)
 
 
 def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
@@ -25,6 +26,11 @@ def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
 def has_blocks(num_rows: int) -> bool:
     """Whether attention of so many query rows is computed in blocks."""
     return num_rows > QUERY_BLOCK and num_rows % QUERY_BLOCK == 0
+
+
+def has_slot_blocks(num_slots: int) -> bool:
+    """Whether prefill reads so many slots in blocks."""
+    return num_slots > KEY_BLOCK
 
 
 def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
@@ -55,45 +61,45 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
-    is_exact: bool = False,
+    rows_alike: bool = False,
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. With `is_exact`, on a CPU, a 16-bit row depends neither on the
-    number of rows nor on the order of its slots.
+    texts are computed in blocks. With `rows_alike`, on a CPU, a 16-bit row depends neither on
+    the number of rows nor on the order of its slots.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, is_exact)
+            return attend(query, keys, values, visible, scale, softcap, rows_alike)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
     groups, num_slots = keys.shape[1], keys.shape[2]
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
-    grouped = query.astype(keys.dtype).reshape(batch, groups, heads // groups * count, width)
-    is_exact = is_exact and has_16_bits(query.dtype)
-    least = 2 if is_exact else 1  # one row by itself is no matrix product, and rounds differently
-    scores = filled_up(_scores, grouped, keys, least)
+    grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
+    grouped = grouped.reshape(batch, groups, heads // groups * count, width)
+    rows_alike = rows_alike and has_16_bits(query.dtype)
+    least = 2 if rows_alike else 1
+    scores = with_min_rows(_scores, grouped, keys, least)
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
-    scores = jnp.where(visible[:, None], scores, LEAST)
-    softmax = _exact_softmax if is_exact else jax.nn.softmax
-    weights = softmax(scores)
+    scores = jnp.where(visible[:, None], scores, HIDDEN_SCORE)
+    weights = _exact_softmax(scores) if rows_alike else jax.nn.softmax(scores)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mix = partial(in_float64, _mixed) if is_exact else _mixed
-    mixed = filled_up(mix, shared, values, least)
+    mix = partial(in_float64, _mixed) if rows_alike else _mixed
+    mixed = with_min_rows(mix, shared, values, least)
     return mixed.reshape(batch, heads, count, width), weights
 
 
 def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
     def on_cpu(scores: Array) -> Array:
         top = jnp.max(scores, axis=-1, keepdims=True)
-        # A kernel of XLA computes the exponentials of many scores along with their maximum; few
-        # go another way, and their last bits differ. That kernel takes no `where`.
-        weights = jnp.exp(jnp.where(scores > LEAST, scores - top, LEAST))
+        # Without the `where`, XLA hands more than 4096 scores to a kernel for maximum and
+        # exponentials at once, whose last bits are others than those it computes for fewer.
+        weights = jnp.exp(jnp.where(scores >= HIDDEN_SCORE, scores - top, HIDDEN_SCORE))
         return weights / total(weights)
 
     return lax.platform_dependent(scores, cpu=on_cpu, default=jax.nn.softmax)
@@ -145,7 +151,7 @@ def attend_to_blocks(
         )
         scores = _scores(grouped, own_keys)
         scores = scores.reshape(*rows, size) * (scale or width**-0.5)
-        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), LEAST)
+        scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), HIDDEN_SCORE)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
         shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
@@ -154,7 +160,7 @@ def attend_to_blocks(
         total = total * faded + jnp.sum(weights, axis=-1)
         return new_top, total, mixed * faded[..., None] + part
 
-    blank = jnp.full(rows, LEAST), jnp.zeros(rows), jnp.zeros((*rows, width))
+    blank = jnp.full(rows, HIDDEN_SCORE), jnp.zeros(rows), jnp.zeros((*rows, width))
     found = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
     _, total, mixed = add(num_blocks, found, rest) if rest else found
     return (mixed / total[..., None]).reshape(query.shape)

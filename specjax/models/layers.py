@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.attention import KEY_BLOCK, attend, attend_to_blocks
+from specjax.models.attention import attend, attend_to_blocks, has_slot_blocks
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.products import project
@@ -170,7 +170,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        is_exact: bool = False,
+        rows_alike: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -179,7 +179,7 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned; `is_exact` as for
+        In prefill a long cache is read in blocks, and no attention is returned; `rows_alike` as for
         `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
@@ -188,11 +188,11 @@ class Attention(nn.Module):
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
         scale = None if scalar is None else scalar**-0.5
-        if is_prefill and keys.shape[2] > KEY_BLOCK:
+        if is_prefill and has_slot_blocks(keys.shape[2]):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap, is_exact)
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, rows_alike)
         return self.merge(mixed), weights, keys, values
 
 
@@ -247,16 +247,20 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B Q D"],
-        *where: Any,
+        rotation: Rotation | None,
+        keys: Float[Array, "B K S H"],
+        values: Float[Array, "B K S H"],
+        start: Int[Array, " B"],
+        visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        is_exact: bool = False,
+        rows_alike: bool = False,
     ):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
-        All but the rows is as for `Attention`.
+        The arguments are those of `Attention`.
         """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), *where, is_prefill=is_prefill, is_exact=is_exact
+            self.normed(x), rotation, keys, values, start, visible, is_prefill, rows_alike
         )
         return self.after_attention(x, mixed), weights, keys, values
 

@@ -20,7 +20,6 @@ from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 from specjax.models.sums import has_16_bits
 
 FULL_PRECISION = lax.Precision.HIGHEST
-einsum = partial(jnp.einsum, precision=FULL_PRECISION, preferred_element_type=jnp.float32)
 BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
 
 
@@ -35,19 +34,24 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
     if isinstance(weight, QuantizedWeight):
         y = _quantized_product(rows, weight)
     else:
-        y = filled_up(_product, rows, weight, min_rows(weight.dtype))
+        y = with_min_rows(_product, rows, weight, min_rows(weight.dtype))
     return y.astype(dtype).reshape(*x.shape[:-1], -1)
 
 
-def filled_up(
+def with_min_rows(
     product: Callable[[Array, Any], Array],
     rows: Float[Array, "... R I"],
     other: Any,
     least: int,
 ) -> Float[Array, "... R O"]:
-    """Multiplies these rows among at least `least`: fewer may be computed another way."""
+    """Computes a product of at least `least` rows, zeros below, and returns the given ones.
+
+    XLA may compute a product of fewer rows in another way, which rounds otherwise.
+    """
     count = rows.shape[-2]
-    padding = [*[(0, 0)] * (rows.ndim - 2), (0, max(least - count, 0)), (0, 0)]
+    if count >= least:
+        return product(rows, other)
+    padding = [*[(0, 0)] * (rows.ndim - 2), (0, least - count), (0, 0)]
     return product(jnp.pad(rows, padding), other)[..., :count, :]
 
 
@@ -89,9 +93,9 @@ def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Fl
     return lax.platform_dependent(
         rows,
         weight,
-        cpu=partial(filled_up, _blocked_product, least=least),
+        cpu=partial(with_min_rows, _blocked_product, least=least),
         cuda=_scaled_product,  # which converts the weight within the product of a single row
-        default=partial(filled_up, _scaled_product, least=least),
+        default=partial(with_min_rows, _scaled_product, least=least),
     )
 
 

@@ -67,7 +67,7 @@ class Transformer(nn.Module):
                 start,
                 masks[config.window_of(layer)],
                 is_prefill=not (taps.logits or taps.attention_heads),
-                is_exact=taps.logits,  # a pass that says tokens
+                rows_alike=taps.logits,  # a pass that says tokens
             )
             hidden.append(x)
             attention[layer] = weights

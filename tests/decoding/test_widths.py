@@ -184,6 +184,12 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("nodes, widths", [(1, [1]), (2, [1, 2]), (15, [1, 15]), (64, [8, 64])])
+def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
+    monkeypatch.setattr(Reader, "num_nodes", nodes)
+    assert pass_widths(Reader(), jnp.bfloat16) == widths
+
+
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
 def test_a_narrow_pass_says_what_a_wide_one_does(most):
     counts = np.array([most, max(1, most // 2), 1])
@@ -194,7 +200,6 @@ def test_a_narrow_pass_says_what_a_wide_one_does(most):
     narrow, found, narrow_cache = verified(proposal, Reader())
     wide, expected, wide_cache = verified(proposal, Reader(row_widths=()))
     assert pass_widths(Reader(), jnp.float32) == [1, 8, NODES]
-    assert pass_widths(Reader(), jnp.bfloat16) == [8, NODES]
     assert pass_widths(Reader(()), jnp.float32) == [NODES]
 
     jax.tree.map(np.testing.assert_array_equal, found, expected)

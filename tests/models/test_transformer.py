@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.models import attention, layers
+from specjax.models import attention
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, read_config
@@ -362,20 +362,23 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
-    model = Transformer(TransformerConfig(256, 192, 512, 3, 3, 3, 64), cache_dtype=jnp.float32)
+@pytest.mark.parametrize("key_value_heads, num_slots", [(3, 512), (1, 384)])
+def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value_heads, num_slots):
+    config = TransformerConfig(256, 192, 512, 3, 3, key_value_heads, 64)
+    model = Transformer(config, cache_dtype=jnp.float32)
     numbers = np.random.default_rng(0)
     params = model.initialise(jax.random.key(0), dtype)
     params = jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
-    blank = model.new_cache(params, 1, 512)
+    blank = model.new_cache(params, 1, num_slots)
     cache = jax.tree.map(
         lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank
     )
-    cache = replace(cache, positions=jnp.arange(512)[None], prompt_length=blank.prompt_length)
+    positions = jnp.arange(num_slots)[None]
+    cache = replace(cache, positions=positions, prompt_length=blank.prompt_length)
     tokens = numbers.integers(0, 256, 60)
 
-    def path_among(count: int, path: list[int], length: int) -> ModelOutput:
-        """Runs so many rows, of which these are a path with always the same tokens."""
+    def path_among(count: int, path: list[int], length: int) -> jax.Array:
+        """Returns the logits of a path, always of the same tokens, among so many rows."""
         others = np.setdiff1d(np.arange(count), path)
         visible = np.eye(count, dtype=bool)
         for depth, row in enumerate(path):
@@ -389,8 +392,8 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
         output, _ = run(params, rows, now, model=model)
         return output.logits[0, np.array(path)]
 
-    def root_of_each(texts: int, length: int) -> ModelOutput:
-        """Runs so many times the same text, each with the row of its root alone."""
+    def root_in_each(texts: int, length: int) -> jax.Array:
+        """Returns the root's logits from so many copies of the text, each with that row alone."""
         now = replace(cache, length=jnp.array([length]))
         now = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), now)
         root = jnp.full((texts, 1), tokens[0])
@@ -400,11 +403,12 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype):
     for length in range(100, 320, 5):
         alone = path_among(8, [0, 1, 2, 3, 4, 5], length)
         for texts in (1, 3, 9):
-            roots = root_of_each(texts, length)
+            roots = root_in_each(texts, length)
             np.testing.assert_array_equal(roots, np.repeat(alone[:1], texts, axis=0))
-        for count in (26, 60):
-            path = [0, *sorted(numbers.choice(np.arange(1, count), 5, replace=False).tolist())]
-            np.testing.assert_array_equal(path_among(count, path, length), alone)
+        for count in (2, 3, 26, 60):
+            ways = numbers.choice(np.arange(1, count), min(5, count - 1), replace=False)
+            path = [0, *sorted(ways.tolist())]
+            np.testing.assert_array_equal(path_among(count, path, length), alone[: len(path)])
 
 
 @ONE_WAY
@@ -477,8 +481,7 @@ def test_prefill_of_a_long_cache_reads_it_in_blocks(monkeypatch, target):
         )
 
     at_once = read()(tokens)
-    for module in (layers, attention):
-        monkeypatch.setattr(module, "KEY_BLOCK", 16)
+    monkeypatch.setattr(attention, "KEY_BLOCK", 16)
     in_blocks = read()
     assert "while" in in_blocks.lower(tokens).as_text()
     jax.tree.map(assert_close, in_blocks(tokens), at_once)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.attention import has_blocks, in_blocks
-from specjax.models.products import FULL_PRECISION, einsum
+from specjax.models.attention import HIDDEN_SCORE, einsum, has_blocks, in_blocks
+from specjax.models.products import FULL_PRECISION
 
 KeysAndValues = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]
 OwnRows = tuple[tuple[Float[Array, "B K Q H"], Float[Array, "B K Q H"]], Bool[Array, "B Q"]]
@@ -70,4 +70,4 @@ def text_before(segments: Int[Array, "B T"], min_distance: int = 0) -> Bool[Arra
 
 
 def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
-    return jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    return jnp.where(visible[:, None, None], scores, HIDDEN_SCORE)
