@@ -97,7 +97,7 @@ def attend(
 def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
     def on_cpu(scores: Array) -> Array:
         top = jnp.max(scores, axis=-1, keepdims=True)
-        # Without the `where`, XLA hands more than 4096 scores to a kernel for maximum and
+        # Without the `where`, XLA hands many scores (some 4,000) to a kernel for maximum and
         # exponentials at once, whose last bits are others than those it computes for fewer.
         weights = jnp.exp(jnp.where(scores >= HIDDEN_SCORE, scores - top, HIDDEN_SCORE))
         return weights / total(weights)
