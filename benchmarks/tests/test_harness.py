@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from benchmarks import drafting, memory, training
+from benchmarks import drafting, memory, rows, training
 from benchmarks.draft_acceptance import acceptance, overlap
 from benchmarks.drafting import DraftingOptions
 from benchmarks.harness import CYCLE, cycling, option, parse, random_target, table
 from benchmarks.memory import MemoryOptions, held
+from benchmarks.rows import RowsOptions
 from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions, cost_rows
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.reference import reference_generate
@@ -99,6 +100,16 @@ def test_every_training_step_is_timed(capsys, monkeypatch):
         assert name in printed
 
 
+def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
+    monkeypatch.setattr(rows, "read_bandwidth", lambda: 1e9)
+    rows.run(RowsOptions("pocket", "bfloat16", (4,), (128,), passes=1, repeats=1))
+    printed = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed[2:-1]]
+    assert [row[:2] for row in cells] == [["128", "1"], ["128", "4"]]
+    assert cells[0][3] == "1.00"
+    assert "bfloat16" in printed[-1] and "1 GB/s" in printed[-1]
+
+
 def test_training_costs_are_medians_of_pairs():
     seconds = {PASS: [1.0, 1.0, 1.0], EAGLE: [2.0, 4.0, 2.0], "other": [6.0, 4.0, 6.0]}
     assert cost_rows(seconds, 8) == [
@@ -127,6 +138,9 @@ def test_a_request_holds_one_cache(method):
         (drafting.run, DraftingOptions(size="tiny", runs=0), "runs must be at least 1"),
         (training.run, TrainingOptions(size="8t"), "size '8t' is unknown"),
         (training.run, TrainingOptions(repeats=0), "repeats 0 must be at least 1"),
+        (rows.run, RowsOptions("pocket", rows=(0,)), r"rows \[0, 1\] must be at least 1"),
+        (rows.run, RowsOptions("pocket", rows=(640,)), "less than slots"),
+        (rows.run, RowsOptions("pocket", repeats=0), "repeats 0 must be at least 1"),
         (memory.run, MemoryOptions(methods="foo"), "method 'foo' is unknown"),
         (memory.run, replace(MemoryOptions(), width=9), "width 9 must be at least"),
     ],

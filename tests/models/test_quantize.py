@@ -13,7 +13,6 @@ from specjax.core.memory import num_bytes
 from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree
@@ -115,7 +114,6 @@ def test_a_gpu_multiplies_a_single_row_by_quantised_weights_alone():
 
 
 DRAFTERS = {
-    "pld": (PromptLookup(), None),
     "eagle2": (EAGLE2.drafter, EAGLE2.params),
     "narrow": (
         Eagle2(narrowed(eagle_head())[0], top_k=3, depth=3, num_tokens=12),

@@ -1,0 +1,85 @@
+"""Measures what the rows of a pass cost: python -m benchmarks.rows TARGET
+
+For one row and for more, behind each length of cache: the time of a pass over that of a single row,
+and over the time in which this machine reads the pass's bytes, weights and cache, once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from benchmarks.harness import TARGET, at_least_1, device, in_turn, main, option, table
+from specjax import LoadedTarget, load
+from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
+from specjax.core.errors import SpecjaxError
+from specjax.models.target import causal_rows
+
+HEADER = ("slots", "rows", "ms", "x one row", "x floor")
+
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """The options of this benchmark."""
+
+    target: str = option(TARGET, kind=str)
+    dtype: str = option("the dtype; by default the fastest here", "")
+    rows: tuple[int, ...] = option("rows of a pass; one row is always measured", (8, 16, 64), int)
+    slots: tuple[int, ...] = option("lengths of the cache", (640,), int)
+    passes: int = option("passes of a run, one after the other", 16)
+    repeats: int = option("timed runs of each, in turn", 7)
+
+
+def passes(target: LoadedTarget, num_rows: int, num_slots: int, count: int) -> Callable[[], Array]:
+    """Returns a program of `count` passes over the last rows of the cache.
+
+    Each pass reads the token that the one before found, so that none can be left out.
+    """
+    model = target.model
+
+    @jax.jit
+    def run(params):
+        cache = model.new_cache(params, 1, num_slots)
+        cache = replace(cache, length=jnp.full_like(cache.length, num_slots - num_rows))
+
+        def step(_, carry):
+            cache, token = carry
+            tokens = jnp.broadcast_to(token[:, None], (1, num_rows))
+            output, cache = model.run(params, causal_rows(tokens, cache.length), cache)
+            assert output.logits is not None
+            return cache, jnp.argmax(output.logits[:, -1], axis=-1)
+
+        return lax.fori_loop(0, count, step, (cache, jnp.zeros(1, jnp.int32)))[1]
+
+    return partial(run, target.params)
+
+
+def run(options: RowsOptions) -> None:
+    """Measures and prints the table."""
+    at_least_1(options, "passes", "repeats")
+    widths = sorted({1, *options.rows})
+    if widths[0] < 1 or widths[-1] >= min(options.slots, default=0):
+        raise SpecjaxError(f"rows {widths} must be at least 1, and less than slots {options.slots}")
+    target = load(options.target, options.dtype or None)
+    bandwidth, lines = read_bandwidth(), []
+    for num_slots in options.slots:
+        programs = {rows: passes(target, rows, num_slots, options.passes) for rows in widths}
+        runs = {str(rows): program for rows, program in programs.items()}
+        seconds = in_turn(runs, options.repeats)
+        pass_seconds = {rows: median(taken) / options.passes for rows, taken in seconds.items()}
+        floor = bytes_per_pass(target, float(num_slots)) / bandwidth
+        for rows, taken in pass_seconds.items():
+            ratios = taken / pass_seconds["1"], taken / floor
+            figures = f"{1e3 * taken:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+            lines.append((str(num_slots), rows, *figures))
+    print(table(HEADER, lines))
+    print(f"{target.dtype_name} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")
+
+
+if __name__ == "__main__":
+    main(run, RowsOptions, __doc__)
