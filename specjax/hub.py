@@ -107,6 +107,7 @@ def load(
     quantize: str | None = None,
     mesh: Mesh | str | None = None,
     fsdp: bool = False,
+    pass_rows: int = 0,
 ) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
@@ -124,12 +125,17 @@ def load(
         mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
             straight to its device. By default all weights are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
+        pass_rows: fill every pass of decoding up to so many rows, such as 64, so that GPUs and
+            TPUs get the same shapes whatever drafts, and 16-bit texts do not depend on it; a CPU
+            needs none of it. 0: passes have the rows of their drafts.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
-            supported, its files are damaged or inconsistent, or the mesh has other axes or another
-            size.
+            supported, its files are damaged or inconsistent, the mesh has other axes or another
+            size, or `pass_rows` is negative.
     """
+    if pass_rows < 0:
+        raise SpecjaxError(f"pass_rows {pass_rows} is negative; try 64, or 0 to fill up no pass")
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
@@ -144,7 +150,7 @@ def load(
             params = load_transformer(folder, config, dtype, progress, quantize, placement)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
-    model = Transformer(config, cache_dtype(), mesh)
+    model = Transformer(config, cache_dtype(), mesh, pass_rows)
     return LoadedTarget(model, params, tokenizer, config, str(name))
 
 

@@ -51,6 +51,7 @@ class CompiledOptions:
     max_new_tokens: int = option("new tokens", 256)
     batch_size: int = option("texts at a time", 1)
     mesh: str = option("of several devices", "data=1,model=8")
+    pass_rows: int = option("rows that every pass is filled up to; 0: none", 0)
     missing: bool = option("leave out what is in compiled.json already", False)
 
     def check(self) -> None:
@@ -108,7 +109,7 @@ def run(options: CompiledOptions) -> None:
                 continue  # it has none
             new = 0 if method == TRAINING else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
-            case = Case(name, *request, mesh)
+            case = Case(name, *request, mesh, options.pass_rows)
             wanted = key(case._asdict() | _depths(case, options))
             if options.missing and any(key(each) == wanted for each in before):
                 continue
@@ -166,6 +167,7 @@ def _keep(path: Path, row: Row) -> None:
             order[0].index(each["device"]),
             order[1].index(each["size"]),
             KINDS.index(each.get("quantize", NONE)),
+            each.get("pass_rows", 0),
             each["temperature"],
             each["method"] == TRAINING,
             (len(each["compiled"]), each["compiled"]),

@@ -43,6 +43,7 @@ from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.files import locked
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
+from specjax.decoding.widths import pass_rows_of
 from specjax.distillation import answers_of
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
@@ -147,6 +148,7 @@ def about(
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
         "dtype": target.dtype_name,
+        "pass_rows": pass_rows_of(target.model),
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,

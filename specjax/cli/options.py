@@ -44,6 +44,10 @@ class TargetOptions:
     mesh: Annotated[str | None, arg(metavar="data=N,model=N")] = None
     """Devices to spread over, such as data=2,model=4: the rows of a batch over `data`, each layer
     over `model`. By default one device; training takes all, for data."""
+    pass_rows: Annotated[int, arg(metavar="N")] = 0
+    """Fill every pass of decoding up to N rows, so that a GPU or TPU gets the same shapes whatever
+    drafts, and 16-bit texts do not depend on it. No draft may have more rows. A CPU needs none of
+    it."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target, for a process that keeps its compiled programs.
@@ -56,7 +60,7 @@ class TargetOptions:
 
         use_compilation_cache()
         options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
-        options["mesh"] = self.mesh
+        options |= {"mesh": self.mesh, "pass_rows": self.pass_rows}
         return load(self.target, **(options | others))
 
 

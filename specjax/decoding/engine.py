@@ -26,7 +26,7 @@ from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
-from specjax.decoding.widths import pass_widths, verify_pass
+from specjax.decoding.widths import pass_rows_of, pass_widths, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
@@ -71,9 +71,18 @@ class Engine:
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         if (batch := prompt.tokens.shape[0]) > 1:
             check_rows(self.mesh, batch, "a batch of")
-        rows = self.drafter.num_nodes + self.drafter.num_probes
-        shape = prompt.tokens.shape
+        if 0 < (limit := pass_rows_of(self.target)) < self.num_rows:
+            raise SpecjaxError(
+                f"the drafter's passes have {self.num_rows} rows, more than the target's pass_rows "
+                f"{limit}; raise that, or draft fewer tokens"
+            )
+        shape, rows = prompt.tokens.shape, max(self.num_rows, limit)
         check_memory(params, shape, rows, self.num_slots(shape[1]), self.target, self.mesh)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a pass, nodes and probe."""
+        return self.drafter.num_nodes + self.drafter.num_probes
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -83,7 +92,7 @@ class Engine:
         """
         # A pass writes a full round's rows after the committed text, even in finished rows.
         text = whole_chunks(prompt_length) + self.max_new_tokens
-        return align(text) + align(self.drafter.num_nodes + self.drafter.num_probes)
+        return align(text) + align(max(self.num_rows, pass_rows_of(self.target)))
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""
@@ -169,7 +178,8 @@ class Engine:
         """
         for lowered in () if begin else self.lower(params, prompt, key):
             check_program("the request", lowered, params)
-        for width in pass_widths(self.drafter, self.target.dtype(params.target)):
+        dtype = self.target.dtype(params.target)
+        for width in pass_widths(self.drafter, dtype, pass_rows_of(self.target)):
             state = (begin or self.prefill)(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))
             jax.block_until_ready(self.generation(self.run(params, state, 1)))

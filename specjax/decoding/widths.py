@@ -19,7 +19,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
-from specjax.models.target import ModelOutput, QueryRows, Target
+from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # For drafters whose drafts vary in length, by bits of the weights: those of at most half the nodes.
 # In 16 bits only the widest of them, since 8 rows cost little more than one.
@@ -28,12 +28,12 @@ ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
 
-def pass_widths(drafter: Drafter, dtype: DTypeLike) -> list[int]:
+def pass_widths(drafter: Drafter, dtype: DTypeLike, pass_rows: int = 0) -> list[int]:
     """Returns how many nodes each compiled pass holds, in ascending order.
 
-    `dtype` is that of the target's weights.
+    `dtype` is that of the target's weights, and `pass_rows` its setting.
     """
-    widths = drafter.row_widths
+    widths = () if pass_rows else drafter.row_widths
     if widths is None:
         bits = jnp.finfo(dtype).bits
         widths = [width for width in ROW_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
@@ -66,7 +66,8 @@ def verify_pass(
         (tree, probe), root_slot = given
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
-        output, cache = target.run(params, rows, cache, replace(drafter.taps, logits=True))
+        taps = replace(drafter.taps, logits=True)
+        output, cache = _run_filled(target, params, rows, cache, taps)
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -87,7 +88,7 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = pass_widths(drafter, dtype)
+    widths = pass_widths(drafter, dtype, pass_rows_of(target))
     if len(widths) == 1:
         return at_width(num_nodes, given, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
@@ -98,6 +99,33 @@ def verify_pass(
         lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
     ]
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
+
+
+def pass_rows_of(target: Target) -> int:
+    """Returns how many rows decoding fills each pass up to; 0: none."""
+    return getattr(target, "pass_rows", 0)
+
+
+def _run_filled(
+    target: Target, params: Any, rows: QueryRows, cache: KVCache, taps: Taps
+) -> tuple[ModelOutput, KVCache]:
+    """Runs a pass of the rows that the target asks for, and returns what it says of those given.
+
+    The rows below the given ones repeat the last, and none sees them.
+    """
+    count = rows.tokens.shape[1]
+    missing = pass_rows_of(target) - count
+    if missing <= 0:
+        return target.run(params, rows, cache, taps)
+    below, unseen = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
+    filled = QueryRows(
+        tokens=jnp.pad(rows.tokens, below, "edge"),
+        positions=jnp.pad(rows.positions, below, "edge"),
+        visible=jnp.pad(jnp.pad(rows.visible, unseen), (*below, (0, 0)), "edge"),
+    )
+    output, cache = target.run(params, filled, cache, taps)
+    own = jax.tree.map(lambda values: values[:, :count], (output.logits, output.hidden))
+    return ModelOutput(*own, output.attention), cache
 
 
 def last_attention(

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.products import FULL_PRECISION, with_min_rows
-from specjax.models.sums import has_16_bits, in_float64, total
+from specjax.models.sums import Platforms, has_16_bits, in_float64, total
 
 QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
 KEY_BLOCK = 2048  # slots of long caches, likewise
@@ -61,19 +61,19 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
-    rows_alike: bool = False,
+    alike_on: Platforms = (),
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. With `rows_alike`, on a CPU, a 16-bit row depends neither on
-    the number of rows nor on the order of its slots.
+    texts are computed in blocks. On the platforms `alike_on` a 16-bit row does not depend on the
+    order of its slots, nor, on a CPU, on the number of rows.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, rows_alike)
+            return attend(query, keys, values, visible, scale, softcap, alike_on)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
@@ -81,28 +81,31 @@ def attend(
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
     grouped = grouped.reshape(batch, groups, heads // groups * count, width)
-    rows_alike = rows_alike and has_16_bits(query.dtype)
-    least = 2 if rows_alike else 1
+    alike_on = alike_on if has_16_bits(query.dtype) else ()
+    least = 2 if alike_on else 1
     scores = with_min_rows(_scores, grouped, keys, least)
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, HIDDEN_SCORE)
-    weights = _exact_softmax(scores) if rows_alike else jax.nn.softmax(scores)
+    weights = _exact_softmax(scores, alike_on) if alike_on else jax.nn.softmax(scores)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mix = partial(in_float64, _mixed) if rows_alike else _mixed
+    mix = partial(in_float64, _mixed, alike_on) if alike_on else _mixed
     mixed = with_min_rows(mix, shared, values, least)
     return mixed.reshape(batch, heads, count, width), weights
 
 
-def _exact_softmax(scores: Float[Array, "B A Q S"]) -> Float[Array, "B A Q S"]:
-    def on_cpu(scores: Array) -> Array:
+def _exact_softmax(
+    scores: Float[Array, "B A Q S"], platforms: Platforms
+) -> Float[Array, "B A Q S"]:
+    def exact(scores: Array) -> Array:
         top = jnp.max(scores, axis=-1, keepdims=True)
-        # Without the `where`, XLA hands many scores (some 4,000) to a kernel for maximum and
+        # Without the `where`, XLA on CPU hands many scores (some 4,000) to a kernel for maximum and
         # exponentials at once, whose last bits are others than those it computes for fewer.
         weights = jnp.exp(jnp.where(scores >= HIDDEN_SCORE, scores - top, HIDDEN_SCORE))
-        return weights / total(weights)
+        return weights / total(weights, platforms)
 
-    return lax.platform_dependent(scores, cpu=on_cpu, default=jax.nn.softmax)
+    given = dict.fromkeys(platforms, exact)
+    return lax.platform_dependent(scores, default=jax.nn.softmax, **given)
 
 
 def _scores(query: Float[Array, "B K M H"], keys: Float[Array, "B K S H"]) -> Array:

@@ -1,4 +1,4 @@
-"""Sums that come out alike in any order, for models in 16 bits on a CPU.
+"""Sums that come out alike in any order, for models in 16 bits.
 
 XLA picks the order of a sum by the shape of the whole, and in a tree the ancestors of a row stand
 in other slots than in plain decoding. The last bit of a float32 sum then differs and, after
@@ -14,15 +14,21 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+Platforms = tuple[str, ...]  # names as JAX has them
+CPU = ("cpu",)
+HAVE_FLOAT64 = (*CPU, "cuda", "rocm")  # a TPU emulates it: a pass would take 8 times as long
+
 
 def has_16_bits(dtype: DTypeLike) -> bool:
     """Whether numbers of this dtype have 16 bits."""
     return jnp.finfo(dtype).bits == 16
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def in_float64(function: Callable[..., Array], *inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Computes a float32 function in float64 on a CPU, and as it is elsewhere.
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def in_float64(
+    function: Callable[..., Array], platforms: Platforms, *inputs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """Computes a float32 function in float64 on these platforms, and as it is elsewhere.
 
     Its gradients are those of the function in float32.
     """
@@ -32,22 +38,25 @@ def in_float64(function: Callable[..., Array], *inputs: Float[Array, "..."]) -> 
             result = function(*(lax.convert_element_type(x, jnp.float64) for x in inputs))
             return lax.convert_element_type(result, jnp.float32)
 
-    return lax.platform_dependent(*inputs, cpu=wide, default=function)
+    return lax.platform_dependent(*inputs, default=function, **dict.fromkeys(platforms, wide))
 
 
 @in_float64.defjvp
 def _slope_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], tangents: tuple[Array, ...]
+    function: Callable[..., Array],
+    platforms: Platforms,
+    inputs: tuple[Array, ...],
+    tangents: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return in_float64(function, *inputs), jax.jvp(function, inputs, tangents)[1]
+    return in_float64(function, platforms, *inputs), jax.jvp(function, inputs, tangents)[1]
 
 
 def row_mean(x: Float[Array, "... D"], dtype: DTypeLike) -> Float[Array, "... 1"]:
     """Returns the means of float32 rows; the same in any order if the model computes in 16 bits."""
     mean = partial(jnp.mean, axis=-1, keepdims=True)
-    return in_float64(mean, x) if has_16_bits(dtype) else mean(x)
+    return in_float64(mean, CPU, x) if has_16_bits(dtype) else mean(x)
 
 
-def total(x: Float[Array, "... S"]) -> Float[Array, "... 1"]:
-    """Returns the sums of float32 rows, the same in any order."""
-    return in_float64(partial(jnp.sum, axis=-1, keepdims=True), x)
+def total(x: Float[Array, "... S"], platforms: Platforms) -> Float[Array, "... 1"]:
+    """Returns the sums of float32 rows; on these platforms the same in any order."""
+    return in_float64(partial(jnp.sum, axis=-1, keepdims=True), platforms, x)

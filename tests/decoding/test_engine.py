@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
 from specjax.decoding.widths import pass_widths
@@ -49,6 +51,32 @@ def test_warming_up_runs_a_pass_of_every_width(watched):
     state = engine.run(params, engine.prefill(params, asked, key), 1)
     engine.run(params, state, 6)
     assert Engine.run._cache_size() == num_compiled, "going on compiles nothing"
+
+
+def test_every_pass_has_the_rows_that_the_target_asks_for(watched):
+    engine, (params, asked, key) = watched
+    full = replace(engine, target=Watched(engine.target.config, pass_rows=24))
+    texts = []
+    for drafter in (Autoregressive(), engine.drafter):
+        own = replace(full, drafter=drafter)
+        state = own.prefill(params, asked, key)
+        assert state.cache.num_slots == engine.num_slots(asked.tokens.shape[1])
+        jax.effects_barrier()
+        PASSES.clear()
+        texts.append(np.asarray(own.generation(own.run(params, state, 6)).tokens))
+        jax.effects_barrier()
+        assert set(PASSES) == {24}
+    plain = replace(engine, drafter=Autoregressive())
+    expected = plain.generation(plain.run(params, plain.prefill(params, asked, key), 6)).tokens
+    for text in texts:
+        np.testing.assert_array_equal(text, expected)
+
+
+def test_a_draft_of_more_rows_than_a_pass_is_refused(watched):
+    engine, (params, asked, _) = watched
+    narrow = replace(engine, target=Watched(engine.target.config, pass_rows=16))
+    with pytest.raises(SpecjaxError, match="21 rows, more than the target's pass_rows 16"):
+        narrow.check(params, asked)
 
 
 def test_a_wider_pass_says_the_same(watched):

@@ -4,6 +4,7 @@ And the branches that it is made of: one that is not taken computes nothing.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -14,6 +15,7 @@ import pytest
 from jax import lax
 
 from specjax.decoding.drafter import Drafter, Probe, Proposal
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
@@ -32,6 +34,7 @@ from tests.decoding.tiny import BATCH, prompt, target
 
 VOCAB, DEPTH, NODES = 6, 5, 16
 PROBES = 5  # two runs of text: 3 rows and 2 rows
+FILLED = 27  # rows of a pass with some to fill it up
 RUNS = np.array([0, 0, 0, 1, 1])
 
 
@@ -119,7 +122,7 @@ def start() -> KVCache:
     """A cache that holds the ragged prompts without their roots, with room for one round."""
     model, params = target(VOCAB)
     given = prompt(BATCH, VOCAB)
-    cache = KVCache.create(model.config, BATCH, 32 + NODES + PROBES)
+    cache = KVCache.create(model.config, BATCH, 32 + FILLED)
     _, cache = jax.jit(prefill, static_argnums=(4, 5))(
         params, given.tokens, given.length - 1, cache, model, Taps()
     )
@@ -131,14 +134,15 @@ def roots() -> jax.Array:
     return jnp.take_along_axis(given.tokens, given.length[:, None] - 1, axis=1)[:, 0]
 
 
-def verified(proposal: Proposal, drafter: Reader):
-    return _verified(proposal, start(), target(VOCAB)[1], drafter)
+def verified(proposal: Proposal, drafter: Reader, pass_rows: int = 0):
+    return _verified(proposal, start(), target(VOCAB)[1], drafter, pass_rows)
 
 
-@partial(jax.jit, static_argnums=3)
-def _verified(proposal: Proposal, cache: KVCache, params, drafter: Reader):
+@partial(jax.jit, static_argnums=(3, 4))
+def _verified(proposal: Proposal, cache: KVCache, params, drafter: Drafter, pass_rows: int):
+    model = target(VOCAB)[0].clone(pass_rows=pass_rows)
     draw = Draw(row_keys(jax.random.key(3), BATCH), cache.length + 1, Sampling())
-    return verify_pass(target(VOCAB)[0], drafter, params, cache, proposal, draw)
+    return verify_pass(model, drafter, params, cache, proposal, draw)
 
 
 def text_logits(texts: list[list[int]]) -> np.ndarray:
@@ -182,6 +186,38 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
             texts.append(along(int(anchor[row, at])) + probe.tokens[row, run].tolist())
     expected = text_logits(texts).reshape(BATCH, NODES + PROBES, VOCAB)
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
+
+
+def test_rows_that_fill_up_a_pass_change_nothing():
+    proposal = Proposal(random_tree(2), random_probe(2, NODES))
+    output, found, cache = verified(proposal, Reader(()))
+    filled, again, filled_cache = verified(proposal, Reader(()), FILLED)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), filled, output)
+    first, second = (
+        each.keep(again.path, again.num_accepted, NODES) for each in (cache, filled_cache)
+    )
+    for row, length in enumerate(first.length):
+        for keys, others in zip(first.keys, second.keys, strict=True):
+            np.testing.assert_allclose(keys[row, :, :length], others[row, :, :length], atol=1e-5)
+
+
+def products_on_a_gpu(drafter: Drafter, proposal: Proposal, pass_rows: int) -> tuple[Counter, bool]:
+    """The shapes of a 16-bit pass's products, how often each; and whether any is in float64."""
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target(VOCAB)[1])
+    traced = _verified.trace(proposal, start(), half, drafter, pass_rows)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    shapes = re.findall(r"stablehlo.dot_general .* : (.*)", text)
+    return Counter(shapes), any("f64" in shape for shape in shapes)
+
+
+def test_on_a_gpu_a_filled_pass_multiplies_the_same_shapes_whatever_drafts():
+    plain = Autoregressive(), Proposal(random_tree(3).first(1), None)
+    tree = Reader(()), Proposal(random_tree(3), random_probe(3, NODES))
+    assert products_on_a_gpu(*plain, FILLED) == products_on_a_gpu(*tree, FILLED)
+    assert products_on_a_gpu(*plain, FILLED)[1]
+    assert products_on_a_gpu(*plain, 0) != products_on_a_gpu(*tree, 0)
+    assert not products_on_a_gpu(*tree, 0)[1]
 
 
 @pytest.mark.parametrize("nodes, widths", [(1, [1]), (2, [1, 2]), (15, [1, 15]), (64, [8, 64])])
