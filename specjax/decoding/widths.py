@@ -124,8 +124,8 @@ def _run_filled(
         visible=jnp.pad(jnp.pad(rows.visible, unseen), (*below, (0, 0)), "edge"),
     )
     output, cache = target.run(params, filled, cache, taps)
-    own = jax.tree.map(lambda values: values[:, :count], (output.logits, output.hidden))
-    return ModelOutput(*own, output.attention), cache
+    own = {"logits": output.logits, "hidden": output.hidden}
+    return replace(output, **jax.tree.map(lambda values: values[:, :count], own)), cache
 
 
 def last_attention(
