@@ -31,7 +31,7 @@ class RowsOptions:
     dtype: str = option("the dtype; by default the fastest here", "")
     rows: tuple[int, ...] = option("rows of a pass; one row is always measured", (8, 16, 64), int)
     slots: tuple[int, ...] = option("lengths of the cache", (640,), int)
-    passes: int = option("passes of a run, one after the other", 16)
+    passes: int = option("passes of a run, one after the other", 64)
     repeats: int = option("timed runs of each, in turn", 7)
 
 

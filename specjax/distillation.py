@@ -21,6 +21,7 @@ from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.hub import LoadedTarget
 from specjax.models.fingerprint import fingerprint
+from specjax.models.transformer import Transformer
 from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
 from specjax.training.examples import PLACEHOLDERS
 from specjax.training.ranges import check_at_least_one, check_not_negative
@@ -298,10 +299,13 @@ def _continued(
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[tuple[Ask, list[int]]]:
+    model = target.model
+    if isinstance(model, Transformer):  # only one method runs: nothing to make alike
+        model = model.clone(pass_rows=0)
     return generate_many(
         target.params,
         waiting,
-        target=target.model,
+        target=model,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         eos=target.eos,

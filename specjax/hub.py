@@ -125,9 +125,9 @@ def load(
         mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
             straight to its device. By default all weights are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
-        pass_rows: fill every pass of decoding up to so many rows, such as 64, so that GPUs and
-            TPUs get the same shapes whatever drafts, and 16-bit texts do not depend on it; a CPU
-            needs none of it. 0: passes have the rows of their drafts.
+        pass_rows: fill every pass that verifies up to this many rows per text, so that a GPU or TPU
+            multiplies the same shapes whichever method drafts; 72 holds the drafts of all by
+            default. It is for 16 bits, and a CPU does not need it. 0: no filling.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
@@ -135,7 +135,7 @@ def load(
             size, or `pass_rows` is negative.
     """
     if pass_rows < 0:
-        raise SpecjaxError(f"pass_rows {pass_rows} is negative; try 64, or 0 to fill up no pass")
+        raise SpecjaxError(f"pass_rows {pass_rows} is negative; try 72, or 0 for no filling")
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)

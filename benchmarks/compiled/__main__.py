@@ -67,6 +67,8 @@ class CompiledOptions:
         for size in self.sizes:
             check_size(size)
         at_least_1(self, "max_new_tokens", "batch_size")
+        if self.pass_rows < 0:
+            raise SpecjaxError(f"pass_rows {self.pass_rows} must be at least 0")
         if min(self.prompt_length) < 2:
             raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
         if (
@@ -105,11 +107,12 @@ def run(options: CompiledOptions) -> None:
             options.prompt_length,
         ):
             mesh = options.mesh if len(on) > 1 else ""
-            if method == TRAINING and temperature != options.temperatures[0]:
+            is_training = method == TRAINING
+            if is_training and temperature != options.temperatures[0]:
                 continue  # it has none
-            new = 0 if method == TRAINING else options.max_new_tokens
+            new = 0 if is_training else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
-            case = Case(name, *request, mesh, options.pass_rows)
+            case = Case(name, *request, mesh, 0 if is_training else options.pass_rows)
             wanted = key(case._asdict() | _depths(case, options))
             if options.missing and any(key(each) == wanted for each in before):
                 continue

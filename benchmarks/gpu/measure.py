@@ -219,7 +219,7 @@ class GpuBench:
             if isinstance(own, Failure):
                 rows.append(row | own.row)
                 continue
-            row["rows"] = case.made.drafter.num_nodes + case.made.drafter.num_probes
+            row["rows"] = case.made.drafter.num_rows
             row["compile_seconds"] = case.run.programs.seconds
             rows.append(row | _figures(own, step, 1 + case.made.num_bytes / num_bytes))
         return rows

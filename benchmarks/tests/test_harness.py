@@ -16,8 +16,10 @@ from benchmarks.harness import CYCLE, cycling, option, parse, random_target, tab
 from benchmarks.memory import MemoryOptions, held
 from benchmarks.rows import RowsOptions
 from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions, cost_rows
+from specjax.bench.bandwidth import bytes_per_pass
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.reference import reference_generate
+from specjax.hub import load
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import causal_rows
@@ -107,6 +109,9 @@ def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed[2:-1]]
     assert [row[:2] for row in cells] == [["128", "1"], ["128", "4"]]
     assert cells[0][3] == "1.00"
+    floor_ms = 1e3 * bytes_per_pass(load("pocket", "bfloat16"), 128.0) / 1e9
+    for row in cells:
+        assert float(row[4]) == pytest.approx(float(row[2]) / floor_ms, rel=0.05, abs=0.01)
     assert "bfloat16" in printed[-1] and "1 GB/s" in printed[-1]
 
 

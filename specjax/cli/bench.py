@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specjax.bench.options import BenchOptions
-from specjax.cli.options import TargetOptions
+from specjax.cli.options import PassOptions
 
 
 @dataclass(frozen=True)
-class BenchCommand(TargetOptions, BenchOptions):
+class BenchCommand(PassOptions, BenchOptions):
     """Measure methods and plain decoding in turn on the same prompts, and compare medians."""
 
     sections: ClassVar[dict[str, str]] = {

@@ -44,10 +44,6 @@ class TargetOptions:
     mesh: Annotated[str | None, arg(metavar="data=N,model=N")] = None
     """Devices to spread over, such as data=2,model=4: the rows of a batch over `data`, each layer
     over `model`. By default one device; training takes all, for data."""
-    pass_rows: Annotated[int, arg(metavar="N")] = 0
-    """Fill every pass of decoding up to N rows, so that a GPU or TPU gets the same shapes whatever
-    drafts, and 16-bit texts do not depend on it. No draft may have more rows. A CPU needs none of
-    it."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target, for a process that keeps its compiled programs.
@@ -60,12 +56,26 @@ class TargetOptions:
 
         use_compilation_cache()
         options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
-        options |= {"mesh": self.mesh, "pass_rows": self.pass_rows}
+        options["mesh"] = self.mesh
         return load(self.target, **(options | others))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions(TargetOptions):
+class PassOptions(TargetOptions):
+    """The options of all commands that verify drafts."""
+
+    pass_rows: Annotated[int, arg(metavar="N")] = 0
+    """Fill every pass that verifies up to N rows per text, so that a GPU or TPU multiplies the same
+    shapes whichever method drafts; 72 holds the drafts of all by default. For 16 bits; a CPU does
+    not need it."""
+
+    def load_target(self, **others: Any) -> "LoadedTarget":
+        """Loads the target; see `TargetOptions`."""
+        return super().load_target(**({"pass_rows": self.pass_rows} | others))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(PassOptions):
     """The options of all commands that generate text."""
 
     sections: ClassVar[dict[str, str]] = {

@@ -118,8 +118,14 @@ class Drafter(ABC):
     num_nodes: ClassVar[int]  # N: nodes of the tree, root included
     num_probes: ClassVar[int] = 0  # W: rows of the probe
     taps: ClassVar[Taps] = Taps(logits=False)  # what the target must reveal
-    # Nodes (root included) of the narrower passes to compile; None: the engine's choice.
+    # Nodes (root included) of the narrower passes to compile; None: the engine's choice. A target
+    # that fills up its passes has none.
     row_widths: ClassVar[tuple[int, ...] | None] = None
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a pass: nodes and probe."""
+        return self.num_nodes + self.num_probes
 
     @property
     def max_depth(self) -> int:

@@ -26,7 +26,7 @@ from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
-from specjax.decoding.widths import pass_rows_of, pass_widths, verify_pass
+from specjax.decoding.widths import filled_rows, pass_rows_of, pass_widths, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
@@ -71,18 +71,13 @@ class Engine:
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         if (batch := prompt.tokens.shape[0]) > 1:
             check_rows(self.mesh, batch, "a batch of")
-        if 0 < (limit := pass_rows_of(self.target)) < self.num_rows:
-            raise SpecjaxError(
-                f"the drafter's passes have {self.num_rows} rows, more than the target's pass_rows "
-                f"{limit}; raise that, or draft fewer tokens"
-            )
-        shape, rows = prompt.tokens.shape, max(self.num_rows, limit)
-        check_memory(params, shape, rows, self.num_slots(shape[1]), self.target, self.mesh)
+        shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
+        check_memory(params, shape, self.num_rows, slots, self.target, self.mesh)
 
     @property
     def num_rows(self) -> int:
-        """The rows of a pass, nodes and probe."""
-        return self.drafter.num_nodes + self.drafter.num_probes
+        """The rows of a pass: nodes and probe, and those that fill it up."""
+        return filled_rows(self.target, self.drafter.num_rows)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -92,7 +87,7 @@ class Engine:
         """
         # A pass writes a full round's rows after the committed text, even in finished rows.
         text = whole_chunks(prompt_length) + self.max_new_tokens
-        return align(text) + align(max(self.num_rows, pass_rows_of(self.target)))
+        return align(text) + align(self.num_rows)
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""

@@ -14,6 +14,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter, Probe, Proposal
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
@@ -67,7 +68,7 @@ def verify_pass(
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         taps = replace(drafter.taps, logits=True)
-        output, cache = _run_filled(target, params, rows, cache, taps)
+        output, cache = run_filled(target, params, rows, cache, taps)
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -102,28 +103,45 @@ def verify_pass(
 
 
 def pass_rows_of(target: Target) -> int:
-    """Returns how many rows decoding fills each pass up to; 0: none."""
+    """Returns how many rows of each text the target's passes are filled up to; 0: they are not."""
     return getattr(target, "pass_rows", 0)
 
 
-def _run_filled(
+def filled_rows(target: Target, num_rows: int) -> int:
+    """Returns how many rows of each text a pass has that is asked for `num_rows`.
+
+    Raises:
+        SpecjaxError: if these are more than the target's `pass_rows`.
+    """
+    limit = pass_rows_of(target)
+    if limit and limit < num_rows:
+        raise SpecjaxError(
+            f"this method's passes have {num_rows} rows, more than pass_rows {limit}; load the "
+            f"target with {num_rows} or more (--pass-rows {num_rows}), or draft fewer tokens"
+        )
+    return limit or num_rows
+
+
+def run_filled(
     target: Target, params: Any, rows: QueryRows, cache: KVCache, taps: Taps
 ) -> tuple[ModelOutput, KVCache]:
-    """Runs a pass of the rows that the target asks for, and returns what it says of those given.
+    """Runs a pass filled up to the target's `pass_rows`, and returns the output of the given rows.
 
-    The rows below the given ones repeat the last, and none sees them.
+    The rows below them repeat the last; no given row attends to them.
     """
-    count = rows.tokens.shape[1]
-    missing = pass_rows_of(target) - count
-    if missing <= 0:
+    if not pass_rows_of(target):
         return target.run(params, rows, cache, taps)
+    count = rows.tokens.shape[1]
+    missing = filled_rows(target, count) - count
     below, unseen = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
     filled = QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),
         positions=jnp.pad(rows.positions, below, "edge"),
         visible=jnp.pad(jnp.pad(rows.visible, unseen), (*below, (0, 0)), "edge"),
     )
-    output, cache = target.run(params, filled, cache, taps)
+    # What surrounds the pass stays out of its kernels, which are then alike in all programs.
+    filled = lax.optimization_barrier(filled)
+    output, cache = lax.optimization_barrier(target.run(params, filled, cache, taps))
     own = {"logits": output.logits, "hidden": output.hidden}
     return replace(output, **jax.tree.map(lambda values: values[:, :count], own)), cache
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 Platforms = tuple[str, ...]  # names as JAX has them
 CPU = ("cpu",)
-HAVE_FLOAT64 = (*CPU, "cuda", "rocm")  # a TPU emulates it: a pass would take 8 times as long
+WITH_FLOAT64 = (*CPU, "cuda", "rocm")  # a TPU emulates it, slowly
 
 
 def has_16_bits(dtype: DTypeLike) -> bool:

@@ -21,7 +21,7 @@ from specjax.models.layers import DecoderLayer, Embedding, norm_of, rotation_of
 from specjax.models.products import lookup, project
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
-from specjax.models.sums import CPU, HAVE_FLOAT64
+from specjax.models.sums import CPU, WITH_FLOAT64
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
 
@@ -34,9 +34,9 @@ class Transformer(nn.Module):
         config: the model's shape and arithmetic.
         cache_dtype: of keys and values; None takes that of the weights.
         mesh: the devices that the params lie on; None: a single one.
-        pass_rows: decoding fills every pass up to so many rows, so that GPUs and TPUs get the same
-            shapes whatever drafts; and 16-bit sums over slots are the same in any order on GPUs
-            too. 0: passes have the rows of their drafts.
+        pass_rows: decoding fills every pass that verifies up to this many rows per text, so that
+            GPUs and TPUs multiply the same shapes whichever method drafts. All passes with logits
+            then sum over slots in float64 on GPUs too, if they are in 16 bits. 0: no filling.
     """
 
     config: TransformerConfig
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
             places = replace(config, vocab_size=config.max_position_embeddings)
             x = x + lookup(Embedding(places, name="embed_positions")(), rows.positions)
         hidden, attention, keys, values = [x], {}, [], []
-        alike_on = HAVE_FLOAT64 if self.pass_rows else CPU
+        alike_on = WITH_FLOAT64 if self.pass_rows else CPU
         alike_on = alike_on if taps.logits else ()  # only passes that say tokens
         for layer in range(config.num_hidden_layers):
             x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(

@@ -20,8 +20,9 @@ from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (
-    "prompt target dtype method seed temperature verification is_lossy text finish_reason tokens "
-    "num_new_tokens rounds mean_accepted_length seconds tokens_per_second compile_seconds"
+    "prompt target dtype pass_rows method seed temperature verification is_lossy text "
+    "finish_reason tokens num_new_tokens rounds mean_accepted_length seconds tokens_per_second "
+    "compile_seconds"
 ).split()
 RENAMED = edits.rename_tokens(SOURCE, "value", "element")
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
@@ -47,10 +48,13 @@ def test_json_holds_exactly_the_promised_fields(generate, tiny_tokenizer):
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8")]
+    "options, pass_rows",
+    [((), 0), (("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8"), 9)],
 )
-def test_compare_finds_the_tokens_of_plain_decoding(generate, options):
-    values = generate("for value in values:", "--compare", *options)
+def test_compare_finds_the_tokens_of_plain_decoding(generate, options, pass_rows):
+    own = "--compare", "--pass-rows", str(pass_rows)
+    values = generate("for value in values:", *own, *options)
+    assert values["pass_rows"] == pass_rows
     assert sorted(values) == sorted([*FIELDS, "plain", "identical"])
     assert values["identical"] is True
     assert values["plain"]["method"] == "plain"

@@ -75,8 +75,15 @@ def test_every_pass_has_the_rows_that_the_target_asks_for(watched):
 def test_a_draft_of_more_rows_than_a_pass_is_refused(watched):
     engine, (params, asked, _) = watched
     narrow = replace(engine, target=Watched(engine.target.config, pass_rows=16))
-    with pytest.raises(SpecjaxError, match="21 rows, more than the target's pass_rows 16"):
+    with pytest.raises(SpecjaxError, match="21 rows, more than pass_rows 16"):
         narrow.check(params, asked)
+
+
+def test_rows_that_fill_up_a_pass_have_slots(watched):
+    engine, (_, asked, _) = watched
+    wide = replace(engine, target=Watched(engine.target.config, pass_rows=200))
+    length = asked.tokens.shape[1]
+    assert wide.num_slots(length) == engine.num_slots(length) + 128
 
 
 def test_a_wider_pass_says_the_same(watched):

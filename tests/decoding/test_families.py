@@ -11,14 +11,12 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.models.config import TransformerConfig, Variant
 from specjax.models.families import read_config
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.transformer import Transformer
 from tests.decoding.heads import noisy
@@ -26,7 +24,7 @@ from tests.models import checkpoints
 
 NEW_TOKENS = 64
 PROMPT = np.random.default_rng(5).integers(3, 61, (1, 17)).astype(np.int32)
-DRAFTERS = ("eagle2", "medusa", "draft model")
+DRAFTERS = ("eagle2", "draft model")
 
 
 class Model(NamedTuple):
@@ -87,11 +85,6 @@ def drafter_of(name: str, config: TransformerConfig, params: Any) -> tuple[Any, 
     if name == "draft model":
         near = jax.tree.map(lambda leaf, noise: leaf + 0.05 * (noise - leaf), params, noisy(params))
         return DraftModel(Transformer(config), max_length=5), {"draft": near, "rule": None}
-    if name == "medusa":
-        head = MedusaHeads(MedusaConfig.for_target(config, 3, has_lm_heads=False))
-        return Medusa(head, ((0,), (1,), (0, 0), (0, 0, 0))), noisy(
-            head.initialise(jax.random.key(7))
-        )
     head = EagleHead(EagleConfig.for_target(config))
     assert head.config.layers.variant == Variant()
     params = jax.tree.map(lambda leaf: 8 * leaf, head.initialise(jax.random.key(7)))
