@@ -126,8 +126,9 @@ def load(
             straight to its device. By default all weights are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
         pass_rows: fill every pass that verifies up to this many rows per text, so that a GPU or TPU
-            multiplies the same shapes whichever method drafts; 72 holds the drafts of all by
-            default. It is for 16 bits, and a CPU does not need it. 0: no filling.
+            multiplies the same shapes whichever method drafts. 72 are enough for default
+            settings; tuned ones may need more. Useful in 16 bits; a CPU does not need it. 0: no
+            filling.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not

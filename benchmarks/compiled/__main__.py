@@ -51,7 +51,7 @@ class CompiledOptions:
     max_new_tokens: int = option("new tokens", 256)
     batch_size: int = option("texts at a time", 1)
     mesh: str = option("of several devices", "data=1,model=8")
-    pass_rows: int = option("rows that every pass is filled up to; 0: none", 0)
+    pass_rows: int = option("rows that every verifying pass is filled up to; 0: no filling", 0)
     missing: bool = option("leave out what is in compiled.json already", False)
 
     def check(self) -> None:

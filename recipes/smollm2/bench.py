@@ -6,8 +6,8 @@ The data folder holds `spec_bench.jsonl`, `mbpp.jsonl` and an English text, `wik
 questions are first turns of Spec-Bench's six groups, MBPP's problems, and edits: rename a function,
 correct the spelling of a text. OUT/greedy gets every method at temperature 0 and the peers that are
 installed; OUT/sampled some methods at temperatures 0 and 1, one prompt and four at a time. Trees
-have 8 nodes, since rows cost time on a CPU. All of it takes 35 minutes on two cores, `--short`
-five. The same command goes on where it was interrupted.
+have 8 nodes, since rows cost time on a CPU. Once compiled, all of it takes 35 minutes on two
+cores, `--short` five. The same command goes on where it was interrupted.
 """
 
 import json

@@ -66,8 +66,8 @@ class PassOptions(TargetOptions):
 
     pass_rows: Annotated[int, arg(metavar="N")] = 0
     """Fill every pass that verifies up to N rows per text, so that a GPU or TPU multiplies the same
-    shapes whichever method drafts; 72 holds the drafts of all by default. For 16 bits; a CPU does
-    not need it."""
+    shapes whichever method drafts. 72 are enough for default settings; tuned ones may need more.
+    Useful in 16 bits; a CPU does not need it."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target; see `TargetOptions`."""

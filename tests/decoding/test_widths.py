@@ -202,9 +202,11 @@ def test_rows_that_fill_up_a_pass_change_nothing():
             np.testing.assert_allclose(keys[row, :, :length], others[row, :, :length], atol=1e-5)
 
 
-def lowered_for_a_gpu(drafter: Drafter, tree: DraftTree, pass_rows: int) -> str:
+def lowered_for_a_gpu(
+    drafter: Drafter, tree: DraftTree, pass_rows: int, probe: Probe | None = None
+) -> str:
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target(VOCAB)[1])
-    traced = _verified.trace(Proposal(tree, None), start(), half, drafter, pass_rows)
+    traced = _verified.trace(Proposal(tree, probe), start(), half, drafter, pass_rows)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -219,7 +221,11 @@ def kept_apart(program: str) -> str:
     )
 
 
-def test_on_a_gpu_a_filled_pass_is_the_same_program_whatever_drafts():
+def products_in(program: str) -> list[str]:
+    return sorted(re.findall(r"stablehlo.dot_general .* : (.*)", program))
+
+
+def test_on_a_gpu_a_filled_pass_is_the_same_program_and_taps_change_no_product():
     tree = random_tree(3)
     plain = Autoregressive(), tree.first(1)
     drafted = PromptLookup(num_tokens=NODES - 1), tree
@@ -227,6 +233,8 @@ def test_on_a_gpu_a_filled_pass_is_the_same_program_whatever_drafts():
     assert filled == kept_apart(lowered_for_a_gpu(*drafted, FILLED))
     assert filled.count("dot_general") > 10 and "f64" in filled
     assert "f64" not in lowered_for_a_gpu(*drafted, 0)
+    reading = lowered_for_a_gpu(Reader(()), tree, FILLED, random_probe(3, NODES))
+    assert products_in(kept_apart(reading)) == products_in(filled)
 
 
 @pytest.mark.parametrize("nodes, widths", [(1, [1]), (2, [1, 2]), (15, [1, 15]), (64, [8, 64])])
