@@ -21,10 +21,10 @@ from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Fixed, Heuristic
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.reproduce.figures import NUM_PARTS, drafted_lengths, improvement_factor, in_part
 from specjax.reproduce.oracle import WithTruth
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 ORACLE = "oracle"
 LONGEST = 20  # longer drafts share the last bar of the histogram

@@ -28,7 +28,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import Verification
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.target import ModelOutput
 
 NUM_TOKENS = 70

@@ -21,9 +21,9 @@ from specjax.bench.report.terminal import print_grid
 from specjax.bench.summary import last_task_rows
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, writable_folder
-from specjax.hub import POCKET, LoadedTarget
-from specjax.methods import check_settings
-from specjax.tasks import read_tasks
+from specjax.loading.methods import check_settings
+from specjax.loading.targets import POCKET, LoadedTarget
+from specjax.run.tasks import read_tasks
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError, exit_code
-from specjax.distillation import answers_of
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.tasks import Request, read_tasks, requests_of
+from specjax.run.distillation import answers_of
+from specjax.run.tasks import Request, read_tasks, requests_of
 
 # ---- Options ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from benchmarks.harness import Shape, main, option, table
 from specjax import Engine, Params, Prompt, Transformer, TransformerConfig, speculative_generate
 from specjax.bench.options import methods_in
 from specjax.core.errors import SpecjaxError
-from specjax.methods import make_drafter
+from specjax.loading.methods import make_drafter
 from specjax.models.cache import KVCache
 from specjax.models.prefill import PREFILL_CHUNK
 

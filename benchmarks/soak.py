@@ -22,7 +22,7 @@ from specjax import Params, Prompt, Sampling, from_ids, load, load_drafter, spec
 from specjax.bench.options import names_in
 from specjax.core.errors import SpecjaxError, now_and_then
 from specjax.decoding.prompt import padded_length
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 
 METHODS = "pld,pld-plus,lookahead,rest,draft-model,medusa,eagle2,auto"
 PLAIN = "plain"

@@ -26,7 +26,7 @@ from benchmarks.harness import (
     table,
 )
 from specjax import load
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.training.objectives.base import HeadTraining, target_features
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining

@@ -17,11 +17,11 @@ import specjax
 from specjax import SpecjaxError
 from specjax.core.errors import exit_code
 from specjax.core.files import expand_user
-from specjax.loading import load_head
-from specjax.methods import HEAD_FORMATS
+from specjax.data.conversations import read_conversations
+from specjax.loading.drafters import load_head
+from specjax.loading.methods import HEAD_FORMATS
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format, read_about, save_head
-from specjax.training.conversations import read_conversations
 from specjax.training.examples import frequent_tokens, tokenize_all
 
 

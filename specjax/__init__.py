@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from specjax.decoding.reference import reference_generate
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
-    from specjax.hub import LoadedTarget, load
-    from specjax.loading import load_drafter
+    from specjax.loading.drafters import load_drafter
+    from specjax.loading.targets import LoadedTarget, load
     from specjax.models.config import TransformerConfig
     from specjax.models.target import Target
     from specjax.models.transformer import Transformer
-    from specjax.text import generate_text
+    from specjax.run.text import generate_text
 
 __version__ = "0.1.0"
 _HOMES = {
     # load
-    "load": "specjax.hub",
-    "load_drafter": "specjax.loading",
-    "LoadedTarget": "specjax.hub",
+    "load": "specjax.loading.targets",
+    "load_drafter": "specjax.loading.drafters",
+    "LoadedTarget": "specjax.loading.targets",
     # ask
     "encode": "specjax.decoding.prompt",
     "chat_ids": "specjax.decoding.prompt",
@@ -48,7 +48,7 @@ _HOMES = {
     "Params": "specjax.decoding.drafter",
     "Sampling": "specjax.decoding.sampling",
     # generate
-    "generate_text": "specjax.text",
+    "generate_text": "specjax.run.text",
     "speculative_generate": "specjax.decoding.generate",
     "stream": "specjax.decoding.generate",
     "reference_generate": "specjax.decoding.reference",

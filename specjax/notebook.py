@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from specjax.attribution import Page, sources_in_prompt, spans_of
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import num_bytes
@@ -22,8 +21,9 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation, LoopState
 from specjax.decoding.tree import DraftTree, Verification
-from specjax.hub import POCKET, LoadedTarget
-from specjax.hub import load as load_target
+from specjax.loading.targets import POCKET, LoadedTarget
+from specjax.loading.targets import load as load_target
+from specjax.run.attribution import Page, sources_in_prompt, spans_of
 
 if TYPE_CHECKING:
     from IPython.display import HTML

@@ -35,15 +35,15 @@ from specjax.cli.environment import joined
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.memory import num_bytes
-from specjax.datastore import build
-from specjax.datastore import params as datastore_params
+from specjax.data.datastore import build
+from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.hub import LoadedTarget, load
-from specjax.methods import METHODS, make_drafter
+from specjax.loading.methods import METHODS, make_drafter
+from specjax.loading.targets import LoadedTarget, load
 from specjax.models.config import TransformerConfig
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.shapes import expected_shapes

@@ -14,7 +14,7 @@ import specjax
 from specjax import cli
 from specjax.cli.help import flags_of
 from specjax.cli.train import train_commands
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

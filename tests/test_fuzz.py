@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.data.task_files import read_questions
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_from, config_values, read_config
 from specjax.models.io.gguf import load_gguf
 from specjax.models.io.weights import stored_tensors
-from specjax.task_files import read_questions
 from tests.models.checkpoints import TINY
 
 INPUTS = 2000

@@ -12,7 +12,7 @@ import pytest
 from specjax import notebook
 from specjax.bench import bandwidth
 from specjax.decoding.widths import ROW_WIDTHS
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
 
 nbformat = pytest.importorskip("nbformat")
 interactiveshell = pytest.importorskip("IPython.core.interactiveshell")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.hub import pocket_folder
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import pocket_folder
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import read_about
 from specjax.pocket.corpus import held_out_tasks

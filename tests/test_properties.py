@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax import datastore
 from specjax.core.text import decode, token_texts
+from specjax.data import datastore
+from specjax.data.conversations import Turn, read_conversations
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.tree import ancestors, merge_paths
 from specjax.decoding.verify import follow
-from specjax.hub import load_tokenizer
+from specjax.loading.targets import load_tokenizer
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, config_values
 from specjax.models.io.huggingface import write_weights
 from specjax.models.io.weights import stored_tensors
-from specjax.training.conversations import Turn, read_conversations
 from tests.decoding.test_tree import assert_well_formed, path_of
 
 settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True, database=None)

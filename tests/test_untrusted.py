@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.test_hub import add_tokenizer, failure, folder, saved  # noqa: F401
 
-from specjax import hub
 from specjax.core import chat, memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import bounded_lines, read_bytes
-from specjax.datastore import load_datastore
-from specjax.documents import read_documents
+from specjax.data.conversations import read_conversations
+from specjax.data.datastore import load_datastore
+from specjax.data.documents import read_documents
+from specjax.data.task_files import read_questions
+from specjax.loading import targets as hub
 from specjax.models.io import huggingface
 from specjax.models.io.weights import stored_tensors
-from specjax.task_files import read_questions
-from specjax.training.conversations import read_conversations
 from tests.models.checkpoints import edit_config
-from tests.test_hub import add_tokenizer, failure, folder, saved  # noqa: F401
 
 PACKAGE = Path(hub.__file__).parent
 HUGE = 400 * 2**30

@@ -15,7 +15,7 @@ from specjax.bench.measure import Sample
 from specjax.bench.results import read_results, read_samples
 from specjax.bench.summary import Measurement
 from specjax.pocket import edits
-from specjax.tasks import COMPLETE
+from specjax.run.tasks import COMPLETE
 
 EDITS = edits.KINDS  # input-guided: most of the output stands in the prompt
 FREE = (COMPLETE,)

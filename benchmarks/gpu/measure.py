@@ -26,7 +26,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.state import Generation
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 
 Row = dict[str, Any]
 Result = TypeVar("Result")

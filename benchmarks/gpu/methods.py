@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from benchmarks.harness import CYCLE, SIZES, random_params
-from specjax.datastore import build
-from specjax.datastore import params as datastore_params
+from specjax.data.datastore import build
+from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
@@ -28,7 +28,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlusAttention,
 )
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads

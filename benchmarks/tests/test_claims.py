@@ -40,7 +40,7 @@ from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
 from specjax.bench.results import Stage, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 KINDS = (*EDITS, *FREE, *FREE)
 TOKENS = tuple(range(60))

@@ -13,7 +13,8 @@ from benchmarks.oracle_file import ORACLE, read_oracle
 from specjax import load
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.widths import ROW_WIDTHS
-from specjax.loading import OTHER_RULES, TUNED_DRAFT, load_draft
+from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, load_draft
+from specjax.loading.tuned import Tuned, tuned_file, write_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.length_classifier import (
     LengthClassifier,
@@ -22,8 +23,7 @@ from specjax.models.heads.length_classifier import (
 )
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
-from specjax.tasks import Request
-from specjax.tuned import Tuned, tuned_file, write_tuned
+from specjax.run.tasks import Request
 from tests.cli.target import CONFIG, write_target
 
 

@@ -18,8 +18,8 @@ from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
 from benchmarks.harness import parse
 from specjax.core.errors import SpecjaxError
-from specjax.datastore import build
-from specjax.datastore import params as datastore_params
+from specjax.data.datastore import build
+from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.retrieval import Retrieval

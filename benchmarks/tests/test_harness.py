@@ -19,7 +19,7 @@ from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions, cost_rows
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.reference import reference_generate
-from specjax.hub import load
+from specjax.loading.targets import load
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import causal_rows

@@ -4,7 +4,7 @@ import json
 
 from benchmarks.speedups import ABOUT, FIGURES, SpeedupOptions, chart, run
 from specjax.bench.results import Results
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
 from tests.bench.test_report import rows_at
 
 

@@ -1,9 +1,9 @@
 """Fills the pages of methods and of the API from the package, so that they cannot go stale.
 
 A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
-docstrings come from the method's row in `specjax.methods`. `{{ methods }}` becomes the list of all
-methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, and `{{ api: MODULE }}` the
-public names of a module. Every notebook becomes a page, with the outputs it holds: to have some,
+docstrings come from the method's row in `specjax.loading.methods`. `{{ methods }}` becomes the list
+of all methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, and
+`{{ api: MODULE }}` the public names of a module. Every notebook becomes a page, with the outputs it holds: to have some,
 execute copies and name their folder in SPECJAX_NOTEBOOKS.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import specjax
 from specjax.decoding import Drafter
-from specjax.hub import pocket_folder
-from specjax.methods import METHODS, Method
+from specjax.loading.methods import METHODS, Method
+from specjax.loading.targets import pocket_folder
 from specjax.models.families import read_config
 from specjax.reproduce.estimate import rows
 from specjax.reproduce.recipe import shared_data

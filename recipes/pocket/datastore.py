@@ -15,9 +15,9 @@ import tyro
 from tokenizers import Tokenizer
 
 from recipes.pocket.tokenizer import load
-from specjax import datastore
 from specjax.core.errors import exit_code
-from specjax.hub import pocket_folder
+from specjax.data import datastore
+from specjax.loading.targets import pocket_folder
 from specjax.pocket import corpus
 
 

@@ -30,7 +30,7 @@ from specjax.bench.run import run_bench
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.files import expand_user, writable_folder
-from specjax.hub import load
+from specjax.loading.targets import load
 
 HEADS = Path(__file__).with_name("heads")
 COPYING = ("pld", "pld-plus", "pld-plus-attention", "lookahead")

@@ -23,13 +23,13 @@ from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.files import expand_user, new_folder, vacant
 from specjax.core.pytree import cast_floats
 from specjax.core.ranking import best_token
-from specjax.hub import LoadedTarget, copy_tokenizer, load
+from specjax.data.conversations import read_conversations
+from specjax.loading.targets import LoadedTarget, copy_tokenizer, load
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.training_attention import text_before
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues
-from specjax.training.conversations import read_conversations
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import tokenize_all
 from specjax.training.loop import LoopOptions, train

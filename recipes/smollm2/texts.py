@@ -19,9 +19,9 @@ import tyro
 from recipes.smollm2.prompts import problems_in, rows_of, statement_of
 from specjax.bench.measure import watched
 from specjax.cli.environment import use_compilation_cache
-from specjax.distillation import DistillOptions, distill, own_questions
-from specjax.hub import load
-from specjax.training.conversations import USER, Conversation, Turn, read_conversations
+from specjax.data.conversations import USER, Conversation, Turn, read_conversations
+from specjax.loading.targets import load
+from specjax.run.distillation import DistillOptions, distill, own_questions
 
 LONGEST = 1024  # tokens of a text
 OPTIONS = DistillOptions(distill_temperature=0.7, distill_tokens=320, distill_batch=64)

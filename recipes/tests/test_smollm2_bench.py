@@ -8,7 +8,7 @@ import pytest
 from recipes.smollm2 import bench
 from recipes.smollm2.bench import MT_BENCH, correction, questions_in, renaming, sources_at
 from specjax.core.errors import SpecjaxError
-from specjax.methods import read_settings
+from specjax.loading.methods import read_settings
 
 PROGRAM = "def area(r):\r\n    return 3 * r * r"
 

@@ -10,8 +10,8 @@ from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids, padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import LoadedTarget
 from specjax.models.sharding import DATA
 
 BATCH = 8  # prompts at a time, or on a mesh more, to spread evenly

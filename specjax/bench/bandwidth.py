@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax.bench.summary import Measurement
 from specjax.core.memory import device_bytes
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.sharding import constrain_rows
 
 NUM_BYTES = 2**29  # far more than a cache holds

@@ -37,9 +37,9 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
-from specjax.hub import POCKET, LoadedTarget
-from specjax.loading import load_draft, load_drafter
-from specjax.methods import METHODS
+from specjax.loading.drafters import load_draft, load_drafter
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import POCKET, LoadedTarget
 from specjax.models.fingerprint import params_fingerprint
 from specjax.models.quantize import dtype_name
 

@@ -18,7 +18,7 @@ import jax
 from jaxtyping import Array, Key
 
 from specjax.core.errors import now_and_then
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 PLAIN = "plain"  # the method that all others are compared with
 COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -126,7 +126,7 @@ def variants_in(text: str) -> dict[str, str]:
         SpecjaxError: for an unknown method, a name with a dot or equals sign, or one that is
             given twice or means something else.
     """
-    from specjax.methods import METHODS, check_settings
+    from specjax.loading.methods import METHODS, check_settings
 
     found: dict[str, str] = {}
     for each in names_in(text):
@@ -153,7 +153,7 @@ def sources_in(
     Raises:
         SpecjaxError: for a text of another form, or an unknown method.
     """
-    from specjax.methods import check_settings
+    from specjax.loading.methods import check_settings
 
     sources = {}
     for assignment in assignments:
@@ -179,7 +179,7 @@ def settings_in(
     Raises:
         SpecjaxError: for a text of another form, an unknown method or setting, or a bad value.
     """
-    from specjax.methods import read_settings
+    from specjax.loading.methods import read_settings
 
     of_method: dict[str, list[str]] = {}
     for assignment in assignments:
@@ -206,7 +206,7 @@ def methods_in(text: str, model: "Target", has_parts: bool = False) -> dict[str,
     Raises:
         SpecjaxError: for an unknown method.
     """
-    from specjax.methods import METHODS
+    from specjax.loading.methods import METHODS
 
     named = variants_in(text)
     if named.pop(ALL_METHODS, None):
@@ -216,7 +216,7 @@ def methods_in(text: str, model: "Target", has_parts: bool = False) -> dict[str,
 
 
 def _needs_no_params(method: str, model: "Target") -> bool:
-    from specjax.methods import make_drafter
+    from specjax.loading.methods import make_drafter
 
     try:
         make_drafter(method, model.config, {}).check(model, None)

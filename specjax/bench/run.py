@@ -44,10 +44,10 @@ from specjax.core.files import locked
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.decoding.widths import pass_rows_of
-from specjax.distillation import answers_of
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
-from specjax.tasks import count_cut, read_tasks, requests_of
+from specjax.run.distillation import answers_of
+from specjax.run.tasks import count_cut, read_tasks, requests_of
 
 MakeContestants = Callable[[LoadedTarget, BenchOptions, Sequence[Request], Stage], list[Contestant]]
 NUM_DRAWN = 5  # rounds of a method that a report draws over time

@@ -19,7 +19,7 @@ from specjax.bench.summary import TextMatch, TextPair, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
 from specjax.decoding.widths import filled_rows, run_filled
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.prefill import PREFILL_CHUNK, prefill
 from specjax.models.quantize import compute_dtype
 from specjax.models.target import Taps, causal_rows

@@ -37,7 +37,7 @@ class Attribute(TargetOptions):
         from rich.table import Table
 
         from specjax.core.files import expand_user
-        from specjax.loading import load_drafter
+        from specjax.loading.drafters import load_drafter
         from specjax.models.target import Taps
         from specjax.quotesum import evaluate, read_quotesum
 

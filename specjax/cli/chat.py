@@ -12,7 +12,7 @@ from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
-    from specjax.hub import LoadedTarget
+    from specjax.loading.targets import LoadedTarget
 
 HINT = "/new starts another conversation, /quit ends; end a line with \\ to continue it"
 COMMAND = re.compile(r"/[a-z]+")

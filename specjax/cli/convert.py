@@ -64,7 +64,7 @@ class Convert:
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
-        from specjax.hub import copy_tokenizer, load, target_folder
+        from specjax.loading.targets import copy_tokenizer, load, target_folder
         from specjax.models.io.huggingface import save_transformer, write_index
         from specjax.models.io.weights import stored_dtype
 
@@ -78,9 +78,9 @@ class Convert:
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.core.files import expand_user
-        from specjax.hub import POCKET, load, pocket_folder
-        from specjax.loading import find_head, load_head
-        from specjax.methods import HEAD_FORMATS
+        from specjax.loading.drafters import find_head, load_head
+        from specjax.loading.methods import HEAD_FORMATS
+        from specjax.loading.targets import POCKET, load, pocket_folder
         from specjax.models.io.head_files import detect_format, read_about, save_head
         from specjax.models.io.weights import import_torch, stored_dtype
 
@@ -120,8 +120,8 @@ class Convert:
 
     def _narrowed(self, head: Any, params: Any, target: Any) -> tuple[Any, Any]:
         """Returns the head with the draft vocabulary that is asked for."""
+        from specjax.data.conversations import read_conversations
         from specjax.models.heads.layered import LayeredHead, with_draft_tokens
-        from specjax.training.conversations import read_conversations
         from specjax.training.examples import frequent_tokens, tokenize_all
 
         count = self.draft_vocab or 0

@@ -38,10 +38,10 @@ class DatastoreCommand:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from specjax import datastore
         from specjax.core.files import vacant
-        from specjax.documents import read_documents
-        from specjax.hub import load_tokenizer
+        from specjax.data import datastore
+        from specjax.data.documents import read_documents
+        from specjax.loading.targets import load_tokenizer
 
         if not self.sources:
             raise SpecjaxError("no sources given; name files, folders or hub ids of datasets")

@@ -132,7 +132,7 @@ class Generate(DecodingOptions):
 
     def _check_attribution(self) -> None:
         from specjax.core.files import check_writable, expand_user
-        from specjax.methods import METHODS, read_settings
+        from specjax.loading.methods import METHODS, read_settings
 
         page = self.attribute_html
         if not self.attribute and page is None:

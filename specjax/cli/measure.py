@@ -16,8 +16,8 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.generate import parts_of
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation, LoopState
-from specjax.hub import LoadedTarget
-from specjax.loading import load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.targets import LoadedTarget
 
 STOPPED = "stop"  # the reason that a text ends: one of its stop texts
 

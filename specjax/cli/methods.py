@@ -35,7 +35,7 @@ class Methods:
 
     def run(self) -> None:
         """Prints the list, or one method."""
-        from specjax.methods import METHODS
+        from specjax.loading.methods import METHODS
 
         if self.method is not None and self.method not in METHODS:
             raise SpecjaxError(
@@ -60,7 +60,7 @@ class Methods:
             print(_page(self.method, rows[self.method], config))
 
     def _describe(self, name: str, config: "TransformerConfig | None") -> dict[str, Any]:
-        from specjax.methods import METHODS
+        from specjax.loading.methods import METHODS
 
         method = METHODS[name]
         fitted = method.settings_for(config or _llama_2_7b())
@@ -107,7 +107,7 @@ def _page(name: str, row: dict[str, Any], config: "TransformerConfig | None") ->
 
 def _config_of(target: str) -> "TransformerConfig":
     """Returns the config of a target, without its weights unless it is a GGUF file."""
-    from specjax.hub import load, target_folder
+    from specjax.loading.targets import load, target_folder
     from specjax.models.families import read_config
 
     folder = target_folder(target, with_weights=False)

@@ -15,7 +15,7 @@ from specjax.core.errors import SpecjaxError
 if TYPE_CHECKING:
     from specjax.cli.measure import Job
     from specjax.decoding.prompt import Prompt
-    from specjax.hub import LoadedTarget
+    from specjax.loading.targets import LoadedTarget
 
 MAX_SEED = 2**32 - 1
 
@@ -52,7 +52,7 @@ class TargetOptions:
             SpecjaxError: if it cannot be loaded.
         """
         from specjax.cli.environment import use_compilation_cache
-        from specjax.hub import load
+        from specjax.loading.targets import load
 
         use_compilation_cache()
         options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
@@ -124,9 +124,9 @@ class DecodingOptions(PassOptions):
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
-        from specjax.loading import load_drafter
-        from specjax.methods import read_settings
-        from specjax.tuned import auto_choice
+        from specjax.loading.drafters import load_drafter
+        from specjax.loading.methods import read_settings
+        from specjax.loading.tuned import auto_choice
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)

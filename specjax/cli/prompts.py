@@ -15,7 +15,7 @@ from specjax.core.errors import SpecjaxError
 if TYPE_CHECKING:
     from specjax.core.chat import Message
     from specjax.decoding.prompt import Prompt
-    from specjax.hub import LoadedTarget
+    from specjax.loading.targets import LoadedTarget
 
 MAX_ID = 2**31 - 1
 MAX_BYTES = 2**23  # of a prompt: more than models have positions

@@ -8,12 +8,12 @@ from pathlib import Path
 from specjax.bench.options import sources_in
 from specjax.cli.reproduce import Reproduce
 from specjax.core.errors import SpecjaxError
-from specjax.hub import POCKET, LoadedTarget, load
-from specjax.loading import pocket_part
-from specjax.methods import METHODS
+from specjax.data.task_files import Question
+from specjax.loading.drafters import pocket_part
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import POCKET, LoadedTarget, load
 from specjax.reproduce.questions import draw, is_there, sources_of, write_tasks
 from specjax.reproduce.recipe import DataSet, Model, Part, Recipe, shared_data, shared_models
-from specjax.task_files import Question
 
 TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
 

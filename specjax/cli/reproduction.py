@@ -22,9 +22,10 @@ from specjax.cli.recipe_inputs import TRIAL, Inputs
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
-from specjax.hub import LoadedTarget
-from specjax.loading import load_drafter
-from specjax.methods import METHODS
+from specjax.loading.drafters import load_drafter
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import LoadedTarget
+from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.length_classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
@@ -43,7 +44,6 @@ from specjax.reproduce.oracle import WithOracle
 from specjax.reproduce.questions import fetched, num_words, sources_of, write_tasks
 from specjax.reproduce.recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
 from specjax.reproduce.variants import ORACLE, TUNED, alias, needs_ranking, resolved
-from specjax.tuned import read_tuned
 
 ALL_TASKS = 10**9
 

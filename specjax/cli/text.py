@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from specjax.attribution import Page, Span, sources_in_prompt, spans_of
 from specjax.core.files import expand_user, writable
 from specjax.core.text import UNFINISHED, GrowingText, token_texts
 from specjax.decoding.state import Generation
+from specjax.run.attribution import Page, Span, sources_in_prompt, spans_of
 
 DRAFTED = "green"
 # A model may write any byte; show control codes instead of sending them to the terminal.

@@ -30,7 +30,7 @@ def train_commands() -> dict[str, type]:
     """Returns the subcommands by name, read off the registry; imports JAX."""
     from specjax.cli.train_disco import TrainDisco
     from specjax.cli.train_heads import train_command
-    from specjax.methods import METHODS
+    from specjax.loading.methods import METHODS
 
     commands = {}
     for name, row in METHODS.items():

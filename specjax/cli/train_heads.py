@@ -18,18 +18,18 @@ from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
+from specjax.data.conversations import Conversation, read_conversations
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
-from specjax.distillation import DistillOptions, distill, own_questions, prompt_of
-from specjax.hub import LoadedTarget
-from specjax.loading import find_head, load_head
-from specjax.methods import HEAD_FORMATS, METHODS, make_drafter
+from specjax.loading.drafters import find_head, load_head
+from specjax.loading.methods import HEAD_FORMATS, METHODS, make_drafter
+from specjax.loading.targets import LoadedTarget
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_rows, make_mesh
 from specjax.pocket.corpus import pocket_conversations
-from specjax.training.conversations import Conversation, read_conversations
+from specjax.run.distillation import DistillOptions, distill, own_questions, prompt_of
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import (

@@ -16,8 +16,8 @@ from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.bench.curves import Curve
-    from specjax.hub import LoadedTarget
-    from specjax.tuned import Tuned
+    from specjax.loading.targets import LoadedTarget
+    from specjax.loading.tuned import Tuned
     from specjax.tuning.machine import Result
     from specjax.tuning.runs import Workload
 
@@ -42,9 +42,16 @@ class TuneCommand(TargetOptions, ABC):
         """Tunes, prints what was tried, and writes what was found."""
         self.check()
         from specjax.core.files import check_writable, expand_user
-        from specjax.methods import METHODS
+        from specjax.loading.methods import METHODS
+        from specjax.loading.tuned import (
+            AUTO,
+            Tuned,
+            read_tuned,
+            tuned_file,
+            tuned_for,
+            write_tuned,
+        )
         from specjax.models.fingerprint import fingerprint
-        from specjax.tuned import AUTO, Tuned, read_tuned, tuned_file, tuned_for, write_tuned
         from specjax.tuning.runs import Workload
 
         out = expand_user(self.out) if self.out else None
@@ -74,8 +81,8 @@ class TuneCommand(TargetOptions, ABC):
 
     def _prompts(self, target: "LoadedTarget") -> list[tuple[int, ...]]:
         """Reads the prompts; those of different kinds alternate."""
-        from specjax.distillation import answers_of
-        from specjax.tasks import read_tasks, requests_of
+        from specjax.run.distillation import answers_of
+        from specjax.run.tasks import read_tasks, requests_of
 
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)
         answer = answers_of(target, self.max_new_tokens)
@@ -112,7 +119,7 @@ class TuneMachine(TuneCommand):
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.decoding.sampling import Sampling
-        from specjax.tuned import AUTO, Tuned
+        from specjax.loading.tuned import AUTO, Tuned
         from specjax.tuning.machine import tune_machine
 
         workload = replace(workload, sampling=Sampling(self.temperature))
@@ -162,7 +169,7 @@ class TunePldPlus(SweepCommand):
     """What to maximise: new tokens per round, or per second."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.tuned import Tuned
+        from specjax.loading.tuned import Tuned
         from specjax.tuning.prompt_lookup import Tuner
 
         chosen = Tuner(workload, self.by, self.show_curve).hidden(self.plots is not None)
@@ -177,7 +184,7 @@ class TunePldPlusAttention(TunePldPlus):
     examples = ("specjax tune pld-plus-attention",)
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.tuned import Tuned
+        from specjax.loading.tuned import Tuned
         from specjax.tuning.prompt_lookup import Tuner
 
         found = Tuned() if known.induction_heads else TuneInductionHeads().tune(workload, known)
@@ -196,7 +203,7 @@ class TuneInductionHeads(TuneCommand):
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.bench.measure import watched
-        from specjax.tuned import Tuned
+        from specjax.loading.tuned import Tuned
         from specjax.tuning.induction_heads import answers, count_copies, ranked
 
         target = workload.target
@@ -225,9 +232,9 @@ class TuneLength(SweepCommand):
     """The classifier of disco; by default pocket's own."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.loading import OTHER_RULES, TUNED_DRAFT, load_drafter
+        from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, load_drafter
+        from specjax.loading.tuned import Tuned
         from specjax.models.fingerprint import fingerprint
-        from specjax.tuned import Tuned
         from specjax.tuning.draft_length import LengthTuner
 
         method, given = "draft-model", {"rule": self.rule}
@@ -269,10 +276,10 @@ class TuneTree(TuneCommand):
             raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.loading import TUNED_HEAD, load_drafter
-        from specjax.methods import METHODS
+        from specjax.loading.drafters import TUNED_HEAD, load_drafter
+        from specjax.loading.methods import METHODS
+        from specjax.loading.tuned import Tuned
         from specjax.models.fingerprint import params_fingerprint
-        from specjax.tuned import Tuned
         from specjax.tuning.tree import tune_tree
 
         method = self.method or _tree_methods()[0]
@@ -326,7 +333,7 @@ def show_results(title: str, results: "Sequence[Result]") -> None:
 
 def _tree_methods() -> list[str]:
     """Returns the methods whose static trees can be tuned."""
-    from specjax.methods import METHODS
+    from specjax.loading.methods import METHODS
 
     return [name for name, row in METHODS.items() if "choices" in row.tuned]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
+from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn
 from specjax.pocket.edits import KINDS, EditTask, make_edit
-from specjax.training.conversations import ASSISTANT, USER, Conversation, Turn
 
 HELD_OUT_FRACTION = 0.05
 PIECE_LINES = (3, 40)  # minimum and maximum

@@ -16,8 +16,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
-from specjax.hub import LoadedTarget
-from specjax.loading import load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.targets import LoadedTarget
 
 State = Any
 

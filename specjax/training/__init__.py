@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specjax.training.conversations import Conversation, Turn, read_conversations
+    from specjax.data.conversations import Conversation, Turn, read_conversations
     from specjax.training.data import DataOptions, batches
     from specjax.training.examples import Example, tokenize_all
     from specjax.training.heads import HeadSettings, train_head
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from specjax.training.optimizer import OptimizerOptions
 
 _HOMES = {
-    "Conversation": "specjax.training.conversations",
-    "Turn": "specjax.training.conversations",
-    "read_conversations": "specjax.training.conversations",
+    "Conversation": "specjax.data.conversations",
+    "Turn": "specjax.data.conversations",
+    "read_conversations": "specjax.data.conversations",
     "DataOptions": "specjax.training.data",
     "batches": "specjax.training.data",
     "Example": "specjax.training.examples",

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
-from specjax.training.conversations import ASSISTANT, NUM_SHOWN, Conversation, messages_of
+from specjax.data.conversations import ASSISTANT, NUM_SHOWN, Conversation, messages_of
 
 PLACEHOLDERS = range(0xE000, 0xF900)  # characters for private use
 

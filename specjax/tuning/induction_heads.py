@@ -16,10 +16,10 @@ from jaxtyping import Array, Int
 
 from specjax.bench.measure import watched
 from specjax.decoding.prompt import from_ids
-from specjax.distillation import answers_of
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target, causal_rows
+from specjax.run.distillation import answers_of
 from specjax.tuning.runs import Workload
 
 CHUNK = 32  # rows per pass: bounds the attention rows of all heads

@@ -17,9 +17,9 @@ import jax
 from specjax.bench.measure import PLAIN, watched
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
-from specjax.loading import gated, load_drafter, settings_of
-from specjax.methods import METHODS
-from specjax.tuned import AutoChoice, machine_of
+from specjax.loading.drafters import gated, load_drafter, settings_of
+from specjax.loading.methods import METHODS
+from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.tuning.runs import Run, Runner, Workload, in_turn
 
 FIRST_PROMPTS = 2  # that all candidates run

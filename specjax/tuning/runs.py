@@ -16,7 +16,7 @@ from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 
 Ids = Sequence[int]  # a prompt in tokens
 Goal = Literal["accepted-length", "speed"]

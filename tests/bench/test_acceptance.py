@@ -10,7 +10,7 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import stream
 from specjax.decoding.prompt import BUCKET, from_ids
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from tests.decoding.tiny import target
 
 DRAFTER = PromptLookup(num_tokens=4)

@@ -39,10 +39,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import locked
 from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.tasks import Request, Task, check_prompts, requests_of
+from specjax.run.tasks import Request, Task, check_prompts, requests_of
 
 WINDOW = 70  # less than the longest prompt and all new tokens
 CONFIG = TransformerConfig(

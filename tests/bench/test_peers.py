@@ -18,8 +18,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.hub import LoadedTarget
-from specjax.methods import make_drafter
+from specjax.loading.methods import make_drafter
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.transformer import Transformer
 

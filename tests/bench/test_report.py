@@ -20,7 +20,7 @@ from specjax.bench.report.plots import SCHEME, inline_svg
 from specjax.bench.results import Stage, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 ABOUT = {
     "target": "<tiny> & co",

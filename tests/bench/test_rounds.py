@@ -12,7 +12,7 @@ from specjax.bench.report.plots import rounds_over_time
 from specjax.bench.rounds import PARTS, RoundTimes, RoundTrace, rounds_in_parts, trace
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 

@@ -12,10 +12,10 @@ from specjax.bench.report.terminal import show, table
 from specjax.bench.summary import ALL, TextMatch, exactly, summarise
 from specjax.bench.ties import NearTies
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from specjax.cli import main
 from specjax.core.files import cache_folder
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
 from tests.cli.target import CONFIG, SHORT, write_target
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,17 +8,17 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.test_hub import HUB_ID, FakeHub
 
-from specjax import hub
 from specjax.cli import main
-from specjax.hub import load
+from specjax.loading import targets as hub
+from specjax.loading.targets import load
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about, save_head
 from tests.cli.target import CONFIG
 from tests.models.checkpoints import edit_config
-from tests.test_hub import HUB_ID, FakeHub
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = {"embed_tokens.weight"}

@@ -17,7 +17,7 @@ from specjax.cli.train_heads import TrainHead
 from specjax.cli.tune import Tune
 from specjax.core import memory
 from specjax.core.interrupts import SIGNALS, on_signal
-from specjax.methods import read_settings
+from specjax.loading.methods import read_settings
 from tests.cli.target import SHORT, VOCABULARY
 
 LONG_NAME = "n" * 300

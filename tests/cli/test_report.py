@@ -6,7 +6,7 @@ from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.results import ROWS, open_results
 from specjax.bench.summary import summarise
 from specjax.cli import main
-from specjax.tasks import Request
+from specjax.run.tasks import Request
 
 
 @pytest.fixture

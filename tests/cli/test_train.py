@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.cli import main
-from specjax.hub import load
-from specjax.loading import load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.targets import load
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from tests.cli.target import CONFIG, SHORT, VOCABULARY

@@ -24,13 +24,13 @@ from specjax.cli import main
 from specjax.cli.train import train_commands
 from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
+from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.hub import load
+from specjax.loading.targets import load
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about
 from specjax.training import loop
-from specjax.training.conversations import USER, Conversation, Turn
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example
 from specjax.training.objectives.eagle import EagleTraining

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specjax.cli import main
-from specjax.hub import load
-from specjax.methods import HEAD_FORMATS, METHODS
+from specjax.loading.methods import HEAD_FORMATS, METHODS
+from specjax.loading.targets import load
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import detect_format, load_head, read_about

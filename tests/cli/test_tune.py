@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import harness
-from specjax import distillation
 from specjax.bench.curves import read_curves
 from specjax.cli import main
 from specjax.cli.tune import TuneInductionHeads
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
-from specjax.hub import load
-from specjax.loading import load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.targets import load
+from specjax.loading.tuned import auto_choice, machine_of, tuned_file
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
-from specjax.tuned import auto_choice, machine_of, tuned_file
+from specjax.run import distillation
 from specjax.tuning import machine, prompt_lookup
 from tests.cli.target import VOCABULARY
 

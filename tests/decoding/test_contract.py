@@ -10,8 +10,8 @@ import pytest
 
 import specjax
 from specjax.core.pytree import cast_floats
-from specjax.datastore import build
-from specjax.datastore import params as datastore_params
+from specjax.data.datastore import build
+from specjax.data.datastore import params as datastore_params
 from specjax.decoding import Proposal, chain, widths
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.drafters.auto import Auto
@@ -31,7 +31,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Sampling
-from specjax.methods import METHODS, make_drafter
+from specjax.loading.methods import METHODS, make_drafter
 from tests.decoding import heads
 from tests.decoding.contract import KEY, assert_lossless, truth, whole_texts
 from tests.decoding.heads import CHOICES

@@ -18,7 +18,7 @@ from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.request import as_tuple
 from specjax.decoding.sampling import Sampling
-from specjax.methods import make_drafter
+from specjax.loading.methods import make_drafter
 from tests.decoding.tiny import prompt, target
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import datastore as datastore_module
 from specjax.core.errors import SpecjaxError
-from specjax.datastore import build, params
+from specjax.data import datastore as datastore_module
+from specjax.data.datastore import build, params
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval

@@ -14,11 +14,11 @@ from flax.traverse_util import flatten_dict
 import specjax
 from specjax.core.chat import chat_ids
 from specjax.core.errors import SpecjaxError
-from specjax.hub import load_tokenizer
+from specjax.loading.targets import load_tokenizer
+from specjax.loading.tuned import tuned_file
 from specjax.models.config import Rope
 from specjax.models.families import config_from
 from specjax.models.io.huggingface import expected_weights, huggingface_name
-from specjax.tuned import tuned_file
 from tests.models import checkpoints
 
 gguf = pytest.importorskip("gguf")

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specjax.core.errors import SpecjaxError
-from specjax.hub import pocket_folder
+from specjax.loading.targets import pocket_folder
 from specjax.pocket import corpus
 from specjax.pocket.corpus import as_conversation, held_out_tasks, pocket_conversations
 from specjax.pocket.edits import KINDS, answer_text, make_edit, prompt_text

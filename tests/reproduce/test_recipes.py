@@ -11,8 +11,7 @@ import pytest
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead
 from specjax.core.errors import SpecjaxError
-from specjax.distillation import DistillOptions
-from specjax.methods import METHODS, check_settings
+from specjax.loading.methods import METHODS, check_settings
 from specjax.models.config import TransformerConfig
 from specjax.reproduce import questions
 from specjax.reproduce import recipe as recipe_module
@@ -29,6 +28,7 @@ from specjax.reproduce.recipe import (
     shared_models,
 )
 from specjax.reproduce.variants import ORACLE, TUNED, alias, resolved
+from specjax.run.distillation import DistillOptions
 from specjax.training.data import DataOptions
 from specjax.training.loop import LoopOptions
 from specjax.training.optimizer import OptimizerOptions

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.distillation import DistillOptions
+from specjax.run.distillation import DistillOptions
 from specjax.training.data import DataOptions
 from specjax.training.loop import LoopOptions
 from specjax.training.losses import TOP_LOSSES

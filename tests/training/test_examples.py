@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from specjax import pocket
 from specjax.core.chat import TRAINING_DAY, VICUNA, chat_ids
 from specjax.core.errors import SpecjaxError
-from specjax.training.conversations import Conversation, Turn
+from specjax.data.conversations import Conversation, Turn
 from specjax.training.examples import Example, tokenize, tokenize_all
 
 

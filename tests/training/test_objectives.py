@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.methods import METHODS
+from specjax.loading.methods import METHODS
 from specjax.training import blocks
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.cases import (

@@ -4,7 +4,7 @@ import pytest
 
 from specjax.bench.curves import Point
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.tuning.draft_length import LENGTHS, LONGEST, THRESHOLDS, LengthTuner
 from specjax.tuning.runs import Workload
 from tests.decoding.tiny import target

@@ -11,13 +11,13 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.hub import LoadedTarget
-from specjax.loading import TUNED_HEAD, load_drafter
-from specjax.methods import METHODS, check_settings
+from specjax.loading.drafters import TUNED_HEAD, load_drafter
+from specjax.loading.methods import METHODS, check_settings
+from specjax.loading.targets import LoadedTarget
+from specjax.loading.tuned import AutoChoice, Tuned, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
-from specjax.tuned import AutoChoice, Tuned, machine_of, write_tuned
 from specjax.tuning import machine
 from specjax.tuning.machine import tune_machine
 from specjax.tuning.runs import Run, Runner, Workload

@@ -8,7 +8,7 @@ from specjax.bench.measure import Contestant
 from specjax.bench.peers import llamacpp, transformers
 from specjax.bench.peers.peer import Work
 from specjax.core.errors import SpecjaxError
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 
 
 class Library(NamedTuple):

@@ -15,7 +15,7 @@ from specjax.bench.measure import Contestant, GeneratedText, Turn
 from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
 
 DRAFT_LENGTH = 5  # what a draft model drafts: as many as ours by default

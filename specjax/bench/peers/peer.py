@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from specjax.bench.measure import Contestant, GeneratedText, Program
 from specjax.core.errors import SpecjaxError
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 
 PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
 

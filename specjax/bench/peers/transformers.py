@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from specjax.bench.measure import Contestant, GeneratedText, Turn
 from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.provenance import num_cores
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.io.huggingface import save_transformer
 
 

@@ -18,7 +18,9 @@ from specjax.models.target import Target
 SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
 MAX_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, as has the one after them
 MAX_MATCHES = 2**15  # so that its square is an int32
-ADVICE = "build one with `specjax datastore build` and pass specjax.datastore.params(datastore)"
+ADVICE = (
+    "build one with `specjax datastore build` and pass specjax.data.datastore.params(datastore)"
+)
 
 
 @dataclass(frozen=True)

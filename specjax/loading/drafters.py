@@ -12,13 +12,12 @@ from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.datastore import load_datastore, tokenizer_fingerprint
-from specjax.datastore import params as datastore_params
+from specjax.data.datastore import load_datastore, tokenizer_fingerprint
+from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.hybrid import PARTS
-from specjax.hub import POCKET, LoadedTarget, head_folder, load, pocket_folder
-from specjax.methods import (
+from specjax.loading.methods import (
     HEAD_FORMATS,
     HYBRID,
     METHODS,
@@ -26,13 +25,14 @@ from specjax.methods import (
     make_drafter,
     split_parts,
 )
+from specjax.loading.targets import POCKET, LoadedTarget, head_folder, load, pocket_folder
+from specjax.loading.tuned import AUTO, auto_choice, tuned_for
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
 from specjax.models.io.head_files import HEAD, check_owner, detect_format, made_by_run
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import Placement, place
-from specjax.tuned import AUTO, auto_choice, tuned_for
 
 # Beside tuned settings: the fingerprint of the draft, or of the head, that they were found for.
 TUNED_DRAFT, TUNED_HEAD = "draft", "head"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.hub import LoadedTarget
-from specjax.hub import load as load_target
+from specjax.loading.targets import LoadedTarget
+from specjax.loading.targets import load as load_target
+from specjax.loading.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
 from specjax.models.fingerprint import fingerprint
-from specjax.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
 from tests.decoding.tiny import target
 
 TUNED = Tuned(

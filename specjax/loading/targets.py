@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import check_size, expand_user, read_json, readable
-from specjax.documents import HUB_ID
+from specjax.data.documents import HUB_ID
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer

@@ -7,15 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import distillation
 from specjax.core.chat import chat_ids, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.prompt import from_ids
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling
-from specjax.distillation import DistillOptions, check_room, distill, own_questions, prompt_of
-from specjax.hub import load
-from specjax.training.conversations import (
+from specjax.data.conversations import (
     ASSISTANT,
     SYSTEM,
     USER,
@@ -23,6 +17,12 @@ from specjax.training.conversations import (
     Turn,
     read_conversations,
 )
+from specjax.decoding.prompt import from_ids
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Sampling
+from specjax.loading.targets import load
+from specjax.run import distillation
+from specjax.run.distillation import DistillOptions, check_room, distill, own_questions, prompt_of
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 

@@ -15,13 +15,13 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.hub import LoadedTarget
-from specjax.loading import ASSUMED_BREAK_EVEN, load_drafter
-from specjax.methods import METHODS
+from specjax.loading.drafters import ASSUMED_BREAK_EVEN, load_drafter
+from specjax.loading.methods import METHODS
+from specjax.loading.targets import LoadedTarget
+from specjax.loading.tuned import Tuned, auto_choice, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
-from specjax.tuned import Tuned, auto_choice, machine_of, write_tuned
 from tests.decoding.heads import TREE, eagle_head
 from tests.decoding.tiny import target
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from specjax.core.chat import Message, chat_ids
 from specjax.core.errors import SpecjaxError, check_at_least, warn
+from specjax.data.task_files import read_questions
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
-from specjax.task_files import read_questions
 
 POCKET = "pocket"
 COMPLETE = "complete"  # pocket's kind of task that is not an edit

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax import __version__, datastore, documents
+from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.datastore import (
+from specjax.data import datastore, documents
+from specjax.data.datastore import (
     ARRAYS,
     METADATA,
     SORTED_TOKENS,
@@ -23,7 +24,7 @@ from specjax.datastore import (
     save,
     tokenizer_fingerprint,
 )
-from specjax.documents import read_documents
+from specjax.data.documents import read_documents
 
 DOCUMENTS = [[5, 1, 2], [], [1, 2, 3, 70_000], [5, 1, 2]]
 FLAT = [5, 1, 2, -1, 1, 2, 3, 70_000, -1, 5, 1, 2, -1]
@@ -270,7 +271,7 @@ def test_arrays_of_another_kind_are_refused(folder, name):
 
 
 def test_importing_it_leaves_jax_alone():
-    code = "import sys, specjax.datastore; print('jax' in sys.modules)"
+    code = "import sys, specjax.data.datastore; print('jax' in sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )

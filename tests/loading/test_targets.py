@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import errors
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from specjax import hub
 from specjax.core.errors import SpecjaxError
+from specjax.loading import targets as hub
 from specjax.models.families import config_from
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
@@ -361,6 +361,9 @@ def test_progress_bars_are_off_only_during_the_download(fake_hub, monkeypatch):
 
 
 def test_importing_the_hub_imports_neither_transformers_nor_torch():
-    check = "import sys, specjax.hub; print({'torch', 'transformers', 'orbax'} & set(sys.modules))"
+    check = (
+        "import sys, specjax.loading.targets;"
+        "print({'torch', 'transformers', 'orbax'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

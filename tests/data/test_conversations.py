@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.conversations import Conversation, Turn, read_conversations
+from specjax.data.conversations import Conversation, Turn, read_conversations
 
 PAIR = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
 FORMS = {

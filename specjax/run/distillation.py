@@ -17,12 +17,12 @@ from jaxtyping import Array, Key
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import locked, writable
+from specjax.data.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
 from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
+from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.models.transformer import Transformer
-from specjax.training.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
 from specjax.training.examples import PLACEHOLDERS
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import claim, keep_lines, whole_lines

@@ -17,7 +17,7 @@ import jax
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import cache_folder, expand_user, read_json, write_whole
 from specjax.core.provenance import num_cores
-from specjax.hub import POCKET, LoadedTarget, pocket_folder
+from specjax.loading.targets import POCKET, LoadedTarget, pocket_folder
 from specjax.models.fingerprint import fingerprint
 
 FILE = "specjax.json"

@@ -11,8 +11,8 @@ from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import chat_ids, encode, from_ids
 from specjax.decoding.sampling import Sampling
-from specjax.hub import LoadedTarget
-from specjax.loading import load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.targets import LoadedTarget
 
 
 def generate_text(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
-from specjax.documents import DATASET_ID, hub_rows
+from specjax.data.documents import DATASET_ID, hub_rows
 
 # DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
 # docstring. In the others they only surround it, and the lines of Alpaca's first paragraph are

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.attribution import (
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.prompt import from_ids
+from specjax.run.attribution import (
     NO_SOURCE,
     Page,
     Span,
@@ -17,10 +21,6 @@ from specjax.attribution import (
     sources_in_prompt,
     spans_of,
 )
-from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import from_ids
 from tests.decoding.tiny import target
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import MAX_TEXT_BYTES, bounded_lines, expand_user, read_bytes
-from specjax.documents import NUM_SHOWN, checked_hub_id, hub_rows, reading, whole_characters
+from specjax.data.documents import NUM_SHOWN, checked_hub_id, hub_rows, reading, whole_characters
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.pocket.tokenizer import train_tokenizer
-from specjax import documents
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
+from specjax.data import documents
 from specjax.pocket import corpus, edits
-from specjax.tasks import Task, later_turn_ids, read_tasks, token_ids
+from specjax.run.tasks import Task, later_turn_ids, read_tasks, token_ids
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Reads what users bring: records, documents, conversations, tasks, datastores."""

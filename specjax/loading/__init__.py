@@ -1,0 +1,1 @@
+"""Loads targets and drafters; the registry of methods."""
