@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.harness import at_least_1, main, option, table
 from specjax import cli
-from specjax.core.errors import SpecjaxError, now_and_then
+from specjax.core.errors import SpecjaxError, throttled
 
 CHATS = "chats.jsonl"  # within the folder of all runs
 TRAIN = f"""train eagle --resume --data {CHATS} --num-steps 24 --save-every 1 --log-every 1
@@ -65,7 +65,7 @@ def inject(options: FaultOptions) -> None:
         raise SpecjaxError(f"work {options.work!r} is unknown; choose {' or '.join(WORKS)}")
     for name in IMPORTS:  # once, for all the processes
         import_module(name)
-    draw, note = random.Random(options.seed), now_and_then()
+    draw, note = random.Random(options.seed), throttled()
     with TemporaryDirectory() as place:
         folders = Path(place)
         _write_chats(folders / CHATS)

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.harness import TARGET, at_least_1, main, option, requests_for, table
 from specjax import Params, Prompt, Sampling, from_ids, load, load_drafter, speculative_generate
 from specjax.bench.options import names_in
-from specjax.core.errors import SpecjaxError, now_and_then
+from specjax.core.errors import SpecjaxError, throttled
 from specjax.decoding.prompt import padded_length
 from specjax.loading.targets import LoadedTarget
 
@@ -125,7 +125,7 @@ def soak(options: SoakOptions) -> None:
     with ThreadPoolExecutor(options.threads) as pool:
         for _ in range(2):
             list(pool.map(lambda each: run.tokens(*each), run.programs()))
-        draw, note = random.Random(options.seed), now_and_then()
+        draw, note = random.Random(options.seed), throttled()
         works = [
             Work(draw.randrange(len(requests)), num_rows, temperature, draw.randrange(4))
             for num_rows, temperature in run.shapes

@@ -51,7 +51,7 @@ class CompiledOptions:
     max_new_tokens: int = option("new tokens", 256)
     batch_size: int = option("texts at a time", 1)
     mesh: str = option("of several devices", "data=1,model=8")
-    pass_rows: int = option("rows that every verifying pass is filled up to; 0: no filling", 0)
+    padded_width: int = option("rows that every verifying pass is filled up to; 0: no filling", 0)
     missing: bool = option("leave out what is in compiled.json already", False)
 
     def check(self) -> None:
@@ -67,8 +67,8 @@ class CompiledOptions:
         for size in self.sizes:
             check_size(size)
         at_least_1(self, "max_new_tokens", "batch_size")
-        if self.pass_rows < 0:
-            raise SpecjaxError(f"pass_rows {self.pass_rows} must be at least 0")
+        if self.padded_width < 0:
+            raise SpecjaxError(f"padded_width {self.padded_width} must be at least 0")
         if min(self.prompt_length) < 2:
             raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
         if (
@@ -112,7 +112,7 @@ def run(options: CompiledOptions) -> None:
                 continue  # it has none
             new = 0 if is_training else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
-            case = Case(name, *request, mesh, 0 if is_training else options.pass_rows)
+            case = Case(name, *request, mesh, 0 if is_training else options.padded_width)
             wanted = key(case._asdict() | _depths(case, options))
             if options.missing and any(key(each) == wanted for each in before):
                 continue
@@ -170,7 +170,7 @@ def _keep(path: Path, row: Row) -> None:
             order[0].index(each["device"]),
             order[1].index(each["size"]),
             KINDS.index(each.get("quantize", NONE)),
-            each.get("pass_rows", 0),
+            each.get("padded_width", 0),
             each["temperature"],
             each["method"] == TRAINING,
             (len(each["compiled"]), each["compiled"]),

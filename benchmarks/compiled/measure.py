@@ -62,7 +62,7 @@ class Case(NamedTuple):
     new: int
     batch: int = 1
     mesh: str = ""  # of several devices
-    pass_rows: int = 0  # of the target
+    padded_width: int = 0  # of the target
 
 
 class Measurable(Protocol):
@@ -185,7 +185,7 @@ def abstract_target(
 ) -> LoadedTarget:
     """Returns a target that exists in shapes only."""
     mesh = on.mesh if isinstance(on, Placement) else None
-    model = Transformer(config, cache_dtype, mesh, case.pass_rows)
+    model = Transformer(config, cache_dtype, mesh, case.padded_width)
     key = jax.eval_shape(partial(jax.random.key, 0))
     params = jax.eval_shape(partial(model.initialise, dtype=device.dtype), key)
     if case.quantize != NONE:

@@ -66,7 +66,7 @@ GIGA = ("draft_read", "pass_read", "step_read", "held", "step_moved")
 
 
 # Rows of earlier versions lack them.
-OPTIONAL = {"quantize": NONE, "batch": 1, "mesh": "", "pass_rows": 0}
+OPTIONAL = {"quantize": NONE, "batch": 1, "mesh": "", "padded_width": 0}
 
 
 def key(row: Row) -> tuple:
@@ -100,7 +100,7 @@ def markdown(rows: Sequence[Row]) -> str:
         lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
         lines += [f"{first['new']} new tokens"] if first["new"] else []
         lines += [f"mesh {mesh}"] if mesh else []
-        lines += [f"passes of {first['pass_rows']} rows"] if first.get("pass_rows") else []
+        lines += [f"passes of {first['padded_width']} rows"] if first.get("padded_width") else []
         about = f"{'; '.join(lines)}. `{_command(own)}`"
         parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(own)}\n")
     return "\n".join(parts)
@@ -120,7 +120,7 @@ def _command(rows: Sequence[Row]) -> str:
         "max-new-tokens": [first["new"]] if first["new"] else [],
         "batch-size": [first.get("batch", 1)],
         "mesh": [first["mesh"]] if first.get("mesh") else [],
-        "pass-rows": [first["pass_rows"]] if first.get("pass_rows") else [],
+        "padded-width": [first["padded_width"]] if first.get("padded_width") else [],
     }
     words = [f"--{name} {' '.join(map(str, each))}" for name, each in values.items() if each]
     return " ".join(["python -m benchmarks.compiled", *words])

@@ -49,7 +49,7 @@ class Scripted(Drafter):
     inner: Drafter
 
     def __post_init__(self):
-        for name in ("num_nodes", "num_probes", "taps", "row_widths"):
+        for name in ("num_nodes", "num_probes", "taps", "pass_widths"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @property

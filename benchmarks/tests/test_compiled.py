@@ -126,7 +126,7 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
         layers=(1, 2),
         prompt_length=(8,),
         max_new_tokens=8,
-        pass_rows=16,
+        padded_width=16,
     )
     compiled.run(options)
     (row,) = read_json(tmp_path / "compiled.json")["rows"]
@@ -136,11 +136,11 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
     assert row["host_syncs"] is None
     printed = capsys.readouterr().out
     assert "| pld" in printed
-    assert "; passes of 16 rows. `" in printed and " --pass-rows 16`" in printed
+    assert "; passes of 16 rows. `" in printed and " --padded-width 16`" in printed
     with pytest.raises(SpecjaxError, match="unknown"):
         compiled.run(compiled.CompiledOptions(devices=("h200",)))
-    with pytest.raises(SpecjaxError, match="pass_rows -1 must be at least 0"):
-        compiled.run(compiled.CompiledOptions(pass_rows=-1))
+    with pytest.raises(SpecjaxError, match="padded_width -1 must be at least 0"):
+        compiled.run(compiled.CompiledOptions(padded_width=-1))
 
 
 def test_ways_of_attention_are_compared_on_this_cpu(capsys):

@@ -3,8 +3,8 @@
 A page `methods/NAME.md` holds only prose: the table of facts, the settings, the training and the
 docstrings come from the method's row in `specjax.loading.methods`. `{{ methods }}` becomes the list
 of all methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, and
-`{{ api: MODULE }}` the public names of a module. Every notebook becomes a page, with the outputs it holds: to have some,
-execute copies and name their folder in SPECJAX_NOTEBOOKS.
+`{{ api: MODULE }}` the public names of a module. Every notebook becomes a page, with the outputs
+it holds: to have some, execute copies and name their folder in SPECJAX_NOTEBOOKS.
 """
 
 import ast

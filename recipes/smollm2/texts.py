@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 
 from recipes.smollm2.prompts import problems_in, rows_of, statement_of
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.cli.environment import use_compilation_cache
 from specjax.data.conversations import USER, Conversation, Turn, read_conversations
 from specjax.loading.targets import load
@@ -49,7 +49,7 @@ class Texts:
             self.own,
             self.out / "questions.jsonl",
             OPTIONS,
-            watch=partial(watched, doing="The target asks"),
+            watch=partial(with_progress, doing="The target asks"),
             resume=True,
         )
         random.Random(0).shuffle(asked)
@@ -59,7 +59,7 @@ class Texts:
             self.out / "texts.jsonl",
             LONGEST,
             OPTIONS,
-            watch=partial(watched, doing="The target answers"),
+            watch=partial(with_progress, doing="The target answers"),
             resume=True,
         )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jaxtyping import Array, Key
 
-from specjax.core.errors import now_and_then
+from specjax.core.errors import throttled
 from specjax.run.tasks import Request
 
 PLAIN = "plain"  # the method that all others are compared with
@@ -221,7 +221,7 @@ def compilations() -> Counter:
     return counts
 
 
-def watched(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
+def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
     """Yields the same steps, with a progress bar on stderr, or now and then a line."""
     from rich.console import Console
     from rich.progress import track
@@ -233,7 +233,7 @@ def watched(steps: Iterable[Step], doing: str, count: int | None = None) -> Iter
 
 
 def _with_lines(steps: Iterable[Step], doing: str, count: int | None) -> Iterator[Step]:
-    note = now_and_then()
+    note = throttled()
     for number, step in enumerate(steps):
         note(f"{doing}: {number}" if count is None else f"{doing}: {number} of {count}")
         yield step

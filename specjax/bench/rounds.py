@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from specjax.bench.contestants import OwnMethod
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.engine import Engine
 from specjax.decoding.state import LoopState
@@ -88,7 +88,7 @@ def trace(contestants: Sequence[OwnMethod], prompts: Sequence[Sequence[int]]) ->
     """Measures all methods in turn on every prompt, after compiling."""
     parts: list[list[RoundTimes]] = [[] for _ in contestants]
     whole: list[list[float]] = [[] for _ in contestants]
-    for own in watched(contestants, "Compiling the parts of rounds", len(contestants)):
+    for own in with_progress(contestants, "Compiling the parts of rounds", len(contestants)):
         rounds_in_parts(own, prompts[0])
         rounds_at_once(own, prompts[0])
     for ids in prompts:

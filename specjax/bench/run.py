@@ -20,7 +20,7 @@ from specjax.bench.measure import (
     batches_of,
     measure_turns,
     warm_up,
-    watched,
+    with_progress,
 )
 from specjax.bench.options import (
     BenchOptions,
@@ -43,7 +43,7 @@ from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.files import locked
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
-from specjax.decoding.widths import pass_rows_of
+from specjax.decoding.widths import padded_width_of
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
@@ -148,7 +148,7 @@ def about(
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
         "dtype": target.dtype_name,
-        "pass_rows": pass_rows_of(target.model),
+        "padded_width": padded_width_of(target.model),
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,
@@ -199,7 +199,7 @@ class Benchmark:
         if not num_missing:
             return
         known_programs = self.results.programs(stage)
-        for contestant in watched(contestants, f"{stage}: compiling", len(contestants)):
+        for contestant in with_progress(contestants, f"{stage}: compiling", len(contestants)):
             fresh = warm_up([contestant], batches[0])
             if contestant.name not in known_programs:
                 self.results.add_programs(stage, fresh)
@@ -210,7 +210,7 @@ class Benchmark:
             known,
             lambda: self.results.add_bandwidth(stage, read_bandwidth()),
         )
-        for turn in watched(turns, f"{stage}: measuring", num_missing):
+        for turn in with_progress(turns, f"{stage}: measuring", num_missing):
             self.results.add_turn(stage, turn)
 
     def conclude(self) -> list[Measurement]:

@@ -18,7 +18,7 @@ from specjax.bench.measure import PLAIN, turn_key
 from specjax.bench.summary import TextMatch, TextPair, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
-from specjax.decoding.widths import filled_rows, run_filled
+from specjax.decoding.widths import padded_pass_width, run_padded
 from specjax.loading.targets import LoadedTarget
 from specjax.models.prefill import PREFILL_CHUNK, prefill
 from specjax.models.quantize import compute_dtype
@@ -94,12 +94,12 @@ def _next_token(
     sampling: Sampling,
 ) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Returns the next token's logits, and the scores whose argmax plain decoding takes."""
-    before, num_slots = text.length - 1, text.tokens.shape[1] + filled_rows(target, 1)
+    before, num_slots = text.length - 1, text.tokens.shape[1] + padded_pass_width(target, 1)
     cache = target.new_cache(params, 1, num_slots, prompt_length)
     _, cache = prefill(params, text.tokens, before, cache, target, Taps())
     root = jnp.take_along_axis(text.tokens, before[:, None], axis=1)
     cache = replace(cache, length=before)
-    output, _ = run_filled(target, params, causal_rows(root, before), cache, Taps())
+    output, _ = run_padded(target, params, causal_rows(root, before), cache, Taps())
     assert output.logits is not None
     draw = Draw(row_key, text.length, sampling)
     scores = draw.perturbed(output.logits, text.length[:, None])

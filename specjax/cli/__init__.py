@@ -72,10 +72,10 @@ def _run(arguments: list[str]) -> None:
         print(_help(arguments))
     else:
         command = parsed(arguments)
-        from specjax.core.memory import told_if_exhausted
+        from specjax.core.memory import explain_out_of_memory
 
         try:
-            with told_if_exhausted():
+            with explain_out_of_memory():
                 command.run()
         except Stopped as stopped:
             if not (advice := getattr(command, "if_stopped", "")):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError, now_and_then
+from specjax.core.errors import SpecjaxError, throttled
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DatastoreCommand:
         documents = read_documents(self.sources, tokenizer)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task, note = bar.add_task("reading"), now_and_then()
+            task, note = bar.add_task("reading"), throttled()
 
             def show(stage: str, done: int, total: int | None) -> None:
                 amount = f"{done:,} tokens" if total is None else f"{done} of {total}"

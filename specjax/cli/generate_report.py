@@ -18,7 +18,7 @@ from specjax.cli.measure import Job, TimedRun, TimedText
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
-from specjax.decoding.widths import pass_rows_of
+from specjax.decoding.widths import padded_width_of
 
 
 def _console(stderr: bool = False) -> Console:
@@ -121,7 +121,7 @@ def _fields(job: Job, result: TimedText, compile_seconds: float) -> dict[str, An
     return {
         "target": job.target.name,
         "dtype": str(job.target.dtype),
-        "pass_rows": pass_rows_of(job.target.model),
+        "padded_width": padded_width_of(job.target.model),
         "method": result.method,
         "seed": job.seed,
         "temperature": job.engine.sampling.temperature,

@@ -64,14 +64,14 @@ class TargetOptions:
 class PassOptions(TargetOptions):
     """The options of all commands that verify drafts."""
 
-    pass_rows: Annotated[int, arg(metavar="N")] = 0
+    padded_width: Annotated[int, arg(metavar="N")] = 0
     """Fill every pass that verifies up to N rows per text, so that a GPU or TPU multiplies the same
     shapes whichever method drafts. 72 are enough for default settings; tuned ones may need more.
     Useful in 16 bits; a CPU does not need it."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target; see `TargetOptions`."""
-        return super().load_target(**({"pass_rows": self.pass_rows} | others))
+        return super().load_target(**({"padded_width": self.padded_width} | others))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import arg
 
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
 from specjax.cli.options import TargetOptions
@@ -90,7 +90,7 @@ class TrainDisco(TargetOptions):
         test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
         test_tasks = read_tasks(test, self.test_limit) if test else ()
         frozen, reading = FrozenModel.of(target), FrozenModel.of(draft)
-        watch = partial(watched, doing="The target writes")
+        watch = partial(with_progress, doing="The target writes")
         continue_all = answers_of(target, self.max_new_tokens, watch)
         requests, test_requests = (
             requests_of(each, target, self.max_new_tokens, continue_all) if each else []

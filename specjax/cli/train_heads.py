@@ -12,7 +12,7 @@ import jax
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.cli.environment import joined, use_compilation_cache
 from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
@@ -145,7 +145,7 @@ class TrainHead(TargetOptions):
                 out / "questions.jsonl",
                 self.distillation,
                 self.loop.seed,
-                partial(watched, doing="The target asks"),
+                partial(with_progress, doing="The target asks"),
                 self.resume,
             )
         if len(conversations) < 2:
@@ -164,7 +164,7 @@ class TrainHead(TargetOptions):
                 batches.longest,
                 self.distillation,
                 self.loop.seed,
-                partial(watched, doing="The target answers"),
+                partial(with_progress, doing="The target answers"),
                 self.resume,
             )
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)

@@ -202,12 +202,14 @@ class TuneInductionHeads(TuneCommand):
     examples: ClassVar[tuple[str, ...]] = ("specjax tune induction-heads",)
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.bench.measure import watched
+        from specjax.bench.measure import with_progress
         from specjax.loading.tuned import Tuned
         from specjax.tuning.induction_heads import answers, count_copies, ranked
 
         target = workload.target
-        texts = watched(answers(workload), "Looking for heads that copy", len(workload.prompts))
+        texts = with_progress(
+            answers(workload), "Looking for heads that copy", len(workload.prompts)
+        )
         counts = count_copies(texts, target.model, target.params)
         heads = ranked(counts)
         print(f"{len(heads)} of {counts.size} heads attended most to the source of a copied token")

@@ -31,7 +31,7 @@ def warn(text: str) -> None:
 warn_once = cache(warn)
 
 
-def now_and_then(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
+def throttled(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
     """Returns a function that prints its text to stderr, but only once in so many seconds."""
     started = last = time.monotonic()
 

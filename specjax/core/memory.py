@@ -93,7 +93,7 @@ def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) 
 
 
 @contextmanager
-def told_if_exhausted(what: str = "this", advice: str = ADVICE) -> Iterator[None]:
+def explain_out_of_memory(what: str = "this", advice: str = ADVICE) -> Iterator[None]:
     """Turns XLA's errors of exhausted memory into one line."""
     try:
         yield

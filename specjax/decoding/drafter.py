@@ -120,7 +120,7 @@ class Drafter(ABC):
     taps: ClassVar[Taps] = Taps(logits=False)  # what the target must reveal
     # Nodes (root included) of the narrower passes to compile; None: the engine's choice. A target
     # that fills up its passes has none.
-    row_widths: ClassVar[tuple[int, ...] | None] = None
+    pass_widths: ClassVar[tuple[int, ...] | None] = None
 
     @property
     def num_rows(self) -> int:

@@ -29,12 +29,12 @@ ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
 
-def pass_widths(drafter: Drafter, dtype: DTypeLike, pass_rows: int = 0) -> list[int]:
+def compiled_widths(drafter: Drafter, dtype: DTypeLike, padded_width: int = 0) -> list[int]:
     """Returns how many nodes each compiled pass holds, in ascending order.
 
-    `dtype` is that of the target's weights, and `pass_rows` its setting.
+    `dtype` is that of the target's weights, and `padded_width` its setting.
     """
-    widths = () if pass_rows else drafter.row_widths
+    widths = () if padded_width else drafter.pass_widths
     if widths is None:
         bits = jnp.finfo(dtype).bits
         widths = [width for width in ROW_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
@@ -68,7 +68,7 @@ def verify_pass(
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         taps = replace(drafter.taps, logits=True)
-        output, cache = run_filled(target, params, rows, cache, taps)
+        output, cache = run_padded(target, params, rows, cache, taps)
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
@@ -89,7 +89,7 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = pass_widths(drafter, dtype, pass_rows_of(target))
+    widths = compiled_widths(drafter, dtype, padded_width_of(target))
     if len(widths) == 1:
         return at_width(num_nodes, given, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
@@ -102,37 +102,37 @@ def verify_pass(
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
 
 
-def pass_rows_of(target: Target) -> int:
+def padded_width_of(target: Target) -> int:
     """Returns how many rows of each text the target's passes are filled up to; 0: they are not."""
-    return getattr(target, "pass_rows", 0)
+    return getattr(target, "padded_width", 0)
 
 
-def filled_rows(target: Target, num_rows: int) -> int:
+def padded_pass_width(target: Target, num_rows: int) -> int:
     """Returns how many rows of each text a pass has that is asked for `num_rows`.
 
     Raises:
-        SpecjaxError: if these are more than the target's `pass_rows`.
+        SpecjaxError: if these are more than the target's `padded_width`.
     """
-    limit = pass_rows_of(target)
+    limit = padded_width_of(target)
     if limit and limit < num_rows:
         raise SpecjaxError(
-            f"this method's passes have {num_rows} rows, more than pass_rows {limit}; load the "
-            f"target with {num_rows} or more (--pass-rows {num_rows}), or draft fewer tokens"
+            f"this method's passes have {num_rows} rows, more than padded_width {limit}; load the "
+            f"target with {num_rows} or more (--padded-width {num_rows}), or draft fewer tokens"
         )
     return limit or num_rows
 
 
-def run_filled(
+def run_padded(
     target: Target, params: Any, rows: QueryRows, cache: KVCache, taps: Taps
 ) -> tuple[ModelOutput, KVCache]:
-    """Runs a pass filled up to the target's `pass_rows`, and returns the output of the given rows.
+    """Runs a pass padded to the target's `padded_width`, and returns the output of its tokens.
 
-    The rows below them repeat the last; no given row attends to them.
+    The padding repeats the last token; no other token attends to it.
     """
-    if not pass_rows_of(target):
+    if not padded_width_of(target):
         return target.run(params, rows, cache, taps)
     count = rows.tokens.shape[1]
-    missing = filled_rows(target, count) - count
+    missing = padded_pass_width(target, count) - count
     below, unseen = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
     filled = QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),

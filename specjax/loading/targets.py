@@ -107,7 +107,7 @@ def load(
     quantize: str | None = None,
     mesh: Mesh | str | None = None,
     fsdp: bool = False,
-    pass_rows: int = 0,
+    padded_width: int = 0,
 ) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
@@ -125,18 +125,18 @@ def load(
         mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
             straight to its device. By default all weights are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
-        pass_rows: fill every pass that verifies up to this many rows per text, so that a GPU or TPU
-            multiplies the same shapes whichever method drafts. 72 are enough for default
+        padded_width: pad every verification pass to this many tokens per sequence, so that a GPU
+            or TPU multiplies the same shapes whichever method drafts. 72 are enough for default
             settings; tuned ones may need more. Useful in 16 bits; a CPU does not need it. 0: no
-            filling.
+            padding.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
             supported, its files are damaged or inconsistent, the mesh has other axes or another
-            size, or `pass_rows` is negative.
+            size, or `padded_width` is negative.
     """
-    if pass_rows < 0:
-        raise SpecjaxError(f"pass_rows {pass_rows} is negative; try 72, or 0 for no filling")
+    if padded_width < 0:
+        raise SpecjaxError(f"padded_width {padded_width} is negative; try 72, or 0 for no filling")
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
@@ -151,7 +151,7 @@ def load(
             params = load_transformer(folder, config, dtype, progress, quantize, placement)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
-    model = Transformer(config, cache_dtype(), mesh, pass_rows)
+    model = Transformer(config, cache_dtype(), mesh, padded_width)
     return LoadedTarget(model, params, tokenizer, config, str(name))
 
 

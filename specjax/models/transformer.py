@@ -34,7 +34,7 @@ class Transformer(nn.Module):
         config: the model's shape and arithmetic.
         cache_dtype: of keys and values; None takes that of the weights.
         mesh: the devices that the params lie on; None: a single one.
-        pass_rows: decoding fills every pass that verifies up to this many rows per text, so that
+        padded_width: decoding fills every pass that verifies up to this many rows per text, so that
             GPUs and TPUs multiply the same shapes whichever method drafts. All passes with logits
             then sum over slots in float64 on GPUs too, if they are in 16 bits. 0: no filling.
     """
@@ -42,7 +42,7 @@ class Transformer(nn.Module):
     config: TransformerConfig
     cache_dtype: DTypeLike | None = None
     mesh: Mesh | None = None
-    pass_rows: int = 0
+    padded_width: int = 0
 
     @nn.compact
     def __call__(
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
             places = replace(config, vocab_size=config.max_position_embeddings)
             x = x + lookup(Embedding(places, name="embed_positions")(), rows.positions)
         hidden, attention, keys, values = [x], {}, [], []
-        alike_on = WITH_FLOAT64 if self.pass_rows else CPU
+        alike_on = WITH_FLOAT64 if self.padded_width else CPU
         alike_on = alike_on if taps.logits else ()  # only passes that say tokens
         for layer in range(config.num_hidden_layers):
             x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(

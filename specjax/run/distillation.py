@@ -301,7 +301,7 @@ def _continued(
 ) -> Iterator[tuple[Ask, list[int]]]:
     model = target.model
     if isinstance(model, Transformer):  # only one method runs: nothing to make alike
-        model = model.clone(pass_rows=0)
+        model = model.clone(padded_width=0)
     return generate_many(
         target.params,
         waiting,

@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
-from specjax.core.memory import check_program, told_if_exhausted
+from specjax.core.memory import check_program, explain_out_of_memory
 from specjax.models.sharding import DATA, Placement, check_rows, make_mesh, place, put_array
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
@@ -136,7 +136,7 @@ def train(
     one_step = train_step(loss_fn, optimizer, state, mesh)
     take_step = _step_taker(one_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
     with (
-        told_if_exhausted("the training", advice),
+        explain_out_of_memory("the training", advice),
         open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
     ):
         first, state = run.restored(state, batches)

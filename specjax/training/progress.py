@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from specjax.core.errors import now_and_then
+from specjax.core.errors import throttled
 
 
 class Progress:
@@ -37,7 +37,7 @@ class Progress:
         self.task = self.bar.add_task(title, total=num_steps, completed=first, row="")
         self.tokens, self.started = 0, time.perf_counter()
         self.title, self.num_steps = title, num_steps
-        self.note = (lambda text: None) if is_quiet else now_and_then()
+        self.note = (lambda text: None) if is_quiet else throttled()
 
     def __enter__(self) -> "Progress":
         self.bar.start()

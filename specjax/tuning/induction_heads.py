@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.decoding.prompt import from_ids
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
@@ -28,7 +28,7 @@ BUCKET = 256  # texts share the programs of the next multiple
 
 def answers(workload: Workload) -> list[tuple[list[int], int]]:
     """Returns each prompt with the target's own greedy answer, and the prompt's length."""
-    watch = partial(watched, doing="The target answers")
+    watch = partial(with_progress, doing="The target answers")
     answer = answers_of(workload.target, workload.max_new_tokens, watch)
     pairs = zip(workload.prompts, answer(workload.prompts), strict=True)
     return [([*ids, *own], len(ids)) for ids, own in pairs]

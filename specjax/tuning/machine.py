@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specjax.bench.measure import PLAIN, watched
+from specjax.bench.measure import PLAIN, with_progress
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
 from specjax.loading.drafters import gated, load_drafter, settings_of
@@ -89,7 +89,7 @@ def tune_machine(
     wanted = named if methods else [name for name, row in METHODS.items() if row.search_space]
     plain = workload.runner(*load_drafter(PLAIN, workload.target))
     found = _candidates(workload, wanted, sources, given, report)
-    candidates = list(watched(found, "Compiling candidates"))
+    candidates = list(with_progress(found, "Compiling candidates"))
     machine = machine_of(workload.target)
     if candidates:
         winner = _halved(candidates, plain, workload, report)

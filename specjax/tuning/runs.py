@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.bench.curves import Point
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
@@ -98,10 +98,10 @@ class Workload:
 
     def sweep(self, candidates: Mapping[Any, tuple[Drafter, Any]]) -> list[Point]:
         """Runs each prompt once with each drafter and its params; returns a point per value."""
-        given = watched(candidates.values(), "Compiling candidates", len(candidates))
+        given = with_progress(candidates.values(), "Compiling candidates", len(candidates))
         runners = [self.runner(*candidate) for candidate in given]
         turns = in_turn(runners, self.prompts)
-        columns = zip(*watched(turns, "Measuring candidates", len(self.prompts)), strict=True)
+        columns = zip(*with_progress(turns, "Measuring candidates", len(self.prompts)), strict=True)
         points = []
         for value, runs in zip(candidates, columns, strict=True):
             tokens = sum(run.num_tokens for run in runs)

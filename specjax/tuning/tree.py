@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.bench.measure import watched
+from specjax.bench.measure import with_progress
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.prompt import from_ids
 from specjax.models.target import Target
@@ -55,7 +55,7 @@ def tune_tree(
         SpecjaxError: if the answers are too short for any rank.
     """
     target = workload.target
-    texts = watched(answers(workload), "Ranking the target's answers", len(workload.prompts))
+    texts = with_progress(answers(workload), "Ranking the target's answers", len(workload.prompts))
     ranks = answer_ranks(texts, head, params, target.model, target.params)
     if not (ranks >= 0).any():
         raise SpecjaxError("the target says too little on these prompts; give other --tasks")

@@ -275,7 +275,7 @@ def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
     table = half["lm_head"]["weight"]
     twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
     sampling = Sampling(temperature)
-    filled = replace(target, model=target.model.clone(pass_rows=24), params=twins)
+    filled = replace(target, model=target.model.clone(padded_width=24), params=twins)
     compare = NearTies(filled, sampling, OPTIONS.seed)
 
     def match(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specjax.bench.checks import complaints, near_ties
-from specjax.bench.measure import GeneratedText, Program, Sample, watched
+from specjax.bench.measure import GeneratedText, Program, Sample, with_progress
 from specjax.bench.report.terminal import show, table
 from specjax.bench.summary import ALL, TextMatch, exactly, summarise
 from specjax.bench.ties import NearTies
@@ -230,6 +230,6 @@ def test_a_narrow_terminal_gets_a_table_that_fits(monkeypatch, capsys):
 def test_a_long_job_prints_a_line_now_and_then_without_a_terminal(monkeypatch, capsys):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    assert list(watched(range(7), "measuring", 7)) == list(range(7))
+    assert list(with_progress(range(7), "measuring", 7)) == list(range(7))
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["measuring: 2 of 7, 30 s", "measuring: 5 of 7, 60 s"]

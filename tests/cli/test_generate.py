@@ -20,7 +20,7 @@ from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (
-    "prompt target dtype pass_rows method seed temperature verification is_lossy text "
+    "prompt target dtype padded_width method seed temperature verification is_lossy text "
     "finish_reason tokens num_new_tokens rounds mean_accepted_length seconds tokens_per_second "
     "compile_seconds"
 ).split()
@@ -48,13 +48,13 @@ def test_json_holds_exactly_the_promised_fields(generate, tiny_tokenizer):
 
 
 @pytest.mark.parametrize(
-    "options, pass_rows",
+    "options, padded_width",
     [((), 0), (("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8"), 9)],
 )
-def test_compare_finds_the_tokens_of_plain_decoding(generate, options, pass_rows):
-    own = "--compare", "--pass-rows", str(pass_rows)
+def test_compare_finds_the_tokens_of_plain_decoding(generate, options, padded_width):
+    own = "--compare", "--padded-width", str(padded_width)
     values = generate("for value in values:", *own, *options)
-    assert values["pass_rows"] == pass_rows
+    assert values["padded_width"] == padded_width
     assert sorted(values) == sorted([*FIELDS, "plain", "identical"])
     assert values["identical"] is True
     assert values["plain"]["method"] == "plain"
@@ -245,11 +245,11 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     file = tmp_path / "messages"
     prompts, goes_on, resume = [], [], Engine.resume
 
-    def watched(engine, params, state, *given):
+    def with_progress(engine, params, state, *given):
         goes_on.append(state is not None)
         return resume(engine, params, state, *given)
 
-    monkeypatch.setattr(Engine, "resume", watched)
+    monkeypatch.setattr(Engine, "resume", with_progress)
     monkeypatch.setattr(
         "specjax.cli.chat._prompt",
         lambda target, messages: prompts.append(list(messages)) or _prompt(target, messages),

@@ -10,7 +10,7 @@ from jax.stages import Lowered
 
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
-from specjax.core.memory import check_fits, check_program, num_bytes, told_if_exhausted
+from specjax.core.memory import check_fits, check_program, explain_out_of_memory, num_bytes
 
 HALF = {"weights": 5_000_000, "cache": 20_000_000}
 
@@ -98,8 +98,8 @@ def test_int4_takes_half_a_byte_where_it_is_packed():
 def test_exhausted_memory_is_one_line():
     with (
         pytest.raises(SpecjaxError, match="this does not fit in memory; use a smaller dtype"),
-        told_if_exhausted(),
+        explain_out_of_memory(),
     ):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), told_if_exhausted():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explain_out_of_memory():
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

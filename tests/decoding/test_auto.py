@@ -21,7 +21,7 @@ from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import Verification, chain
-from specjax.decoding.widths import pass_widths
+from specjax.decoding.widths import compiled_widths
 from specjax.models.target import ModelOutput
 from tests.decoding.tiny import Oracle, prompt, target
 
@@ -229,8 +229,8 @@ def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
 
 def test_two_widths_are_compiled():
     gate = Auto(PromptLookup(num_tokens=20), 1.0)
-    assert pass_widths(gate, jnp.float32) == [1, 21]
-    assert pass_widths(gate.inner, jnp.float32) == [1, 8, 21]
+    assert compiled_widths(gate, jnp.float32) == [1, 21]
+    assert compiled_widths(gate.inner, jnp.float32) == [1, 8, 21]
 
 
 def test_the_state_keeps_its_types_so_that_a_stream_compiles_once():

@@ -215,19 +215,19 @@ SIXTEEN_BITS = [
 
 
 @cache
-def in_sixteen_bits(name: str, dtype: str, pass_rows: int = 0):
+def in_sixteen_bits(name: str, dtype: str, padded_width: int = 0):
     """What a method says if all its params, and its target's, are in this dtype."""
     drafter, params = of_method(name)
     half = cast_floats(Params(target()[1], params), dtype)
     # As `specjax.load` has it on a CPU.
-    model = target()[0].clone(cache_dtype=jnp.float32, pass_rows=pass_rows)
+    model = target()[0].clone(cache_dtype=jnp.float32, padded_width=padded_width)
     sampling = Sampling(0.0 if dtype == "float16" else 0.8)
     settings = {"target": model, "sampling": sampling, "max_new_tokens": 40}
     return speculative_generate(half, prompt(), KEY, drafter=drafter, **settings)
 
 
-@pytest.mark.parametrize(("name", "dtype", "pass_rows"), SIXTEEN_BITS)
-def test_sixteen_bits_say_what_plain_decoding_says(name, dtype, pass_rows):
-    found, plain = in_sixteen_bits(name, dtype, pass_rows), in_sixteen_bits("plain", dtype)
+@pytest.mark.parametrize(("name", "dtype", "padded_width"), SIXTEEN_BITS)
+def test_sixteen_bits_say_what_plain_decoding_says(name, dtype, padded_width):
+    found, plain = in_sixteen_bits(name, dtype, padded_width), in_sixteen_bits("plain", dtype)
     found.check()  # finite
     np.testing.assert_array_equal(found.tokens, plain.tokens)

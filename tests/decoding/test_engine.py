@@ -13,7 +13,7 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
-from specjax.decoding.widths import pass_widths
+from specjax.decoding.widths import compiled_widths
 from specjax.models.transformer import Transformer
 from tests.decoding.tiny import prompt, target
 
@@ -31,7 +31,7 @@ class Watched(Transformer):
 
 
 @pytest.fixture
-def watched():
+def with_progress():
     model, params = target()
     drafter = PromptLookup(num_tokens=20)  # finds nothing in random text
     engine = Engine(Watched(model.config), drafter, max_new_tokens=6)
@@ -39,9 +39,9 @@ def watched():
     return engine, (Params(params), prompt(1), jax.random.key(0))
 
 
-def test_warming_up_runs_a_pass_of_every_width(watched):
-    engine, (params, asked, key) = watched
-    assert pass_widths(engine.drafter, jnp.float32) == [1, 8, 21]
+def test_warming_up_runs_a_pass_of_every_width(with_progress):
+    engine, (params, asked, key) = with_progress
+    assert compiled_widths(engine.drafter, jnp.float32) == [1, 8, 21]
     engine.warm_up(params, asked, key)
     jax.effects_barrier()
     assert set(PASSES) >= {1, 8, 21}
@@ -53,9 +53,9 @@ def test_warming_up_runs_a_pass_of_every_width(watched):
     assert Engine.run._cache_size() == num_compiled, "going on compiles nothing"
 
 
-def test_every_pass_has_the_rows_that_the_target_asks_for(watched):
-    engine, (params, asked, key) = watched
-    full = replace(engine, target=Watched(engine.target.config, pass_rows=24))
+def test_every_pass_has_the_rows_that_the_target_asks_for(with_progress):
+    engine, (params, asked, key) = with_progress
+    full = replace(engine, target=Watched(engine.target.config, padded_width=24))
     texts = []
     for drafter in (Autoregressive(), engine.drafter):
         own = replace(full, drafter=drafter)
@@ -72,24 +72,24 @@ def test_every_pass_has_the_rows_that_the_target_asks_for(watched):
         np.testing.assert_array_equal(text, expected)
 
 
-def test_a_draft_of_more_rows_than_a_pass_is_refused(watched):
-    engine, (params, asked, _) = watched
-    narrow = replace(engine, target=Watched(engine.target.config, pass_rows=16))
-    with pytest.raises(SpecjaxError, match="21 rows, more than pass_rows 16"):
+def test_a_draft_of_more_rows_than_a_pass_is_refused(with_progress):
+    engine, (params, asked, _) = with_progress
+    narrow = replace(engine, target=Watched(engine.target.config, padded_width=16))
+    with pytest.raises(SpecjaxError, match="21 rows, more than padded_width 16"):
         narrow.check(params, asked)
 
 
-def test_rows_that_fill_up_a_pass_have_slots(watched):
-    engine, (_, asked, _) = watched
-    wide = replace(engine, target=Watched(engine.target.config, pass_rows=200))
+def test_rows_that_fill_up_a_pass_have_slots(with_progress):
+    engine, (_, asked, _) = with_progress
+    wide = replace(engine, target=Watched(engine.target.config, padded_width=200))
     length = asked.tokens.shape[1]
     assert wide.num_slots(length) == engine.num_slots(length) + 128
 
 
-def test_a_wider_pass_says_the_same(watched):
-    engine, (params, asked, key) = watched
+def test_a_wider_pass_says_the_same(with_progress):
+    engine, (params, asked, key) = with_progress
     texts = []
-    for width in pass_widths(engine.drafter, jnp.float32):
+    for width in compiled_widths(engine.drafter, jnp.float32):
         state = engine.prefill(params, asked, key)
         state = replace(state, min_width=jnp.asarray(width, jnp.int32))
         texts.append(np.asarray(engine.generation(engine.run(params, state, 6)).tokens))
@@ -97,8 +97,8 @@ def test_a_wider_pass_says_the_same(watched):
     np.testing.assert_array_equal(texts[0], texts[2])
 
 
-def test_lowered_programs_are_those_that_run(watched):
-    engine, (params, asked, key) = watched
+def test_lowered_programs_are_those_that_run(with_progress):
+    engine, (params, asked, key) = with_progress
     prefill, run = (program.compile() for program in engine.lower(params, asked, key))
     state = prefill(params, asked, key)
     own = engine.generation(run(params, state, 6))

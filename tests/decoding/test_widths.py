@@ -20,8 +20,8 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
+    compiled_widths,
     if_in_place,
-    pass_widths,
     query_rows,
     switch_in_place,
     verify_pass,
@@ -42,7 +42,7 @@ RUNS = np.array([0, 0, 0, 1, 1])
 class Reader(Drafter):
     """Taps everything; `verify_pass` gets its proposal from the test."""
 
-    row_widths: tuple[int, ...] | None = None  # the engine's: 1, 8 or 16 nodes
+    pass_widths: tuple[int, ...] | None = None  # the engine's: 1, 8 or 16 nodes
 
     max_depth = DEPTH
     num_nodes = NODES
@@ -134,13 +134,13 @@ def roots() -> jax.Array:
     return jnp.take_along_axis(given.tokens, given.length[:, None] - 1, axis=1)[:, 0]
 
 
-def verified(proposal: Proposal, drafter: Reader, pass_rows: int = 0):
-    return _verified(proposal, start(), target(VOCAB)[1], drafter, pass_rows)
+def verified(proposal: Proposal, drafter: Reader, padded_width: int = 0):
+    return _verified(proposal, start(), target(VOCAB)[1], drafter, padded_width)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _verified(proposal: Proposal, cache: KVCache, params, drafter: Drafter, pass_rows: int):
-    model = target(VOCAB)[0].clone(pass_rows=pass_rows)
+def _verified(proposal: Proposal, cache: KVCache, params, drafter: Drafter, padded_width: int):
+    model = target(VOCAB)[0].clone(padded_width=padded_width)
     draw = Draw(row_keys(jax.random.key(3), BATCH), cache.length + 1, Sampling())
     return verify_pass(model, drafter, params, cache, proposal, draw)
 
@@ -203,10 +203,10 @@ def test_rows_that_fill_up_a_pass_change_nothing():
 
 
 def lowered_for_a_gpu(
-    drafter: Drafter, tree: DraftTree, pass_rows: int, probe: Probe | None = None
+    drafter: Drafter, tree: DraftTree, padded_width: int, probe: Probe | None = None
 ) -> str:
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target(VOCAB)[1])
-    traced = _verified.trace(Proposal(tree, probe), start(), half, drafter, pass_rows)
+    traced = _verified.trace(Proposal(tree, probe), start(), half, drafter, padded_width)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -240,7 +240,7 @@ def test_on_a_gpu_a_filled_pass_is_the_same_program_and_taps_change_no_product()
 @pytest.mark.parametrize("nodes, widths", [(1, [1]), (2, [1, 2]), (15, [1, 15]), (64, [8, 64])])
 def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
     monkeypatch.setattr(Reader, "num_nodes", nodes)
-    assert pass_widths(Reader(), jnp.bfloat16) == widths
+    assert compiled_widths(Reader(), jnp.bfloat16) == widths
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
@@ -251,9 +251,9 @@ def test_a_narrow_pass_says_what_a_wide_one_does(most):
     probe = random_probe(1, num_nodes=1)  # at the root, which every width holds
     proposal = Proposal(tree, probe)
     narrow, found, narrow_cache = verified(proposal, Reader())
-    wide, expected, wide_cache = verified(proposal, Reader(row_widths=()))
-    assert pass_widths(Reader(), jnp.float32) == [1, 8, NODES]
-    assert pass_widths(Reader(()), jnp.float32) == [NODES]
+    wide, expected, wide_cache = verified(proposal, Reader(pass_widths=()))
+    assert compiled_widths(Reader(), jnp.float32) == [1, 8, NODES]
+    assert compiled_widths(Reader(()), jnp.float32) == [NODES]
 
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     if most >= 8:

@@ -191,7 +191,9 @@ def test_an_unknown_name_is_refused_with_the_three_kinds_there_are(name):
 
 
 def test_a_negative_number_of_rows_is_refused():
-    assert failure("pocket", pass_rows=-1).startswith("pass_rows -1 is negative; try 72, or 0")
+    assert failure("pocket", padded_width=-1).startswith(
+        "padded_width -1 is negative; try 72, or 0"
+    )
 
 
 def test_a_file_is_not_a_target(folder, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.core.errors import now_and_then
+from specjax.core.errors import throttled
 from specjax.training import progress
 from specjax.training.progress import Progress
 
@@ -83,7 +83,7 @@ def test_batches_that_are_no_texts_have_no_speed(screen):
 
 
 def test_a_run_without_a_terminal_prints_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr("specjax.training.progress.now_and_then", lambda: now_and_then(0.0))
+    monkeypatch.setattr("specjax.training.progress.throttled", lambda: throttled(0.0))
     with Progress("training", 0, 40) as progress:
         progress.show(20, {"loss": 1.5})
     assert capsys.readouterr().err.startswith("training: step 20 of 40, loss 1.5, ")

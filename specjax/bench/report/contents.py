@@ -44,7 +44,7 @@ LABELS = {
     "runs": "runs of each prompt",
     "revision": "source",
     "padded_length": "tokens that all prompts are padded to",
-    "pass_rows": "rows that every verifying pass is filled up to; 0: no filling",
+    "padded_width": "rows that every verifying pass is filled up to; 0: no filling",
 }
 
 

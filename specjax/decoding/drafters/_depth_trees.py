@@ -70,7 +70,7 @@ class DepthTreeDrafter(Drafter):
     noise_share: float = 0.8
     """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
 
-    row_widths = ()  # a draft always fills the tree
+    pass_widths = ()  # a draft always fills the tree
 
     def __post_init__(self):
         levels_of(self.choices)  # checks them

@@ -80,7 +80,7 @@ class HeadDrafter(Drafter):
 
     head: FeatureHead
 
-    row_widths = ()  # a draft always fills the tree
+    pass_widths = ()  # a draft always fills the tree
 
     @property
     def taps(self) -> Taps:

@@ -71,7 +71,7 @@ class Auto(Drafter):
     inner: Drafter  # without probe rows, which would run in every pass
     break_even: float  # in tokens, measured with one text at a time; below 0: the gate never shuts
 
-    row_widths = (1,)
+    pass_widths = (1,)
 
     @property
     def num_nodes(self) -> int:

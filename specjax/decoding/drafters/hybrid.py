@@ -97,8 +97,8 @@ class Hybrid(Drafter):
         return min(max(part.max_depth for part in self.parts), self.num_nodes - 1)
 
     @property
-    def row_widths(self) -> tuple[int, ...] | None:
-        return None if all(part.row_widths is None for part in self.parts) else ()
+    def pass_widths(self) -> tuple[int, ...] | None:
+        return None if all(part.pass_widths is None for part in self.parts) else ()
 
     @property
     def taps(self) -> Taps:
