@@ -40,7 +40,7 @@ from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
 from specjax.core.errors import SpecjaxError, check_at_least
-from specjax.core.files import locked
+from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
 from specjax.decoding.widths import padded_width_of
@@ -78,7 +78,7 @@ def run_bench(
             folder = Path(stack.enter_context(TemporaryDirectory()))
         else:
             folder = make_folder(options.out)
-            stack.enter_context(locked(folder))
+            stack.enter_context(RunFolder(folder).lock())
         tasks = read_tasks(options.tasks, options.limit, options.seed)
         if options.system is not None:
             tasks = [replace(task, system=options.system) for task in tasks]

@@ -73,7 +73,8 @@ class Reproduce:
         from specjax.cli.options import check_seed
         from specjax.cli.reproduction import Reproduction
         from specjax.core.errors import check_at_least
-        from specjax.core.files import locked, writable_folder
+        from specjax.core.files import writable_folder
+        from specjax.core.folder import RunFolder
         from specjax.reproduce.estimate import rows
         from specjax.reproduce.recipe import read_recipe
 
@@ -93,7 +94,7 @@ class Reproduce:
             for name in ("max_new_tokens", "runs")
             if (value := getattr(self, name)) is not None
         }
-        with locked(out):
+        with RunFolder(out).lock():
             Reproduction(replace(recipe, **changes), self, out).run()
 
 

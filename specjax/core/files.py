@@ -1,6 +1,5 @@
 """Reads and writes files that users name; system errors become a one-line `SpecjaxError`."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -145,28 +144,6 @@ def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
                 "per line"
             )
         yield line
-
-
-@contextmanager
-def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
-    """Makes a folder and keeps other processes out of it; the lock ends with the process at latest.
-
-    Raises:
-        SpecjaxError: if a living process is in the folder.
-    """
-    with writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / name).open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SpecjaxError(
-                f"{folder} is in use by another run; wait until that ends, or name another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key
 
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import locked, writable
+from specjax.core.folder import RunFolder
 from specjax.data.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
 from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
@@ -25,7 +25,6 @@ from specjax.models.fingerprint import fingerprint
 from specjax.models.transformer import Transformer
 from specjax.training.examples import PLACEHOLDERS
 from specjax.training.ranges import check_at_least_one, check_not_negative
-from specjax.training.run_folder import claim, keep_lines, whole_lines
 
 MIN_PROMPT = 2  # tokens
 OPENING_SHARE = 0.25  # of a plain text, which the target then continues
@@ -177,19 +176,16 @@ def _grown(
     watch: Watch,
 ) -> list[Conversation | None]:
     """Returns the rows 0 to `count` - 1 of a file, after producing and appending those missing."""
-    with writable(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.parent, f".{file.name}.lock"):
-        with writable(file):
-            claim(file.with_suffix(file.suffix + ".json"), dict(request), resume)
-        rows = _rows_of(file)
-        left = [number for number in range(count) if number not in rows]
+    folder = RunFolder(file.parent, f"{file.name}.json", f".{file.name}.lock")
+    with folder.lock():
+        folder.claim(request, resume)
+        folder.truncate(file.name)
+        texts = dict(folder.records(file.name, lambda row: (int(row["number"]), _from_row(row))))
+        left = [number for number in range(count) if number not in texts]
         for _, (number, text) in zip(watch(left), produce(left), strict=True):
-            row = {"number": number} | _as_row(text)
-            with writable(file), file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")
-            rows[number] = row
-    return [_from_row(rows[number]) for number in range(count)]
+            folder.append(file.name, {"number": number} | _as_row(text))
+            texts[number] = text
+    return [texts[number] for number in range(count)]
 
 
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
@@ -335,16 +331,3 @@ def _from_row(row: dict[str, Any]) -> Conversation | None:
         return Conversation(text=row["text"])
     turns = tuple(Turn(each["role"], each["content"]) for each in row["messages"])
     return Conversation(turns, is_cut=row.get("is_cut", False)) if turns else None
-
-
-def _rows_of(file: Path) -> dict[int, dict[str, Any]]:
-    """Reads the whole lines in `file`, by conversation; cuts off an unfinished one."""
-    lines = whole_lines(file)
-    keep_lines(file, lines)
-    try:
-        rows = [json.loads(line) for line in lines]
-        for row in rows:  # each is a conversation with its number
-            _from_row(row)
-        return {int(row["number"]): row for row in rows}
-    except (ValueError, KeyError, TypeError) as error:
-        raise SpecjaxError(f"{file} is corrupt ({error}); delete it and distill again") from None

@@ -29,7 +29,7 @@ from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
 from specjax.training.ranges import check_at_least_one
-from specjax.training.run_folder import RunFolder, open_run
+from specjax.training.run_folder import TrainingRun, open_run
 
 DEFAULT_STEPS = 2000
 
@@ -224,7 +224,7 @@ def _of_any_process(signals: list[int]) -> list[int]:
 
 
 def _report(
-    run: RunFolder,
+    run: TrainingRun,
     progress: Progress,
     options: LoopOptions,
     evaluation: Evaluation | None,

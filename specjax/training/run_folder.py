@@ -9,10 +9,8 @@
 A corrupt checkpoint is skipped for the one before.
 """
 
-import json
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,17 +21,18 @@ import jax
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import check_writable, expand_user, locked, read_json, readable, writable
+from specjax.core.files import check_writable, expand_user, read_json, writable
+from specjax.core.folder import RunFolder, check_same_run
 from specjax.core.provenance import revision, versions
 from specjax.models.io.head_files import CHECKPOINTS
 from specjax.training import checkpoints
 
-METRICS, CONFIG, RUN = "metrics.jsonl", "config.json", "run.json"
+METRICS, RUN = "metrics.jsonl", "run.json"
 TENSORBOARD = "tensorboard"
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class TrainingRun:
     """Keeps checkpoints and metrics of a run; without a folder it keeps nothing.
 
     `manager` is Orbax's, `board` TensorBoard's. Each checkpoint holds `config` as well, because it
@@ -41,7 +40,7 @@ class RunFolder:
     processes the first alone has a board, and writes everything but the checkpoints.
     """
 
-    folder: Path | None = None
+    folder: RunFolder | None = None
     manager: Any = None
     board: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -65,8 +64,7 @@ class RunFolder:
                 continue
             if not (isinstance(position, dict) and "config" in position):  # of earlier versions
                 position = {"batches": position, "config": self.config}
-            if differing := list(_differing(position["config"], self.config)):
-                raise _of_another(f"{self.manager.directory}", differing)
+            check_same_run(self.manager.directory, position["config"], self.config)
             if position["batches"] is not None:
                 batches.set_state(position["batches"])
             for each, reason in corrupt.items():  # new ones will take their places
@@ -77,7 +75,7 @@ class RunFolder:
         if corrupt:
             reason = next(iter(corrupt.values()))
             raise SpecjaxError(
-                f"no checkpoint in {self.folder} can be read ({reason}); delete that folder "
+                f"no checkpoint in {self.folder.path} can be read ({reason}); delete that folder "
                 "and train again"
             )
         self._forget_after(0)
@@ -99,14 +97,9 @@ class RunFolder:
         """Drops the metrics of steps that will run again, and an unfinished line."""
         if self.folder is None or self.board is None:
             return
-        file = self.folder / METRICS
-        lines = whole_lines(file)
-        try:
-            kept = [line for line in lines if json.loads(line)["step"] <= step]
-        except (ValueError, KeyError, TypeError):
-            raise SpecjaxError(f"{file} is corrupt; delete {self.folder} and train again") from None
-        keep_lines(file, kept)
-        if lines:
+        steps = list(self.folder.records(METRICS, lambda line: int(line["step"])))
+        self.folder.truncate(METRICS, sum(logged <= step for logged in steps))
+        if steps:
             self._hide_after(step)
 
     def _hide_after(self, step: int) -> None:
@@ -121,9 +114,7 @@ class RunFolder:
         """Appends a line to the metrics; a list holds one number per depth."""
         if self.folder is None or self.board is None:
             return
-        file = self.folder / METRICS
-        with writable(file), file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
+        self.folder.append(METRICS, row)
         for name, value in row.items():
             if isinstance(value, list):
                 for depth, part in enumerate(value, start=1):
@@ -153,7 +144,7 @@ def open_run(
     resume: bool = True,
     keep_last: int = 2,
     place: str = "",
-) -> Iterator[RunFolder]:
+) -> Iterator[TrainingRun]:
     """Opens the run in `folder`, a new one or one to resume.
 
     `place`: the folder or URL of the checkpoints, if they are not in `folder`.
@@ -163,24 +154,24 @@ def open_run(
             or holds any run while `resume` is false.
     """
     if folder is None:
-        yield RunFolder()
+        yield TrainingRun()
         return
     from tensorboardX import SummaryWriter
 
-    folder = expand_user(folder).absolute()
-    config = json.loads(json.dumps(config))
+    run_folder = RunFolder(expand_user(folder).absolute())
     is_first = jax.process_index() == 0
-    with locked(folder) if is_first else nullcontext():
+    with run_folder.lock() if is_first else nullcontext():
         if is_first:
-            with writable(folder):
-                claim(folder / CONFIG, dict(config), resume)
-                _add_start(folder / RUN)
+            run_folder.claim(config, resume)
+            _add_start(run_folder)
         with (
             checkpoints.quiet(),
-            _manager(place or str(folder / CHECKPOINTS), keep_last) as manager,
-            SummaryWriter(str(folder / TENSORBOARD)) if is_first else nullcontext() as board,
+            _manager(place or str(run_folder.path / CHECKPOINTS), keep_last) as manager,
+            SummaryWriter(str(run_folder.path / TENSORBOARD))
+            if is_first
+            else nullcontext() as board,
         ):
-            run = RunFolder(folder, manager, board, config)
+            run = TrainingRun(run_folder, manager, board, config)
             yield run
             run.wait()
 
@@ -220,76 +211,21 @@ def check_out(out: Path, resume: bool, made: str) -> None:
 
     `made` is the name of the folder in it that the run makes.
     """
+    folder = RunFolder(out)
     with writable(out):
-        has_run, is_made = (out / CONFIG).exists(), (out / made).exists()
+        has_run, is_made = folder.has_run, (out / made).exists()
     check_writable(out)
     if is_made and not has_run:
         raise SpecjaxError(f"{out / made} already exists, but no run; give another folder")
     if out.is_dir():
-        with locked(out):  # nobody is in it
+        with folder.lock():  # nobody is in it
             pass
-    if has_run and not resume:
-        raise taken(out)
+    folder.check_resume(resume)
 
 
-def taken(folder: Path) -> SpecjaxError:
-    """Returns the error of a folder that already holds a run."""
-    advice = "add --resume to continue it, or give another folder"
-    return SpecjaxError(f"{folder} already holds a run; {advice}")
-
-
-def claim(file: Path, config: Mapping[str, Any], resume: bool) -> None:
-    """Writes the config of a new run, or checks that a run to resume has the same one."""
-    if not file.exists():
-        _write_json(file, config)
-        return
-    if not resume:
-        raise taken(file.parent)
-    if differing := list(_differing(read_json(file), config)):
-        raise _of_another(f"{file.parent}", differing)
-
-
-def _of_another(place: str, differing: Sequence[str]) -> SpecjaxError:
-    return SpecjaxError(
-        f"{place} holds a run with different settings ({', '.join(differing)}); give another "
-        "folder, or delete it"
-    )
-
-
-def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the names of values that differ, those of nested groups included."""
-    for name in {**found, **wanted}:
-        ours, theirs = found.get(name), wanted.get(name)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            yield from _differing(ours, theirs)
-        elif ours != theirs:
-            yield name
-
-
-def whole_lines(file: Path) -> list[bytes]:
-    """Returns the finished lines of a file whose writer may have been killed; [] without a file."""
-    with readable(file):
-        lines = file.read_bytes().splitlines(True) if file.exists() else []
-    return [line for line in lines if line.endswith(b"\n")]
-
-
-def keep_lines(file: Path, lines: Sequence[bytes]) -> None:
-    """Cuts `file` off after its first lines, which these are, in one atomic operation."""
-    if file.exists():
-        with writable(file):
-            os.truncate(file, sum(map(len, lines)))
-
-
-def _write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Writes all or nothing, even if the process is killed."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
-
-
-def _add_start(file: Path) -> None:
+def _add_start(folder: RunFolder) -> None:
     """Adds this start to the list of starts of the run."""
-    starts = read_json(file)["starts"] if file.exists() else []
+    starts = read_json(folder.path / RUN)["starts"] if (folder.path / RUN).exists() else []
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -297,4 +233,4 @@ def _add_start(file: Path) -> None:
         "versions": versions(),
         "devices": [str(device) for device in jax.devices()],
     }
-    _write_json(file, {"starts": [*starts, start]})
+    folder.write_json(RUN, {"starts": [*starts, start]})

@@ -36,7 +36,7 @@ from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import locked
+from specjax.core.folder import RunFolder
 from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
@@ -544,7 +544,7 @@ def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, reque
 
 
 def test_a_folder_takes_one_benchmark_at_a_time(tmp_path):
-    with locked(tmp_path), pytest.raises(SpecjaxError, match="in use by another run"):
+    with RunFolder(tmp_path).lock(), pytest.raises(SpecjaxError, match="in use by another run"):
         run_bench(lambda: pytest.fail("loaded"), replace(OPTIONS, out=tmp_path))
 
 

@@ -194,11 +194,11 @@ def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
     assert "already holds a run; add --resume to continue it" in error_line()
     changed = ("--learning-rate", "1e-3", "--batch-size", "4")
     assert train("eagle", eagle_run, *SHORT, *changed, "--resume") == 2
-    assert "with different settings (learning_rate, batch_size); give another" in error_line()
+    assert "holds another run (learning_rate was " in error_line()
     assert train("hass", eagle_run, *SHORT, "--resume") == 2
     assert "align_steps" in error_line()
     assert train("eagle", eagle_run, *SHORT, "--limit", "20", "--resume") == 2
-    assert "with different settings (texts)" in error_line()
+    assert "holds another run (texts was" in error_line()
     assert contents(eagle_run) == before
 
 
@@ -289,7 +289,7 @@ def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
     assert "█" not in capsys.readouterr().err  # no bar where there is no terminal
     before = contents(out)
     assert train("eagle", out, *short, "--distill", "--distill-tokens", "13", "--resume") == 2
-    assert "with different settings (distill_tokens)" in capsys.readouterr().err
+    assert "holds another run (distill_tokens was" in capsys.readouterr().err
     assert contents(out) == before
 
 

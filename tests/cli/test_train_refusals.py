@@ -14,7 +14,7 @@ import pytest
 from specjax.cli import main
 from specjax.cli.train_heads import read_all
 from specjax.core import memory
-from specjax.core.files import locked
+from specjax.core.folder import RunFolder
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io import huggingface
@@ -154,10 +154,10 @@ def test_a_head_without_its_run_is_not_written_over(train, tmp_path, error_line)
 
 
 def test_a_folder_takes_one_run_at_a_time(tmp_path, error_line):
-    with locked(tmp_path):
+    with RunFolder(tmp_path).lock():
         arguments = ("--out", str(tmp_path), "--data", "missing.jsonl", "--resume")
         assert main(["train", "eagle", *arguments]) == 2
-    assert "is in use by another run; wait until that ends, or name another folder" in error_line()
+    assert "is in use by another run; wait until it ends, or name another folder" in error_line()
 
 
 def test_a_target_without_a_tokenizer_is_refused(train, tiny, tmp_path, error_line):

@@ -1,12 +1,9 @@
-"""Folders that appear whole or not at all, and belong to one process at a time."""
-
-import subprocess
-import sys
+"""Folders that appear whole or not at all."""
 
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import locked, new_folder, vacant
+from specjax.core.files import new_folder, vacant
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
@@ -30,29 +27,3 @@ def test_an_interrupted_folder_leaves_nothing_behind(tmp_path, error):
         (unfinished / "file").write_text("half")
         raise error
     assert not list(tmp_path.iterdir())
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from specjax.core.files import locked
-
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_folder_is_refused_while_its_process_lives_and_not_after_it_was_killed(tmp_path):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as first:
-        assert first.stdout is not None and first.stdout.readline() == b"locked\n"
-        with (
-            pytest.raises(SpecjaxError, match="run is in use by another run; wait"),
-            locked(folder),
-        ):
-            pass
-        first.kill()
-    with locked(folder):
-        pass

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.folder import RunFolder
 from specjax.training import checkpoints
-from specjax.training.run_folder import RunFolder, open_run
+from specjax.training.run_folder import TrainingRun, open_run
 from tests.training.test_loop import damage
 
 SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
@@ -28,7 +29,7 @@ def run(tmp_path):
         for step, score in SCORES.items():
             checkpoints.write(manager, step, state(step), {"next": step}, score)
         manager.wait_until_finished()
-        yield RunFolder(tmp_path, manager)
+        yield TrainingRun(RunFolder(tmp_path), manager)
 
 
 def test_the_newest_and_the_best_are_kept(run):
@@ -58,12 +59,12 @@ def test_a_corrupt_one_does_not_hide_the_others(run, tmp_path):
     with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=2) as again:
         assert sorted(again.all_steps()) == [2, 5, 6]
         assert checkpoints.scores(again) == {}
-        assert RunFolder(tmp_path, again).best(state(0)) is None
+        assert TrainingRun(RunFolder(tmp_path), again).best(state(0)) is None
 
 
 def test_the_next_best_replaces_a_corrupt_one(tmp_path, capsys):
     with checkpoints.manager_of(tmp_path / "checkpoints", keep_last=3) as manager:
-        run = RunFolder(tmp_path, manager)
+        run = TrainingRun(RunFolder(tmp_path), manager)
         for step, score in ((1, 1.0), (2, 3.0), (3, 2.0)):
             checkpoints.write(manager, step, state(step), None, score)
         manager.wait_until_finished()

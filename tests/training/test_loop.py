@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import locked
+from specjax.core.folder import RunFolder
 from specjax.core.interrupts import Stopped
 from specjax.training.data import from_function
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
@@ -181,14 +181,14 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
 
 
 def test_a_folder_takes_one_run_at_a_time(tmp_path):
-    with locked(tmp_path), pytest.raises(SpecjaxError, match="in use by another run"):
+    with RunFolder(tmp_path).lock(), pytest.raises(SpecjaxError, match="in use by another run"):
         run(tmp_path)
 
 
 def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
     run(tmp_path, config={"rate": 1, "labels": ("a",)})
     run(tmp_path, config={"rate": 1, "labels": ("a",)})
-    with pytest.raises(SpecjaxError, match=r"different settings \(rate\)"):
+    with pytest.raises(SpecjaxError, match=r"holds another run \(rate was 1, now 2\)"):
         run(tmp_path, config={"rate": 2, "labels": ("a",)})
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
         run(tmp_path, config={"rate": 1, "labels": ("a",)}, resume=False)
@@ -201,7 +201,7 @@ def test_checkpoints_elsewhere_outlive_the_folder(tmp_path):
         run(tmp_path / "lost", stop_at=7, options=options)
     assert not (tmp_path / "lost" / "checkpoints").exists()
     shutil.rmtree(tmp_path / "lost")
-    with pytest.raises(SpecjaxError, match=r"elsewhere holds a run with different settings \(rate"):
+    with pytest.raises(SpecjaxError, match=r"elsewhere holds another run \(rate"):
         run(tmp_path / "other", options=options, config={"rate": 2})
     assert same_bits(run(tmp_path / "new", options=options), run(None))
     lines = (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()
