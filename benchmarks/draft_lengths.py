@@ -16,7 +16,6 @@ import numpy as np
 from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
 from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
 from specjax import Params, Sampling, load, load_drafter
-from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -24,6 +23,7 @@ from specjax.decoding.drafters.length_rules import Fixed, Heuristic
 from specjax.loading.targets import LoadedTarget
 from specjax.reproduce.figures import NUM_PARTS, drafted_lengths, improvement_factor, in_part
 from specjax.reproduce.oracle import WithTruth
+from specjax.run.runner import Runner
 from specjax.run.tasks import Request
 
 ORACLE = "oracle"
@@ -49,7 +49,7 @@ class LengthOptions:
 
 def contestants_of(
     target: LoadedTarget, options: LengthOptions, requests: Sequence[Request]
-) -> list[OwnMethod]:
+) -> list[Runner]:
     """Makes plain decoding, every rule, and the oracle.
 
     Raises:
@@ -78,7 +78,7 @@ def contestants_of(
     }
     prompts = [request.ids for request in requests]
     shared = prompts, options.max_new_tokens, Sampling(options.temperature)
-    made = [OwnMethod.for_prompts(name, target, *own, *shared) for name, own in drafters.items()]
+    made = [Runner.for_prompts(name, target, *own, *shared) for name, own in drafters.items()]
     return [*made, WithTruth.of(ORACLE, made[0], unbounded, params)]
 
 
@@ -115,7 +115,7 @@ def acceptance_rate(accepted_length: float, length: int) -> float:
     return (low + high) / 2
 
 
-def draft_cost(contestants: Sequence[OwnMethod], requests: Sequence[Request]) -> float:
+def draft_cost(contestants: Sequence[Runner], requests: Sequence[Request]) -> float:
     """Measures a step of the draft over one of the target, both decoding plainly."""
     plain, oracle = contestants[0], contestants[-1]
     draft = oracle.engine.drafter.draft  # pyright: ignore[reportAttributeAccessIssue]

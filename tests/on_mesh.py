@@ -27,7 +27,6 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from specjax import speculative_generate
-from specjax.bench.measure import COMPILED, compilations, turn_key
 from specjax.bench.summary import TextPair
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.cli import main
@@ -49,6 +48,7 @@ from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.shapes import expected_shapes
 from specjax.models.sharding import Placement, make_mesh, place
 from specjax.models.transformer import Transformer
+from specjax.run.runner import COMPILED, compilations, trial_key
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example
 from specjax.training.heads import HeadSettings, train_head
@@ -120,7 +120,7 @@ def generated(method: str, mesh: Mesh | None) -> Generation:
     drafter, drafter_params = drafter_of(method, mesh)
     params = Params(random_params(model, 0, mesh), drafter_params)
     engine = Engine(model, drafter, SAMPLING, NEW_TOKENS)
-    given = params, prompts(), turn_key(0, (0, 0))
+    given = params, prompts(), trial_key(0, (0, 0))
     engine.check(*given[:2])
     programs = [each.compile() for each in engine.lower(*given)]
     state = engine.prefill(*given)

@@ -36,10 +36,10 @@ class Check(ABC):
 
 def paired_speeds(own: Sequence[Sample], other: Sequence[Sample]) -> dict[int, list[float]]:
     """Returns, by prompt, the speed of `own` over that of `other` in each pair of runs."""
-    partners = {each.turn: each for each in other}
+    partners = {each.trial: each for each in other}
     found: dict[int, list[float]] = {}
     for each in own:
-        found.setdefault(each.number, []).append(each.speed / partners[each.turn].speed)
+        found.setdefault(each.number, []).append(each.speed / partners[each.trial].speed)
     return found
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from specjax.bench.measure import Batch, GeneratedText, Program, Request, Sample
+from specjax.bench.measure import Batch, Request, Sample
 from specjax.bench.summary import Measurement, Published
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, readable, writable, writable_folder
+from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS, TEXTS = "bandwidth.jsonl", "rows.jsonl", "texts.jsonl"

@@ -1,38 +1,21 @@
-"""Times the parts of each round of a real generation, each part compiled on its own.
+"""Summarises the timed parts of rounds: what drafting, verifying and committing cost.
 
-Separate parts take a little longer than a round in one program, as decoding compiles it: each is
-started from the host and must write what it hands over. So a whole round is timed as well.
+Each part is compiled separately, which takes a little longer than a round in one program, so a
+whole round is timed as well.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from specjax.bench.contestants import OwnMethod
 from specjax.bench.measure import with_progress
-from specjax.decoding.drafter import Params, Proposal
-from specjax.decoding.engine import Engine
-from specjax.decoding.state import LoopState
-from specjax.decoding.tree import Verification
-from specjax.models.target import ModelOutput
+from specjax.run.runner import Round, Runner
 
 PARTS = ("draft", "verify", "rest")
-
-
-class RoundTimes(NamedTuple):
-    """The seconds of a round's parts, and how many tokens it committed."""
-
-    draft: float
-    verify: float  # the target pass and the verification
-    rest: float  # the commit and the drafter's update
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -40,13 +23,13 @@ class RoundTrace:
     """All measured rounds of a method."""
 
     name: str
-    rounds: Sequence[RoundTimes]
+    rounds: Sequence[Round]
     one_program: float  # median seconds of a round compiled as one program
 
     @property
     def accepted_length(self) -> float:
         """Tokens per round, bonus included."""
-        return sum(each.num_tokens for each in self.rounds) / len(self.rounds)
+        return sum(one.num_tokens for one in self.rounds) / len(self.rounds)
 
     @property
     def round_seconds(self) -> float:
@@ -56,8 +39,8 @@ class RoundTrace:
     def figures(self, plain: "RoundTrace", num_shown: int) -> dict[str, Any]:
         """Returns what tables and pictures show of the method; seconds are medians."""
         per_token = self.round_seconds / self.accepted_length
-        drafts = [each.draft for each in self.rounds]
-        shares = [each.draft / sum(each[: len(PARTS)]) for each in self.rounds]
+        drafts = [one.draft for one in self.rounds]
+        shares = [one.draft / one.seconds for one in self.rounds]
         return {
             "method": self.name,
             "num_rounds": len(self.rounds),
@@ -76,96 +59,36 @@ class RoundTrace:
 
     def excerpt(self, count: int) -> list[int]:
         """Returns the tokens of `count` consecutive rounds: those closest to the average round."""
-        tokens = [each.num_tokens for each in self.rounds]
+        tokens = [one.num_tokens for one in self.rounds]
         runs = [tokens[at : at + count] for at in range(max(1, len(tokens) - count + 1))]
         return min(runs, key=lambda run: abs(sum(run) / len(run) - self.accepted_length))
 
     def _median(self, part: str) -> float:
-        return median(getattr(each, part) for each in self.rounds)
+        return median(getattr(one, part) for one in self.rounds)
 
 
-def trace(contestants: Sequence[OwnMethod], prompts: Sequence[Sequence[int]]) -> list[RoundTrace]:
+def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[RoundTrace]:
     """Measures all methods in turn on every prompt, after compiling."""
-    parts: list[list[RoundTimes]] = [[] for _ in contestants]
-    whole: list[list[float]] = [[] for _ in contestants]
-    for own in with_progress(contestants, "Compiling the parts of rounds", len(contestants)):
-        rounds_in_parts(own, prompts[0])
-        rounds_at_once(own, prompts[0])
-    for ids in prompts:
-        for own, some, others in zip(contestants, parts, whole, strict=True):
-            some += rounds_in_parts(own, ids)
-            others += rounds_at_once(own, ids)
-    return [
-        RoundTrace(own.name, some, median(others))
-        for own, some, others in zip(contestants, parts, whole, strict=True)
-    ]
+    for runner in with_progress(runners, "Compiling the parts of rounds", len(runners)):
+        _time_rounds(runner, prompts[0])
+    timed = [[_time_rounds(runner, ids) for runner in runners] for ids in prompts]
+    traces = []
+    for runner, of_method in zip(runners, zip(*timed, strict=True), strict=True):
+        rounds = [one for of_prompt, _ in of_method for one in of_prompt]
+        whole = [seconds for _, of_prompt in of_method for seconds in of_prompt]
+        traces.append(RoundTrace(runner.name, rounds, median(whole)))
+    return traces
+
+
+def _time_rounds(runner: Runner, ids: Sequence[int]) -> tuple[list[Round], list[float]]:
+    """Times a prompt's rounds part by part, then round as one program."""
+    prepared = runner.prepare([ids])
+    return list(runner.rounds(prepared)), list(runner.round_seconds(prepared))
 
 
 def trace_values(traces: Sequence[RoundTrace], num_shown: int) -> Mapping[str, Any]:
     """Returns the figures of all methods, plain decoding first, with some rounds to draw."""
     return {
         "device": jax.devices()[0].device_kind,
-        "methods": [each.figures(traces[0], num_shown) for each in traces],
+        "methods": [round.figures(traces[0], num_shown) for round in traces],
     }
-
-
-def rounds_in_parts(own: OwnMethod, ids: Sequence[int]) -> list[RoundTimes]:
-    """Continues a prompt to its end and times the parts of every round."""
-    state = own.start(own.prepare([ids]))
-    found = []
-    while not bool(state.is_done[0]):
-        length, times = int(state.length[0]), [time.perf_counter()]
-        state, proposal = jax.block_until_ready(_propose(own.engine, own.params, state))
-        times.append(time.perf_counter())
-        state, *verified = jax.block_until_ready(_verify(own.engine, own.params, state, proposal))
-        times.append(time.perf_counter())
-        state = jax.block_until_ready(_commit(own.engine, own.params, state, proposal, *verified))
-        times.append(time.perf_counter())
-        drafting, verifying, rest = (after - before for before, after in pairwise(times))
-        found.append(RoundTimes(drafting, verifying, rest, int(state.length[0]) - length))
-    return found
-
-
-def rounds_at_once(own: OwnMethod, ids: Sequence[int]) -> list[float]:
-    """Continues a prompt to its end and returns the seconds of every round as one program."""
-    state = own.start(own.prepare([ids]))
-    found = []
-    while not bool(state.is_done[0]):
-        started = time.perf_counter()
-        state = jax.block_until_ready(_round(own.engine, own.params, state))
-        found.append(time.perf_counter() - started)
-    return found
-
-
-# The state is donated, as decoding's own loop changes its caches in place.
-_part = partial(jax.jit, static_argnames="engine", donate_argnames="state")
-
-
-@_part
-def _propose(engine: Engine, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
-    return engine.propose(params, state)
-
-
-@_part
-def _verify(
-    engine: Engine, params: Params, state: LoopState, proposal: Proposal
-) -> tuple[LoopState, ModelOutput, Verification]:
-    output, verification, cache = engine.verify(params, state, proposal)
-    return replace(state, cache=cache), output, verification
-
-
-@_part
-def _commit(
-    engine: Engine,
-    params: Params,
-    state: LoopState,
-    proposal: Proposal,
-    output: ModelOutput,
-    verification: Verification,
-) -> LoopState:
-    return engine.commit(params, state, proposal.tree, output, verification)
-
-
-@_part
-def _round(engine: Engine, params: Params, state: LoopState) -> LoopState:
-    return engine.round(params, state)

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 
 from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
-from specjax.bench.contestants import OwnMethod, make_contestants
+from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import (
     Contestant,
     Request,
     Sample,
     batches_of,
-    measure_turns,
+    measure_trials,
     warm_up,
     with_progress,
 )
@@ -47,6 +47,7 @@ from specjax.decoding.widths import padded_width_of
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
+from specjax.run.runner import Runner
 from specjax.run.tasks import count_cut, read_tasks, requests_of
 
 MakeContestants = Callable[[LoadedTarget, BenchOptions, Sequence[Request], Stage], list[Contestant]]
@@ -194,7 +195,7 @@ class Benchmark:
         """Runs what is not among the results yet, and adds it to them."""
         batches = batches_of(self.requests, stage.num_rows)
         contestants = self.make(self.target, self.options, self.requests, stage)
-        known = {sample.turn for sample in self.results.samples(stage, batches)}
+        known = {sample.trial for sample in self.results.samples(stage, batches)}
         num_missing = len(batches) * self.options.runs - len(known)
         if not num_missing:
             return
@@ -203,7 +204,7 @@ class Benchmark:
             fresh = warm_up([contestant], batches[0])
             if contestant.name not in known_programs:
                 self.results.add_programs(stage, fresh)
-        turns = measure_turns(
+        turns = measure_trials(
             contestants,
             batches,
             self.options.runs,
@@ -219,7 +220,7 @@ class Benchmark:
         for stage in self.stages:
             batches = batches_of(self.requests, stage.num_rows)
             found[stage] = self.results.samples(stage, batches)
-            num_turns = len({sample.turn for sample in found[stage]})
+            num_turns = len({sample.trial for sample in found[stage]})
             num_missing += len(batches) * self.options.runs - num_turns
         rows, texts = [], []
         tokenizer = self.target.require_tokenizer()
@@ -276,7 +277,7 @@ def texts_of(stage: Stage, samples: Sequence[Sample], tokenizer: Any) -> Iterato
         }
 
 
-def _check_memory(own: Sequence[OwnMethod], requests: Sequence[Request], num_rows: int) -> None:
+def _check_memory(own: Sequence[Runner], requests: Sequence[Request], num_rows: int) -> None:
     for method in own:
         prompt, _ = method.prepare([requests[0].ids] * num_rows)
         try:
@@ -287,6 +288,6 @@ def _check_memory(own: Sequence[OwnMethod], requests: Sequence[Request], num_row
 
 def _own_methods(
     target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
-) -> list[OwnMethod]:
+) -> list[Runner]:
     made = make_contestants(target, replace(options, peers=""), requests, stage)
-    return [each for each in made if isinstance(each, OwnMethod)]
+    return [each for each in made if isinstance(each, Runner)]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.bench.acceptance import Acceptance
-from specjax.bench.measure import PLAIN, Program, Sample, Turn
+from specjax.bench.measure import PLAIN, Sample
+from specjax.run.runner import Program, Trial
 
 ALL = "all"  # the task of the rows that sum up all kinds
 GROUPS = {  # kinds that papers report as one
@@ -39,7 +40,7 @@ class TextPair(NamedTuple):
     ids: tuple[int, ...]
     own: tuple[int, ...]
     plain: tuple[int, ...]
-    turn: Turn = (0, 0)  # each has noise of its own, and so has each row of a batch
+    trial: Trial = (0, 0)  # each has noise of its own, and so has each row of a batch
     row: int = 0
     num_rows: int = 1
 
@@ -145,7 +146,7 @@ def summarise(
     rows = []
     for task, members in tasks.items():
         of_task = [sample for sample in samples if sample.batch[0].kind in members]
-        plain = {each.turn: each for each in of_task if each.method == PLAIN}
+        plain = {each.trial: each for each in of_task if each.method == PLAIN}
         for name, program in programs.items():
             own = [each for each in of_task if each.method == name]
             if own:
@@ -164,17 +165,17 @@ Matches = Mapping[tuple[str, int], Sequence[TextMatch]]  # of a method on the ro
 
 def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) -> Matches:
     """Returns the worst match over the repeats."""
-    plain = {each.turn: each for each in samples if each.method == PLAIN}
+    plain = {each.trial: each for each in samples if each.method == PLAIN}
     worst: dict[tuple[str, int], list[TextMatch]] = {}
     known: dict[TextPair, TextMatch] = {}  # without noise most repeats say the same
     for own in samples:
-        other = plain[own.turn]
+        other = plain[own.trial]
         found = []
         for row, (text, baseline) in enumerate(zip(own.texts, other.texts, strict=True)):
             dtypes, ids = (own.dtype, other.dtype), own.batch[row].ids
             texts = TextPair(own.method, dtypes, ids, text.tokens, baseline.tokens)
             if temperature > 0:
-                texts = texts._replace(turn=own.turn, row=row, num_rows=len(own.batch))
+                texts = texts._replace(trial=own.trial, row=row, num_rows=len(own.batch))
             if texts not in known:
                 known[texts] = compare(texts)
             found.append(known[texts])
@@ -186,7 +187,7 @@ def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) ->
 def _summary(
     task: str,
     samples: Sequence[Sample],
-    plain: Mapping[Turn, Sample],
+    plain: Mapping[Trial, Sample],
     program: Program,
     matches: Matches,
 ) -> Measurement:
@@ -194,7 +195,7 @@ def _summary(
     texts = [text for sample in once for text in sample.texts]
     num_new_tokens = sum(len(text.tokens) for text in texts)
     rounds = sum(text.rounds for text in texts)
-    pairs = [(sample, plain[sample.turn]) for sample in samples]
+    pairs = [(sample, plain[sample.trial]) for sample in samples]
     ratio, ratio_quartiles = _middle([own.speed / other.speed for own, other in pairs])
     passes = sum(sample.passes for sample in once)
     prefill = decode = overhead = overhead_quartiles = None
@@ -238,11 +239,11 @@ def _summary(
     )
 
 
-def _published(samples: Sequence[Sample], plain: Mapping[Turn, Sample]) -> Published:
+def _published(samples: Sequence[Sample], plain: Mapping[Trial, Sample]) -> Published:
     runs = _whole_runs(samples)
     speeds = [_throughput(run) for run in runs]
     ratios = [
-        speed / _throughput([plain[sample.turn] for sample in run])
+        speed / _throughput([plain[sample.trial] for sample in run])
         for speed, run in zip(speeds, runs, strict=True)
     ]
     questions = [question for run in runs for question in _questions(run)]
@@ -268,7 +269,7 @@ def _whole_runs(samples: Sequence[Sample]) -> list[list[Sample]]:
 def _questions(run: Iterable[Sample]) -> list[list[Sample]]:
     """Groups a run by question: the turns of a chat follow each other."""
     found: list[list[Sample]] = []
-    for sample in sorted(run, key=lambda each: each.turn):
+    for sample in sorted(run, key=lambda each: each.trial):
         is_later_turn = sample.batch[0].turn > 0
         if not found or not is_later_turn or len(sample.batch) > 1:
             found.append([])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.bench.measure import PLAIN, turn_key
+from specjax.bench.measure import PLAIN
 from specjax.bench.summary import TextMatch, TextPair, exactly
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
@@ -24,6 +24,7 @@ from specjax.models.prefill import PREFILL_CHUNK, prefill
 from specjax.models.quantize import compute_dtype
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
+from specjax.run.runner import trial_key
 
 # The logits of a near tie differ by at most so many units in the last place of the largest logit.
 # Where random models of 6 and 12 layers differed in bfloat16 it was never more than 1.4.
@@ -68,7 +69,7 @@ class NearTies:
         logits, scores = _next_token(
             self.target.params,
             from_ids([(*texts.ids, *texts.plain[:at])], bucket=PREFILL_CHUNK),
-            row_keys(turn_key(self.seed, texts.turn), texts.num_rows)[texts.row, None],
+            row_keys(trial_key(self.seed, texts.trial), texts.num_rows)[texts.row, None],
             jnp.asarray([len(texts.ids)]),
             target=self.target.model,
             sampling=self.sampling,

@@ -41,7 +41,7 @@ class Chat(DecodingOptions):
         from specjax.cli.measure import timed_text
 
         output = GenerateOutput(is_json=False)
-        target, job_of = self.load()
+        target, request_for = self.load()
         target.require_tokenizer()
         opening = [{"role": "system", "content": self.system}] if self.system is not None else []
         messages, state, compiled = list(opening), None, set()
@@ -60,16 +60,16 @@ class Chat(DecodingOptions):
                 continue
             messages.append({"role": "user", "content": text})
             try:
-                job = job_of(_prompt(target, messages))
-                seed = job.seed + len(messages)
-                job = replace(job, seed=seed, is_turn=True, earlier=state)
-                shape = job.prompt.tokens.shape, None if state is None else state.tokens.shape
+                request = request_for(_prompt(target, messages))
+                runner = replace(request.runner, seed=self.seed + len(messages))
+                request = replace(request, runner=runner, is_turn=True, earlier=state)
+                shape = request.prompt.tokens.shape, None if state is None else state.tokens.shape
                 if shape not in compiled:
                     with output.busy("compiling"):
-                        job.compile()
+                        request.compile()
                     compiled.add(shape)
-                run = output.stream(job)
-                state, result = run.state, timed_text(job, [run])
+                run = output.stream(request)
+                state, result = run.state, timed_text(request, [run])
             except (SpecjaxError, KeyboardInterrupt) as error:
                 messages.pop()
                 output.notes.print(f"no answer kept: {error or 'interrupted'}; /new starts again")

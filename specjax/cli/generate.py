@@ -82,29 +82,29 @@ class Generate(DecodingOptions):
         from specjax.cli.prompts import tokenize
 
         output = GenerateOutput(self.json)
-        target, job_of = self.load()
-        job = job_of(tokenize(source, target))
+        target, request_for = self.load()
+        request = request_for(tokenize(source, target))
         output.source(source)
-        jobs = [job, job.with_plain()] if self.compare else [job]
+        requests = [request, request.with_plain()] if self.compare else [request]
         with output.busy("compiling"):
-            compile_seconds = [each.compile() for each in jobs]
+            compile_seconds = [each.compile() for each in requests]
         if not self.json:
             output.legend()
-        streamed = None if self.json else output.stream(job)
+        streamed = None if self.json else output.stream(request)
         if streamed and not self.compare:
-            results = [timed_text(job, [streamed])]
+            results = [timed_text(request, [streamed])]
         else:
             with output.busy("measuring"):
-                results = time_in_turn(jobs, NUM_PAIRS if self.compare else 1)
-        output.warn(job, results)
+                results = time_in_turn(requests, NUM_PAIRS if self.compare else 1)
+        output.warn(request, results)
         if self.json:
-            output.json(job, source, results, compile_seconds, self.attribute)
+            output.json(request, source, results, compile_seconds, self.attribute)
         else:
             if self.attribute:
-                output.sources(job, results[0])
-            output.figures(job, results, sum(compile_seconds))
+                output.sources(request, results[0])
+            output.figures(request, results, sum(compile_seconds))
         if self.attribute_html is not None:
-            output.page(job, results[0], self.attribute_html)
+            output.page(request, results[0], self.attribute_html)
 
     def _run_all(self, file: Path) -> None:
         """Continues every prompt of a file, in one compiled program."""
@@ -114,21 +114,21 @@ class Generate(DecodingOptions):
 
         sources = read_sources(file, self.chat, self.system)
         output = GenerateOutput(is_json=True)
-        target, job_of = self.load()
+        target, request_for = self.load()
         bucket = max(tokenize(source, target).tokens.shape[1] for source in sources)
-        jobs = [job_of(tokenize(source, target, bucket)) for source in sources]
-        for source, job in zip(sources, jobs, strict=True):
+        requests = [request_for(tokenize(source, target, bucket)) for source in sources]
+        for source, request in zip(sources, requests, strict=True):
             try:
-                job.engine.check(job.params, job.prompt)
+                request.check()
             except SpecjaxError as error:
                 raise SpecjaxError(f"{source.place}: {error}") from None
         with output.busy("compiling"):
-            seconds = jobs[0].compile()
-        for number, (source, job) in enumerate(zip(sources, jobs, strict=True), 1):
-            with output.busy(f"{number} of {len(jobs)}"):
-                results = time_in_turn([job], 1)
-            output.warn(job, results)
-            output.json(job, source, results, [seconds], self.attribute)
+            seconds = requests[0].compile()
+        for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):
+            with output.busy(f"{number} of {len(requests)}"):
+                results = time_in_turn([request], 1)
+            output.warn(request, results)
+            output.json(request, source, results, [seconds], self.attribute)
 
     def _check_attribution(self) -> None:
         from specjax.core.files import check_writable, expand_user

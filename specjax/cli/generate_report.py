@@ -14,11 +14,12 @@ from rich.text import Text
 
 from specjax.bench.acceptance import advice_on
 from specjax.bench.measure import PLAIN
-from specjax.cli.measure import Job, TimedRun, TimedText
+from specjax.cli.measure import GenerationRequest, TimedText
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
 from specjax.decoding.widths import padded_width_of
+from specjax.run.runner import TimedRun
 
 
 def _console(stderr: bool = False) -> Console:
@@ -50,20 +51,22 @@ class GenerateOutput:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
 
-    def stream(self, job: Job) -> TimedRun:
+    def stream(self, request: GenerationRequest) -> TimedRun:
         """Prints the text as it grows."""
-        live = LiveText(job.target.tokenizer, self.output, job.stop)
+        live = LiveText(request.target.tokenizer, self.output, request.stop)
         try:
-            return job.run(live.add)
+            return request.run(live.add)
         finally:
             live.finish()
 
-    def figures(self, job: Job, results: Sequence[TimedText], compile_seconds: float) -> None:
+    def figures(
+        self, request: GenerationRequest, results: Sequence[TimedText], compile_seconds: float
+    ) -> None:
         """Prints the speed, and with two results their comparison."""
         counted = f"{compile_seconds:.1f} s of compiling not counted"
         if len(results) == 2:
             self.output.print(_table(results))
-            self.output.print(_comparison(job, *results))
+            self.output.print(_comparison(request, *results))
             self.notes.print(f"medians of runs in turn; {counted}")
             return
         [result] = results
@@ -74,42 +77,42 @@ class GenerateOutput:
             f"{counted}"
         )
 
-    def warn(self, job: Job, results: Sequence[TimedText]) -> None:
+    def warn(self, request: GenerationRequest, results: Sequence[TimedText]) -> None:
         """Warns if almost nothing was accepted, or if the text is not lossless."""
-        if job.engine.sampling.is_lossy and any(result.method != PLAIN for result in results):
+        if request.engine.sampling.is_lossy and any(result.method != PLAIN for result in results):
             self.notes.print(LOSSY, style="bold red")
         for result in results:
             if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")
 
-    def sources(self, job: Job, result: TimedText) -> None:
+    def sources(self, request: GenerationRequest, result: TimedText) -> None:
         """Prints which part of the prompt each part of the output repeats."""
-        spans = spans_in_prompt(result.source, len(job.prompt_ids))
-        show_sources(job.target.tokenizer, result.tokens, spans, self.output)
+        spans = spans_in_prompt(result.source, len(request.prompt_ids))
+        show_sources(request.target.tokenizer, result.tokens, spans, self.output)
 
-    def page(self, job: Job, result: TimedText, path: Path) -> None:
+    def page(self, request: GenerationRequest, result: TimedText, path: Path) -> None:
         """Writes the sources as an HTML page."""
-        spans = spans_in_prompt(result.source, len(job.prompt_ids))
-        write_page(path, job.target.tokenizer, job.prompt_ids, result.tokens, spans)
+        spans = spans_in_prompt(result.source, len(request.prompt_ids))
+        write_page(path, request.target.tokenizer, request.prompt_ids, result.tokens, spans)
         self.notes.print(f"sources written to {path}")
 
     def json(
         self,
-        job: Job,
+        request: GenerationRequest,
         source: Source,
         results: Sequence[TimedText],
         compile_seconds: Sequence[float],
         with_spans: bool,
     ) -> None:
         """Prints one JSON object; a span is its start and end in the output, and its source."""
-        fields = [_fields(job, *each) for each in zip(results, compile_seconds, strict=True)]
+        fields = [_fields(request, *each) for each in zip(results, compile_seconds, strict=True)]
         values, *plain = [{"prompt": source.prompt, **each} for each in fields]
         if with_spans:
-            values["spans"] = spans_in_prompt(results[0].source, len(job.prompt_ids))
+            values["spans"] = spans_in_prompt(results[0].source, len(request.prompt_ids))
         if plain:
             same = (
                 results[0].tokens == results[1].tokens
-                if job.engine.sampling.is_reproducible
+                if request.engine.sampling.is_reproducible
                 else None
             )
             values |= {"plain": plain[0], "identical": same}
@@ -117,16 +120,18 @@ class GenerateOutput:
         self.output.file.flush()
 
 
-def _fields(job: Job, result: TimedText, compile_seconds: float) -> dict[str, Any]:
+def _fields(
+    request: GenerationRequest, result: TimedText, compile_seconds: float
+) -> dict[str, Any]:
     return {
-        "target": job.target.name,
-        "dtype": str(job.target.dtype),
-        "padded_width": padded_width_of(job.target.model),
+        "target": request.target.name,
+        "dtype": str(request.target.dtype),
+        "padded_width": padded_width_of(request.target.model),
         "method": result.method,
-        "seed": job.seed,
-        "temperature": job.engine.sampling.temperature,
-        "verification": job.engine.sampling.verification,
-        "is_lossy": job.engine.sampling.is_lossy and result.method != PLAIN,
+        "seed": request.runner.seed,
+        "temperature": request.engine.sampling.temperature,
+        "verification": request.engine.sampling.verification,
+        "is_lossy": request.engine.sampling.is_lossy and result.method != PLAIN,
         "text": result.text,
         "finish_reason": result.finish_reason,
         "tokens": result.tokens,
@@ -153,19 +158,19 @@ def _table(results: Sequence[TimedText]) -> Table:
     return table
 
 
-def _comparison(job: Job, result: TimedText, plain: TimedText) -> str:
+def _comparison(request: GenerationRequest, result: TimedText, plain: TimedText) -> str:
     ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
-    if job.engine.sampling.is_lossy:
+    if request.engine.sampling.is_lossy:
         return f"{ratio}; LOSSY, so the tokens are not compared"
-    if not job.engine.sampling.is_reproducible:
+    if not request.engine.sampling.is_reproducible:
         return f"{ratio}; rejection draws other tokens, from the same distribution"
     if result.tokens == plain.tokens:
-        quantized = job.target.dtype_name != job.target.dtype.name
-        of_whom = f" to those of the {job.target.dtype_name} target" if quantized else ""
+        quantized = request.target.dtype_name != request.target.dtype.name
+        of_whom = f" to those of the {request.target.dtype_name} target" if quantized else ""
         return f"{ratio}; all {len(result.tokens)} tokens are equal{of_whom}"
     pairs = zip(result.tokens, plain.tokens, strict=False)
     num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return (
         f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
-        f"close for {job.target.dtype_name} to rank"
+        f"close for {request.target.dtype_name} to rank"
     )

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from tyro.conf import UseAppendAction, arg, subcommand
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
-    from specjax.cli.measure import Job
+    from specjax.cli.measure import GenerationRequest
     from specjax.decoding.prompt import Prompt
     from specjax.loading.targets import LoadedTarget
 
@@ -114,19 +114,20 @@ class DecodingOptions(PassOptions):
     typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
     that is likely enough."""
 
-    def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], Job]]":
-        """Returns the target and a function from prompts to jobs.
+    def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
+        """Returns the target and a function from prompts to requests.
 
         Raises:
             SpecjaxError: for options that cannot be; most are checked before the target loads.
         """
-        from specjax.cli.measure import Job
+        from specjax.cli.measure import GenerationRequest
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
         from specjax.loading.drafters import load_drafter
         from specjax.loading.methods import read_settings
         from specjax.loading.tuned import auto_choice
+        from specjax.run.runner import Runner
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = read_settings(self.method, self.set)
@@ -140,12 +141,12 @@ class DecodingOptions(PassOptions):
         if self.method == "auto":
             print(auto_choice(target, self.tuned), file=sys.stderr)
         eos = () if self.ignore_eos else target.eos
-        return target, partial(
-            Job,
-            self.method,
-            Engine(target.model, drafter, sampling, self.max_new_tokens, eos),
-            Params(target.params, params),
-            target,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        engine = Engine(target.model, drafter, sampling, self.max_new_tokens, eos)
+
+        def request(prompt: "Prompt") -> GenerationRequest:
+            padded_length = prompt.tokens.shape[1]
+            all_params = Params(target.params, params)
+            runner = Runner(self.method, engine, all_params, padded_length, self.seed)
+            return GenerationRequest(runner, target, prompt, self.stop)
+
+        return target, request

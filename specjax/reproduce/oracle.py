@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from specjax.bench.contestants import OwnMethod, make_contestants
-from specjax.bench.measure import Contestant, Program, Request, Turn
+from specjax.bench.contestants import make_contestants
+from specjax.bench.measure import Contestant, Request
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Stage
 from specjax.core.errors import SpecjaxError
@@ -18,6 +18,7 @@ from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import LoadedTarget
+from specjax.run.runner import Program, Runner, Trial
 
 State = Any
 
@@ -45,40 +46,40 @@ class Oracle(LengthRule):
 
 
 @dataclass(frozen=True, eq=False)
-class WithTruth(OwnMethod):
+class WithTruth(Runner):
     """The oracle as a contestant, which gets plain decoding's text of each prompt."""
 
-    plain: OwnMethod | None = None
+    plain: Runner | None = None
 
     @classmethod
-    def of(cls, name: str, plain: OwnMethod, drafter: DraftModel, params: Any) -> "WithTruth":
+    def of(cls, name: str, plain: Runner, drafter: DraftModel, params: Any) -> "WithTruth":
         """Makes the contestant of a draft model, whatever its rule is."""
         engine = replace(plain.engine, drafter=replace(drafter, rule=Oracle()))
         unruled = Params(plain.params.target, {**params, "rule": None})
         return cls(name, engine, unruled, plain.padded_length, plain.seed, plain)
 
-    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> Any:
+    def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> Any:
         assert self.plain is not None
-        prompt = self.plain.prepare(rows, turn)
-        found = self.plain.read(self.plain.finish(self.plain.start(prompt)))
+        prompt = self.plain.prepare(sequences, trial)
+        found = self.plain.read(self.plain.decode(self.plain.prefill(prompt)))
         length = self.padded_length + self.engine.max_new_tokens
-        texts = np.full((len(rows), length), -1, np.int32)
-        for text, ids, answer in zip(texts, rows, found, strict=True):
+        texts = np.full((len(sequences), length), -1, np.int32)
+        for text, ids, answer in zip(texts, sequences, found, strict=True):
             text[: len(ids) + len(answer.tokens)] = [*ids, *answer.tokens]
         drafter_params = {**self.params.drafter, "rule": jnp.asarray(texts)}
         return prompt, replace(self, params=Params(self.params.target, drafter_params))
 
     def compile(self, prepared: Any) -> Program:
         prompt, informed = prepared
-        return OwnMethod.compile(informed, prompt)
+        return Runner.compile(informed, prompt)
 
-    def start(self, prepared: Any) -> Any:
+    def prefill(self, prepared: Any) -> Any:
         prompt, informed = prepared
-        return informed, OwnMethod.start(informed, prompt)
+        return informed, Runner.prefill(informed, prompt)
 
-    def finish(self, state: Any) -> Any:
+    def decode(self, state: Any) -> Any:
         informed, started = state
-        return OwnMethod.finish(informed, started)
+        return Runner.decode(informed, started)
 
 
 @dataclass(frozen=True)
@@ -96,5 +97,5 @@ class WithOracle:
         plain = made[0]
         given = {"rule": "fixed", "max_length": self.max_length}
         drafter, params = load_drafter("draft-model", target, self.source, **given)
-        assert isinstance(plain, OwnMethod) and isinstance(drafter, DraftModel)
+        assert isinstance(plain, Runner) and isinstance(drafter, DraftModel)
         return [*made, WithTruth.of(self.name, plain, drafter, params)]

@@ -20,7 +20,8 @@ from specjax.decoding.drafter import Drafter
 from specjax.loading.drafters import gated, load_drafter, settings_of
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
-from specjax.tuning.runs import Run, Runner, Workload, in_turn
+from specjax.run.runner import Runner
+from specjax.tuning.runs import Run, Workload, in_turn, num_drafting_rounds
 
 FIRST_PROMPTS = 2  # that all candidates run
 NUM_TURNS = 3  # runs of a prompt; their median counts
@@ -201,5 +202,5 @@ def break_even(own: Runner, plain: Runner, workload: Workload) -> float:
         pairs = zip(runs, steps, strict=True)
         cost = median(run.decode_seconds / step.decode_seconds for run, step in pairs)
         extra += cost * steps[0].num_rounds - runs[0].num_rounds
-        num_drafting += own.num_drafting_rounds(ids)
+        num_drafting += num_drafting_rounds(own, ids)
     return max(0.0, extra / num_drafting) if num_drafting else 0.0

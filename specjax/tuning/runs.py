@@ -1,22 +1,19 @@
 """Runs of several drafters on the same prompts in turn: what all tuning compares."""
 
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-import jax
 import numpy as np
 
 from specjax.bench.curves import Point
 from specjax.bench.measure import with_progress
-from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt, from_ids, padded_length
+from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
+from specjax.run.runner import Prepared, Runner
 
 Ids = Sequence[int]  # a prompt in tokens
 Goal = Literal["accepted-length", "speed"]
@@ -36,46 +33,26 @@ class Run(NamedTuple):
         return (self.prefill_seconds + self.decode_seconds) / self.num_tokens
 
 
-@dataclass(frozen=True)
-class Runner:
-    """A drafter that continues prompts of a target, one at a time."""
+def timed_run(runner: Runner, ids: Ids) -> Run:
+    """Continues a prompt, and times that."""
+    run = runner.run(_prepared(runner, ids))
+    return Run(run.num_tokens, run.num_rounds, run.prefill_seconds, run.decode_seconds)
 
-    engine: Engine
-    params: Params
-    padded_length: int  # one for all prompts, so that one program serves them all
 
-    def given(self, ids: Ids) -> tuple[Prompt, jax.Array]:
-        """Returns the padded prompt and its key, on the device.
+def num_drafting_rounds(runner: Runner, ids: Ids) -> int:
+    """Counts the rounds of a text that draft anything."""
+    return runner.num_drafting_rounds(_prepared(runner, ids))
 
-        The key follows from the prompt: repeats say the same, and only the machine differs.
-        """
-        key = jax.random.key(zlib.crc32(np.asarray(ids, np.int32).tobytes()))
-        return jax.block_until_ready((from_ids([ids], self.padded_length), key))
 
-    def warm_up(self, ids: Ids) -> None:
-        """Compiles everything and runs it once."""
-        self.engine.warm_up(self.params, *self.given(ids))
-        self.run(ids)
+def warm_up(runner: Runner, ids: Ids) -> None:
+    """Compiles everything and runs it once."""
+    runner.engine.warm_up(runner.params, *_prepared(runner, ids))
+    timed_run(runner, ids)
 
-    def run(self, ids: Ids) -> Run:
-        """Continues a prompt, and times that."""
-        given = self.given(ids)
-        started = time.perf_counter()
-        state = jax.block_until_ready(self.engine.prefill(self.params, *given))
-        prefilled = time.perf_counter()
-        state = self.engine.run(self.params, state, self.engine.max_new_tokens)
-        found = jax.block_until_ready(self.engine.generation(state))
-        seconds = prefilled - started, time.perf_counter() - prefilled
-        return Run(int(found.length[0]), int(found.stats.rounds[0]), *seconds)
 
-    def num_drafting_rounds(self, ids: Ids) -> int:
-        """Counts the rounds of a text that draft anything."""
-        state = self.engine.prefill(self.params, *self.given(ids))
-        drafted = [0]
-        while not bool(state.is_done[0]):
-            state = self.engine.run(self.params, state, len(drafted))
-            drafted.append(int(state.stats.drafted[0]))
-        return len(set(drafted)) - 1
+def _prepared(runner: Runner, ids: Ids) -> Prepared:
+    """Returns the padded prompt and its key, which depends on the prompt: repeats are the same."""
+    return runner.prepare([ids], (zlib.crc32(np.asarray(ids, np.int32).tobytes()) >> 1, 0))
 
 
 @dataclass(frozen=True)
@@ -89,11 +66,16 @@ class Workload:
 
     def runner(self, drafter: Drafter, params: Any = None) -> Runner:
         """Returns the runner of a drafter, warm."""
-        target = self.target
-        engine = Engine(target.model, drafter, self.sampling, self.max_new_tokens, target.eos)
-        length = padded_length(self.prompts)
-        runner = Runner(engine, Params(target.params, params), length)
-        runner.warm_up(self.prompts[0])
+        runner = Runner.for_prompts(
+            type(drafter).__name__,
+            self.target,
+            drafter,
+            params,
+            self.prompts,
+            self.max_new_tokens,
+            self.sampling,
+        )
+        warm_up(runner, self.prompts[0])
         return runner
 
     def sweep(self, candidates: Mapping[Any, tuple[Drafter, Any]]) -> list[Point]:
@@ -121,7 +103,7 @@ def in_turn(
     """
     for number, ids in enumerate(prompts):
         order = Random(f"{number}, {turn}").sample(range(len(runners)), len(runners))
-        runs = {each: runners[each].run(ids) for each in order}
+        runs = {each: timed_run(runners[each], ids) for each in order}
         yield [runs[each] for each in range(len(runners))]
 
 

@@ -17,16 +17,8 @@ from specjax.bench import bandwidth
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.bench.checks import complaints
-from specjax.bench.contestants import OwnMethod, make_contestants
-from specjax.bench.measure import (
-    Contestant,
-    GeneratedText,
-    Program,
-    batches_of,
-    measure,
-    measure_turns,
-    warm_up,
-)
+from specjax.bench.contestants import make_contestants
+from specjax.bench.measure import batches_of, measure, measure_trials, warm_up
 from specjax.bench.options import BenchOptions, methods_in
 from specjax.bench.peers import PEERS
 from specjax.bench.report.terminal import table
@@ -42,6 +34,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
+from specjax.run.runner import GeneratedText, Program, Runner
 from specjax.run.tasks import Request, Task, check_prompts, requests_of
 
 WINDOW = 70  # less than the longest prompt and all new tokens
@@ -88,7 +81,7 @@ def requests():
 
 
 @dataclass(frozen=True, eq=False)
-class Liar(OwnMethod):
+class Liar(Runner):
     """A contestant that changes the last token of all but the first answer."""
 
     answers: list = field(default_factory=list)
@@ -153,7 +146,7 @@ def test_every_prompt_and_every_run_is_drawn_with_noise_of_its_own(target, reque
     both = contestants_of(target, requests, 0.8, 2, methods="pld")
     samples = measure(both, [(requests[0],) * 2] * 2, num_runs=2)
     plain, pld = (
-        {each.turn: each.texts for each in samples if each.method == name}
+        {each.trial: each.texts for each in samples if each.method == name}
         for name in ("plain", "pld")
     )
     assert len({text.tokens for texts in plain.values() for text in texts}) == 8
@@ -180,10 +173,11 @@ def test_batches_hold_one_kind_and_are_filled_up(requests):
     assert long == (*requests[2:], requests[2])
 
 
-class Echo(Contestant):
+class Echo:
     """A contestant that says what it is asked, in no time."""
 
     dtype = "float32"
+    has_prefill = True
 
     def __init__(self, name):
         self.name = name
@@ -191,13 +185,13 @@ class Echo(Contestant):
     def compile(self, prepared):
         return Program()
 
-    def prepare(self, rows, turn=(0, 0)):
+    def prepare(self, rows, trial=(0, 0)):
         return rows
 
-    def start(self, prepared):
+    def prefill(self, prepared):
         return prepared
 
-    def finish(self, state):
+    def decode(self, state):
         return state
 
     def read(self, result):
@@ -207,15 +201,15 @@ class Echo(Contestant):
 def test_methods_take_shuffled_turns_and_known_ones_are_left_out():
     contestants = [Echo(name) for name in "abc"]
     batches = batches_of([Request("", (1,)), Request("", (2,))])
-    turns = list(measure_turns(contestants, batches, num_runs=3))
+    turns = list(measure_trials(contestants, batches, num_runs=3))
     order = ["".join(sample.method for sample in turn) for turn in turns]
     assert {"".join(sorted(turn)) for turn in order} == {"abc"}
     assert len(set(order)) > 2
-    places = [{sample.turn for sample in turn} for turn in turns]
+    places = [{sample.trial for sample in turn} for turn in turns]
     assert places == [{(number, repeat)} for repeat in range(3) for number in range(2)]
     started = []
     known = {(0, 0), (1, 0), (0, 1)}
-    rest = list(measure_turns(contestants, batches, 3, known, lambda: started.append(1)))
+    rest = list(measure_trials(contestants, batches, 3, known, lambda: started.append(1)))
     assert ["".join(sample.method for sample in turn) for turn in rest] == order[3:]
     assert len(started) == 2  # nothing of the first repeat is left
 
@@ -298,10 +292,10 @@ def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
 def test_every_width_is_warmed_up_before_anything_runs(target, requests, monkeypatch):
     calls = []
     monkeypatch.setattr(Engine, "warm_up", lambda *_: calls.append("warm up"))
-    for name in ("start", "finish", "read"):
-        monkeypatch.setattr(OwnMethod, name, lambda *_, name=name: calls.append(name))
+    for name in ("prefill", "decode", "read"):
+        monkeypatch.setattr(Runner, name, lambda *_, name=name: calls.append(name))
     warm_up(contestants_of(target, requests)[:1], batches_of(requests)[0])
-    assert calls == ["warm up", "start", "finish", "read"]
+    assert calls == ["warm up", "prefill", "decode", "read"]
 
 
 def test_programs_of_before_are_told(target, requests):
@@ -371,13 +365,13 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
     )
 
     def interrupted(*arguments):
-        for count, turn in enumerate(measure_turns(*arguments)):
+        for count, turn in enumerate(measure_trials(*arguments)):
             if count == 2:
                 raise KeyboardInterrupt
             yield turn
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run_module, "measure_turns", interrupted)
+        patched.setattr(run_module, "measure_trials", interrupted)
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     shown = [row.task for row in read_results(out).rows]
     assert shown == ["copies", "copies", "chat", "chat", ALL, ALL]

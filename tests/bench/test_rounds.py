@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.bench.contestants import OwnMethod
 from specjax.bench.report.plots import rounds_over_time
-from specjax.bench.rounds import PARTS, RoundTimes, RoundTrace, rounds_in_parts, trace
+from specjax.bench.rounds import PARTS, RoundTrace, trace
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
+from specjax.run.runner import Round, Runner
 
 CONFIG = TransformerConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
 PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
@@ -22,8 +22,8 @@ PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
 
 def by_hand(name: str, draft: float, lengths: list[int]) -> RoundTrace:
     """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
-    rounds = [RoundTimes(draft, 4e-3, 1e-3, length) for length in lengths]
-    return RoundTrace(name, [RoundTimes(9.0, 9.0, 9.0, 1), *rounds], 2e-3)
+    rounds = [Round(draft, 4e-3, 1e-3, length) for length in lengths]
+    return RoundTrace(name, [Round(9.0, 9.0, 9.0, 1), *rounds], 2e-3)
 
 
 PLAIN = by_hand("plain", 0.0, [1, 1, 1, 1])
@@ -34,17 +34,17 @@ def test_every_part_of_every_round_is_measured():
     model = Transformer(CONFIG)
     target = LoadedTarget(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
     contestants = [
-        OwnMethod.for_prompts(name, target, drafter, None, [PROMPT], max_new_tokens=20)
+        Runner.for_prompts(name, target, drafter, None, [PROMPT], max_new_tokens=20)
         for name, drafter in (("plain", Autoregressive()), ("pld", PromptLookup()))
     ]
     plain, pld = trace(contestants, [PROMPT])
     assert [each.num_tokens for each in plain.rounds] == [1] * 20
     own = contestants[1]
-    [text] = own.read(own.finish(own.start(own.prepare([PROMPT]))))
+    [text] = own.read(own.decode(own.prefill(own.prepare([PROMPT]))))
     assert [len(pld.rounds), sum(each.num_tokens for each in pld.rounds)] == [text.rounds, 20]
     assert text.rounds < 20, "nothing was ever accepted"
     assert all(min(each[:3]) > 0 for each in pld.rounds)
-    again = rounds_in_parts(own, PROMPT)
+    again = own.rounds(own.prepare([PROMPT]))
     assert [each.num_tokens for each in again] == [each.num_tokens for each in pld.rounds]
 
 

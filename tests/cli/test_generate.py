@@ -11,7 +11,7 @@ import pytest
 
 from specjax.cli import main
 from specjax.cli.chat import HINT, _prompt
-from specjax.cli.measure import Job
+from specjax.cli.measure import GenerationRequest
 from specjax.cli.prompts import INSTRUCTION, SOURCE
 from specjax.cli.text import LiveText
 from specjax.core.text import decode
@@ -142,7 +142,7 @@ def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsy
 def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
     tiny, capsys, monkeypatch, options, num_methods, num_runs
 ):
-    calls, warm_up, run = [], Engine.warm_up, Job.run
+    calls, warm_up, run = [], Engine.warm_up, GenerationRequest.run
 
     def noted_warm_up(*arguments):
         calls.append("warm up")
@@ -153,7 +153,7 @@ def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
         return run(job, *show)
 
     monkeypatch.setattr(Engine, "warm_up", noted_warm_up)
-    monkeypatch.setattr(Job, "run", noted_run)
+    monkeypatch.setattr(GenerationRequest, "run", noted_run)
     assert main(["generate", *SHORT, "--target", str(tiny), "return best", *options]) == 0
     assert calls[:num_methods] == ["warm up"] * num_methods
     runs = calls[num_methods:]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specjax.bench import run as run_module
-from specjax.bench.measure import measure_turns
+from specjax.bench.measure import measure_trials
 from specjax.cli import main, reproduction
 from specjax.cli.recipe_inputs import Inputs
 from specjax.cli.reproduce import Reproduce
@@ -98,13 +98,13 @@ def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
         monkeypatch.setattr(module, "read_bandwidth", lambda: 1e10)
 
     def killed(*arguments):
-        for count, turn in enumerate(measure_turns(*arguments)):
+        for count, turn in enumerate(measure_trials(*arguments)):
             if count == 1:
                 raise Stopped(signal.SIGTERM)
             yield turn
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, "measure_turns", killed)
+        patched.setattr(run_module, "measure_trials", killed)
         assert main(command) == 143
     first = capsys.readouterr().err
     assert "Hydra is left out" in first and "specjax train eagle" in first

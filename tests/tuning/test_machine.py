@@ -18,9 +18,9 @@ from specjax.loading.tuned import AutoChoice, Tuned, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
-from specjax.tuning import machine
+from specjax.tuning import machine, runs
 from specjax.tuning.machine import tune_machine
-from specjax.tuning.runs import Run, Runner, Workload
+from specjax.tuning.runs import Run, Workload, num_drafting_rounds, timed_run
 from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
@@ -51,17 +51,16 @@ def made_up(monkeypatch):
     seen = []
 
     def make(cost_of, hiccups=()):
-        def run(runner: Runner, ids) -> Run:
+        def run(runner, ids) -> Run:
             width = runner.engine.drafter.num_nodes
             seen.append((width, ids))
             seconds = cost_of(width) * (60 // width)
             return Run(60, 60 // width, 0.0, seconds * (50 if len(seen) in hiccups else 1))
 
-        monkeypatch.setattr(Runner, "run", run)
-        monkeypatch.setattr(Runner, "warm_up", lambda runner, ids: None)
-        monkeypatch.setattr(
-            Runner, "num_drafting_rounds", lambda runner, ids: 60 // runner.engine.drafter.num_nodes
-        )
+        monkeypatch.setattr(runs, "timed_run", run)
+        monkeypatch.setattr(runs, "warm_up", lambda runner, ids: None)
+        rounds = lambda runner, ids: 60 // runner.engine.drafter.num_nodes  # noqa: E731
+        monkeypatch.setattr(machine, "num_drafting_rounds", rounds)
         return seen
 
     return make
@@ -177,8 +176,8 @@ def test_search_spaces_hold_settings_that_their_methods_take():
 
 def test_rounds_that_draft_are_counted(workload):
     never = workload.runner(PromptLookup(max_ngram=9, min_ngram=9))
-    assert never.num_drafting_rounds(PROMPTS[0]) == 0
+    assert num_drafting_rounds(never, PROMPTS[0]) == 0
     often = workload.runner(PromptLookup(num_tokens=1))
-    run = often.run(PROMPTS[0])
+    run = timed_run(often, PROMPTS[0])
     assert run.num_tokens == 16
-    assert 0 < often.num_drafting_rounds(PROMPTS[0]) <= run.num_rounds
+    assert 0 < num_drafting_rounds(often, PROMPTS[0]) <= run.num_rounds

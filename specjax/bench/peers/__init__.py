@@ -60,4 +60,4 @@ def peers(names: Sequence[str], work: Work, num_rows: int) -> list[Contestant]:
 
     libraries = [PEERS[name] for name in names if serves(PEERS[name].max_rows)]
     made = [contestant for library in libraries for contestant in library.make(work)]
-    return [contestant for contestant in made if serves(contestant.max_rows)]
+    return [contestant for contestant in made if serves(getattr(contestant, "max_rows", None))]

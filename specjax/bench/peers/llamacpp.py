@@ -11,12 +11,13 @@ from weakref import finalize
 
 import numpy as np
 
-from specjax.bench.measure import Contestant, GeneratedText, Turn
+from specjax.bench.measure import Contestant
 from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
 from specjax.loading.targets import LoadedTarget
 from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
+from specjax.run.runner import GeneratedText, Trial
 
 DRAFT_LENGTH = 5  # what a draft model drafts: as many as ours by default
 SLOTS = 256  # the size of a cache is a multiple of it
@@ -91,11 +92,11 @@ class LlamaCpp(Peer):
         weights = self.work.target.dtype.name
         return weights if weights == "float32" else f"{weights} (float32)"
 
-    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> list[int]:
+    def prepare(self, rows: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> list[int]:
         [ids] = rows
         return list(ids)
 
-    def finish(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
+    def decode(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
         """Returns the text, and what was drafted in each target pass."""
         drafts = self.model.draft_model
         self.model.reset()  # otherwise it reuses what this text and the last one have in common

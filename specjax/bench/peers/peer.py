@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from specjax.bench.measure import Contestant, GeneratedText, Program
 from specjax.core.errors import SpecjaxError
 from specjax.loading.targets import LoadedTarget
+from specjax.run.runner import GeneratedText, Program
 
 PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
 
@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Peer(Contestant):
+class Peer:
     """Greedy decoding by another library; it compiles nothing, and its prefill is not timed alone.
 
     A round is a target pass that adds to the text. Our prefill leaves the last token of the prompt
@@ -34,6 +34,7 @@ class Peer(Contestant):
     model: Any = field(repr=False)
 
     has_prefill = False
+    max_rows: ClassVar[int | None] = None  # the largest batch that it serves; None: any
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -49,7 +50,7 @@ class Peer(Contestant):
         del prepared
         return Program()
 
-    def start(self, prepared: Any) -> Any:
+    def prefill(self, prepared: Any) -> Any:
         return prepared
 
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.bench.measure import Contestant, GeneratedText, Turn
+from specjax.bench.measure import Contestant
 from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.provenance import num_cores
 from specjax.loading.targets import LoadedTarget
 from specjax.models.io.huggingface import save_transformer
+from specjax.run.runner import GeneratedText, Trial
 
 
 def make(work: Work) -> list[Contestant]:
@@ -61,7 +62,7 @@ class Transformers(Peer):
 
     dtype = "float32"
 
-    def prepare(self, rows: Sequence[Sequence[int]], turn: Turn = (0, 0)) -> LeftPadded:
+    def prepare(self, rows: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> LeftPadded:
         import torch
 
         longest = max(map(len, rows))
@@ -72,7 +73,7 @@ class Transformers(Peer):
             mask[row, longest - len(ids) :] = 1
         return LeftPadded(tokens, mask)
 
-    def finish(self, state: LeftPadded) -> Generated:
+    def decode(self, state: LeftPadded) -> Generated:
         import torch
 
         rooms = [self.room(length) for length in state.mask.sum(1).tolist()]
@@ -103,7 +104,7 @@ class DraftingTransformers(Transformers):
 
     max_rows = 1
 
-    def finish(self, state: LeftPadded) -> Generated:
+    def decode(self, state: LeftPadded) -> Generated:
         fed = []
 
         def note(model: Any, args: Any, inputs: Mapping[str, Any]) -> None:
@@ -112,7 +113,7 @@ class DraftingTransformers(Transformers):
 
         watch = self.model.register_forward_pre_hook(note, with_kwargs=True)
         try:
-            generated = super().finish(state)
+            generated = super().decode(state)
         finally:
             watch.remove()
         # The first pass feeds the prompt before its draft, every other the last token of the text.

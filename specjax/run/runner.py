@@ -1,0 +1,339 @@
+"""Runs one method on one target: compiles, warms up, prefills, decodes, and times each of them."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.stages import Lowered
+from jaxtyping import Array, Key
+
+from specjax.decoding.drafter import Params, Proposal
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import parts_of
+from specjax.decoding.prompt import Prompt, from_ids, padded_length
+from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import Generation, LoopState
+from specjax.decoding.tree import DraftTree, Verification
+from specjax.loading.targets import LoadedTarget
+from specjax.models.fingerprint import params_fingerprint
+from specjax.models.quantize import dtype_name
+from specjax.models.target import ModelOutput
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+FROM_CACHE = "/jax/compilation_cache/cache_hits"
+
+Trial = tuple[int, int]  # the number of a batch and of its repeat; each trial has its own noise
+Prepared = tuple[Prompt, Key[Array, ""]]  # padded prompts on the device, and their key
+
+
+class Program(NamedTuple):
+    """The seconds it took to compile a method's programs, and the memory they need."""
+
+    compile_seconds: float = 0.0
+    is_cached: bool = False  # at least a part came from a cache of compiled programs
+    peak_bytes: int | None = None  # arguments, results and temporaries together
+
+
+class GeneratedText(NamedTuple):
+    """The continuation of one prompt."""
+
+    tokens: tuple[int, ...]
+    rounds: int  # passes of the target, prefill not counted
+    accepted_lengths: tuple[int, ...] = ()  # entry n: rounds that committed n tokens
+    from_draft: tuple[bool, ...] = ()  # which tokens were drafted
+    accepted: int | None = None  # drafted tokens, including those cut off the text; None: unknown
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted tokens that were accepted; if unknown, all but one token of each round."""
+        return len(self.tokens) - self.rounds if self.accepted is None else self.accepted
+
+
+class TimedRun(NamedTuple):
+    """A finished generation, the state it ended in, and the seconds of its two parts."""
+
+    generation: Generation
+    state: LoopState
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of prefill and decoding."""
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of the first sequence."""
+        return int(self.generation.length[0])
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the first sequence."""
+        return int(self.generation.stats.rounds[0])
+
+
+class Round(NamedTuple):
+    """One round of a single sequence: its tree, what was accepted, and the seconds of its parts."""
+
+    draft: float
+    verify: float  # the target pass and the verification
+    rest: float  # the commit and the drafter's update
+    num_tokens: int  # committed, bonus included
+    tree: DraftTree | None = None
+    verification: Verification | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all parts."""
+        return self.draft + self.verify + self.rest
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """A method with its target, its params, and the length that all prompts are padded to."""
+
+    name: str
+    engine: Engine
+    params: Params
+    padded_length: int  # the same for all prompts, so that one program serves them all
+    seed: int = 0
+
+    has_prefill = True  # `prefill` is timed separately
+
+    @classmethod
+    def for_prompts(
+        cls,
+        name: str,
+        target: LoadedTarget,
+        drafter: Any,
+        drafter_params: Any,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling = Sampling(),
+        seed: int = 0,
+    ) -> "Runner":
+        """Makes the runner that continues these prompts of token ids."""
+        engine = Engine(target.model, drafter, sampling, max_new_tokens, target.eos)
+        params = Params(target.params, drafter_params)
+        return cls(name, engine, params, padded_length(prompts), seed)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the target's weights and compute."""
+        return dtype_name(self.engine.target.dtype(self.params.target), self.params.target)
+
+    @property
+    def settings(self) -> str:
+        """The drafter's fields and a checksum of its weights, which determine its figures."""
+        return f"{self.engine.drafter!r} {params_fingerprint(self.params.drafter)}"
+
+    # ---- Before timing --------------------------------------------------------------------------
+
+    def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> Prepared:
+        """Pads prompts and moves them, with the key of their trial, to the device."""
+        prompt = from_ids(sequences, bucket=self.padded_length)
+        return jax.block_until_ready((prompt, trial_key(self.seed, trial)))
+
+    def compile(self, prepared: Prepared) -> Program:
+        """Compiles the programs for prompts of this shape and loads all of their code."""
+        started = time.perf_counter()
+        programs = [_compiled(lowered) for lowered in self.engine.lower(self.params, *prepared)]
+        seconds = time.perf_counter() - started
+        self.engine.warm_up(self.params, *prepared)
+        return Program(
+            seconds,
+            any(program.is_cached for program in programs),
+            max(program.peak_bytes or 0 for program in programs),
+        )
+
+    # ---- Timed ----------------------------------------------------------------------------------
+
+    def prefill(self, prepared: Prepared) -> LoopState:
+        """Prefills, and returns when the state is ready."""
+        return jax.block_until_ready(self.engine.prefill(self.params, *prepared))
+
+    def decode(self, state: LoopState) -> tuple[Generation, LoopState]:
+        """Decodes to the end, and returns when the result is ready. The state is donated."""
+        state = self.engine.run(self.params, state, self.engine.max_new_tokens)
+        return jax.block_until_ready(self.engine.generation(state)), state
+
+    def run(
+        self,
+        prepared: Prepared,
+        begin: Callable[[], LoopState] | None = None,
+        show: Callable[[Generation], None] | None = None,
+        is_over: Callable[[Generation], bool] = lambda generation: False,
+    ) -> TimedRun:
+        """Prefills and decodes, and times both.
+
+        Args:
+            prepared: prompts and key.
+            begin: replaces the prefill, as in a later turn of a conversation.
+            show: called with the text every few rounds; its own time does not count.
+            is_over: ends the text early. It is called with `show` only.
+        """
+        started = time.perf_counter()
+        state = jax.block_until_ready(begin()) if begin else self.prefill(prepared)
+        prefilled = time.perf_counter()
+        if show is None:
+            generation, state = self.decode(state)
+            seconds = time.perf_counter() - prefilled
+        else:
+            generation, state, seconds = self._run_in_parts(state, show, is_over)
+        generation.check()
+        return TimedRun(generation, state, prefilled - started, seconds)
+
+    def _run_in_parts(
+        self,
+        state: LoopState,
+        show: Callable[[Generation], None],
+        is_over: Callable[[Generation], bool],
+    ) -> tuple[Generation, LoopState, float]:
+        started = time.perf_counter()
+        parts = parts_of(self.engine, self.params, state)
+        (generation, state), seconds = next(parts), time.perf_counter() - started
+        while True:
+            show(generation)
+            started = time.perf_counter()
+            following = None if is_over(generation) else next(parts, None)
+            seconds += time.perf_counter() - started
+            if following is None:
+                return generation, state, seconds
+            generation, state = following
+
+    # ---- After timing ---------------------------------------------------------------------------
+
+    def read(self, result: tuple[Generation, LoopState]) -> tuple[GeneratedText, ...]:
+        """Converts a result to Python values."""
+        generation, _ = result
+        generation.check()
+        generation = jax.device_get(generation)
+        return tuple(_text(generation, sequence) for sequence in range(len(generation.length)))
+
+    # ---- The parts of a round -------------------------------------------------------------------
+
+    def rounds(self, prepared: Prepared) -> Iterator[Round]:
+        """Continues a single prompt and times the parts of every round.
+
+        Separate parts take a little longer than a round in one program: each is started from the
+        host and must write its results.
+        """
+        state = self.prefill(prepared)
+        while not bool(state.is_done[0]):
+            length, times = int(state.length[0]), [time.perf_counter()]
+            state, proposal = jax.block_until_ready(_propose(self.engine, self.params, state))
+            times.append(time.perf_counter())
+            state, output, verification = jax.block_until_ready(
+                _verify(self.engine, self.params, state, proposal)
+            )
+            times.append(time.perf_counter())
+            state = jax.block_until_ready(
+                _commit(self.engine, self.params, state, proposal.tree, output, verification)
+            )
+            times.append(time.perf_counter())
+            drafting, verifying, rest = (after - before for before, after in pairwise(times))
+            num_tokens = int(state.length[0]) - length
+            tree, verification = jax.device_get((proposal.tree, verification))
+            yield Round(drafting, verifying, rest, num_tokens, tree, verification)
+
+    def round_seconds(self, prepared: Prepared) -> Iterator[float]:
+        """Continues a single prompt and times every round as one program."""
+        state = self.prefill(prepared)
+        while not bool(state.is_done[0]):
+            started = time.perf_counter()
+            state = jax.block_until_ready(_round(self.engine, self.params, state))
+            yield time.perf_counter() - started
+
+    def num_drafting_rounds(self, prepared: Prepared) -> int:
+        """Counts the rounds of a single sequence that draft anything."""
+        state = self.prefill(prepared)
+        drafted = [0]
+        while not bool(state.is_done[0]):
+            state = self.engine.run(self.params, state, len(drafted))
+            drafted.append(int(state.stats.drafted[0]))
+        return len(set(drafted)) - 1
+
+
+def trial_key(seed: int, trial: Trial) -> Key[Array, ""]:
+    """Returns the key of a trial, which all methods share."""
+    number, repeat = trial
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), repeat)
+
+
+@cache
+def compilations() -> Counter:
+    """Returns the events of this process: `COMPILED` and `FROM_CACHE`, which counts as both."""
+    counts = Counter()
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        counts[event] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_listener(listen)
+    return counts
+
+
+def _compiled(lowered: Lowered) -> Program:
+    """Compiles a program; one that this process has compiled before counts as cached."""
+    before = compilations().copy()
+    memory = lowered.compile().memory_analysis()
+    now = compilations()
+    is_cached = now[COMPILED] == before[COMPILED] or now[FROM_CACHE] > before[FROM_CACHE]
+    if memory is None:
+        return Program(is_cached=is_cached)
+    num_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    num_bytes += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    return Program(is_cached=is_cached, peak_bytes=num_bytes)
+
+
+def _text(generation: Generation, sequence: int) -> GeneratedText:
+    length = int(generation.length[sequence])
+    stats = generation.stats
+    return GeneratedText(
+        tokens=tuple(np.asarray(generation.tokens)[sequence, :length].tolist()),
+        rounds=int(stats.rounds[sequence]),
+        accepted_lengths=tuple(np.asarray(stats.accepted_lengths)[sequence].tolist()),
+        from_draft=tuple(np.asarray(generation.from_draft)[sequence, :length].tolist()),
+        accepted=int(stats.accepted[sequence]),
+    )
+
+
+# The state is donated, as decoding's own loop changes its caches in place.
+_part = partial(jax.jit, static_argnames="engine", donate_argnames="state")
+
+
+@_part
+def _propose(engine: Engine, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
+    return engine.propose(params, state)
+
+
+@_part
+def _verify(
+    engine: Engine, params: Params, state: LoopState, proposal: Proposal
+) -> tuple[LoopState, ModelOutput, Verification]:
+    output, verification, cache = engine.verify(params, state, proposal)
+    return replace(state, cache=cache), output, verification
+
+
+@_part
+def _commit(
+    engine: Engine,
+    params: Params,
+    state: LoopState,
+    tree: DraftTree,
+    output: ModelOutput,
+    verification: Verification,
+) -> LoopState:
+    return engine.commit(params, state, tree, output, verification)
+
+
+@_part
+def _round(engine: Engine, params: Params, state: LoopState) -> LoopState:
+    return engine.round(params, state)
