@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.test_hub import add_tokenizer, failure, folder, saved  # noqa: F401
 
+import specjax
 from specjax.core import chat, memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import bounded_lines, read_bytes
@@ -23,9 +23,10 @@ from specjax.data.task_files import read_questions
 from specjax.loading import targets as hub
 from specjax.models.io import huggingface
 from specjax.models.io.weights import stored_tensors
+from tests.loading.test_targets import add_tokenizer, failure, folder, saved  # noqa: F401
 from tests.models.checkpoints import edit_config
 
-PACKAGE = Path(hub.__file__).parent
+PACKAGE = Path(specjax.__file__).parent
 HUGE = 400 * 2**30
 RUNS_CODE = {"eval", "exec", "compile", "__import__"}
 READS_PICKLES = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve", "cloudpickle"}

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.test_hub import HUB_ID, FakeHub
 
 from specjax.cli import main
 from specjax.loading import targets as hub
@@ -18,6 +17,7 @@ from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about, save_head
 from tests.cli.target import CONFIG
+from tests.loading.test_targets import HUB_ID, FakeHub
 from tests.models.checkpoints import edit_config
 
 WEIGHTS = "model.safetensors"
