@@ -7,20 +7,18 @@ of all methods, `{{ recipes }}` and `{{ data }}` what `specjax reproduce` has, a
 it holds: to have some, execute copies and name their folder in SPECJAX_NOTEBOOKS.
 """
 
-import ast
 import inspect
 import json
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import specjax
+from specjax.core.settings import field_texts
 from specjax.decoding import Drafter
 from specjax.loading.methods import METHODS, Method
 from specjax.loading.targets import pocket_folder
@@ -199,21 +197,6 @@ def api_entries(module: str) -> str:
     known = [] if found is specjax else [getattr(specjax, name) for name in specjax.__all__]
     names = [name for name in found.__all__ if getattr(found, name) not in known]
     return "\n\n".join(f"::: {module}.{name}" for name in names)
-
-
-def field_texts(kind: type) -> Mapping[str, str]:
-    """Returns the docstrings below the fields of a dataclass and its bases."""
-    texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        if each.__module__.startswith("specjax"):
-            definition = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-            assert isinstance(definition, ast.ClassDef)
-            for field, text in pairwise(definition.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[ast.unparse(field.target)] = " ".join(
-                        ast.literal_eval(text.value).split()
-                    )
-    return texts
 
 
 def shown(value: Any) -> str:

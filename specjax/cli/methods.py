@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import Positional, arg
 
-from specjax.cli.help import field_docs, fill, listing
+from specjax.cli.help import fill, listing
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import field_texts
 
 if TYPE_CHECKING:
     from specjax.models.config import TransformerConfig
@@ -64,7 +65,7 @@ class Methods:
 
         method = METHODS[name]
         fitted = method.settings_for(config or _llama_2_7b())
-        meanings = field_docs(method.drafter)
+        meanings = field_texts(method.drafter)
         needs = method.needs
         if method.part and self.target == "pocket":
             needs += " (part of pocket)"

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.core.settings import check_fields, setting
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, chain
@@ -122,6 +123,9 @@ class Drafter(ABC):
     # that fills up its passes has none.
     pass_widths: ClassVar[tuple[int, ...] | None] = None
 
+    def __post_init__(self):
+        check_fields(self)
+
     @property
     def num_rows(self) -> int:
         """The rows of a pass: nodes and probe."""
@@ -183,17 +187,10 @@ class Drafter(ABC):
 
 @dataclass(frozen=True)
 class CopyDrafter(Drafter):
-    """Drafts a chain of up to `num_tokens` tokens, copied from earlier in the text.
+    """Drafts a chain of up to `num_tokens` tokens, copied from earlier in the text."""
 
-    Raises:
-        SpecjaxError: for fewer than 1 token.
-    """
-
-    num_tokens: int = 10
-    """Tokens that are drafted at most; at least 1."""
-
-    def __post_init__(self):
-        check_at_least("num_tokens", self.num_tokens, 1, "nothing would be drafted")
+    num_tokens: int = setting(10, at_least=1)
+    """Maximum number of drafted tokens."""
 
     @property
     def num_nodes(self) -> int:

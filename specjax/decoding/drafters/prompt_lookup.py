@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context, CopyDrafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
@@ -21,30 +21,22 @@ class PromptLookup(CopyDrafter):
     `max_ngram` and the last occurrence this is longest suffix matching. An occurrence may
     overlap the n-gram that is looked up, which the published code rules out; that can only matter
     where `num_tokens <= max_ngram`.
-
-    Raises:
-        SpecjaxError: unless `1 <= min_ngram <= max_ngram` and `num_tokens >= 1`, or for an unknown
-            occurrence.
     """
 
-    max_ngram: int = 3
-    """Longest n-gram that is looked up, in tokens; at least min_ngram."""
-    min_ngram: int = 1
-    """Shortest n-gram that is looked up; at least 1."""
+    max_ngram: int = setting(3, at_least=1)
+    """Longest n-gram to look up, in tokens."""
+    min_ngram: int = setting(1, at_least=1)
+    """Shortest n-gram to look up; no longer than max_ngram."""
     allow_shorter: bool = False
-    """Draft what there is where fewer than num_tokens tokens follow; true or false."""
-    occurrence: str = "first"
-    """Of several longest matches, the one to copy from: first or last."""
+    """Draft the tokens there are if fewer than num_tokens follow; true or false."""
+    occurrence: str = setting("first", choices=("first", "last"))
+    """Which of several longest matches to copy from."""
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise SpecjaxError(
-                f"n-grams of {self.min_ngram} to {self.max_ngram} tokens make no range; use "
-                "1 <= min_ngram <= max_ngram"
-            )
-        if self.occurrence not in ("first", "last"):
-            raise SpecjaxError(f"occurrence {self.occurrence!r} is unknown; use first or last")
+        if self.min_ngram > self.max_ngram:
+            problem = f"must be at most max_ngram, {self.max_ngram}, got {self.min_ngram}; lower it"
+            raise SettingError("min_ngram", problem)
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw

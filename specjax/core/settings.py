@@ -1,0 +1,218 @@
+"""Settings: dataclass fields with bounds as metadata, from which checks, help and tests derive."""
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from functools import cache
+from itertools import pairwise
+from numbers import Integral, Real
+from reprlib import repr as shortened
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from specjax.core.errors import SpecjaxError
+
+Limit = int | float | None
+
+BOUNDS = "bounds"  # key of a field's metadata
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+
+
+class SettingError(SpecjaxError):
+    """An invalid value of a setting; `field` is the setting's name."""
+
+    def __init__(self, field: str, problem: str):
+        super().__init__(f"`{field}` {problem}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The values that a setting allows; in a tuple, the bounds hold for every item."""
+
+    at_least: Limit = None
+    above: Limit = None
+    at_most: Limit = None
+    below: Limit = None
+    choices: tuple[Any, ...] = ()  # of one type; values of another type pass
+    advice: str = ""
+
+    def __str__(self) -> str:
+        """Describes the bounds: "at least 1", "above 0 and at most 1", "first or last"."""
+        if self.choices:
+            *others, last = map(str, self.choices)
+            return f"{', '.join(others)} or {last}" if others else last
+        limits = {"at least": self.at_least, "above": self.above}
+        limits |= {"at most": self.at_most, "below": self.below}
+        return " and ".join(f"{word} {x}" for word, x in limits.items() if x is not None)
+
+    def allow(self, value: Any) -> bool:
+        """Whether a value is within the bounds; NaN and infinity never are."""
+        if isinstance(value, tuple):
+            return all(map(self.allow, value))
+        if self.choices:
+            return value in self.choices or not isinstance(value, type(self.choices[0]))
+        if not isinstance(value, Real) or self == Bounds():
+            return True
+        number = float(value)
+        return (
+            math.isfinite(number)
+            and (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    at_least: Limit = None,
+    above: Limit = None,
+    at_most: Limit = None,
+    below: Limit = None,
+    choices: tuple[Any, ...] = (),
+    advice: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Declares a dataclass field with bounds for `check_fields`.
+
+    Args:
+        default: the default; a field without one is required.
+        at_least: the lowest value.
+        above: a number that the value must exceed.
+        at_most: the highest value.
+        below: a number that the value must stay below.
+        choices: the only values.
+        advice: what to do about an invalid value, such as "use 1 to keep all tokens"; if empty,
+            the error shows the default.
+        metadata: further metadata of the field.
+        options: further arguments of `dataclasses.field`.
+    """
+    bounds = Bounds(at_least, above, at_most, below, choices, advice)
+    metadata = {**(metadata or {}), BOUNDS: bounds}
+    return dataclasses.field(default=default, metadata=metadata, **options)
+
+
+def check_fields(instance: Any) -> None:
+    """Checks the types and bounds of all fields of a dataclass; call it in `__post_init__`.
+
+    Raises:
+        SettingError: for the first invalid value.
+    """
+    for field in dataclasses.fields(instance):
+        check_setting(type(instance), field.name, getattr(instance, field.name))
+
+
+def check_setting(owner: type, name: str, value: Any) -> None:
+    """Checks a value for one field of the dataclass `owner`, without an instance.
+
+    Raises:
+        SettingError: if the value has the wrong type or is out of bounds.
+    """
+    hint, bounds = _hints(owner)[name], bounds_of(owner, name)
+    has_type = _has_type(value, hint)
+    if has_type and bounds.allow(value):
+        return
+    if not has_type and not bounds.choices:
+        expected = _type_name(hint)
+    else:
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        expected = str(bounds) if is_finite else "finite"
+    default = _fields(owner)[name].default
+    advice = bounds.advice or ("" if default is MISSING else f"the default is {shortened(default)}")
+    raise SettingError(name, f"must be {expected}, got {shortened(value)}; {advice}".rstrip("; "))
+
+
+def bounds_of(owner: type, name: str) -> Bounds:
+    """Returns the bounds of a field, inherited if a subclass changes only the default.
+
+    The values of a `Literal` are choices.
+    """
+    for base in owner.__mro__:
+        field = getattr(base, "__dataclass_fields__", {}).get(name)
+        if field and BOUNDS in field.metadata:
+            return field.metadata[BOUNDS]
+    hint = _hints(owner)[name]
+    literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+    return Bounds(choices=get_args(literals[0]) if literals else ())
+
+
+def field_texts(owner: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a dataclass, inherited ones too, with bounds."""
+    texts: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                words = " ".join(ast.literal_eval(text.value).split())
+                texts[ast.unparse(field.target)] = words
+    for name in texts:
+        if name in _fields(owner) and (bounds := str(bounds_of(owner, name))):
+            texts[name] = f"{texts[name].removesuffix('.')}; {bounds}."
+    return texts
+
+
+def rejected_values(owner: type) -> Iterator[tuple[str, Any]]:
+    """Yields fields that have defaults with values that they must reject, for tests."""
+    for name, field in _fields(owner).items():
+        hint, bounds = _hints(owner)[name], bounds_of(owner, name)
+        if field.default is MISSING or hint is Any:
+            continue
+        yield name, object()
+        if bounds.choices:
+            yield name, "no such choice"
+        has_floats = hint is float or float in get_args(hint)
+        step = math.nextafter if has_floats else lambda x, toward: x + math.copysign(1, toward)
+        invalid = [math.nan, math.inf, -math.inf] if has_floats and str(bounds) else []
+        invalid += [] if bounds.at_least is None else [step(bounds.at_least, -math.inf)]
+        invalid += [] if bounds.at_most is None else [step(bounds.at_most, math.inf)]
+        invalid += [x for x in (bounds.above, bounds.below) if x is not None]
+        for value in invalid:
+            value = value if has_floats else int(value)
+            yield name, (value,) if get_origin(hint) is tuple else value
+
+
+@cache
+def _fields(owner: type) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(owner)}
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    return get_type_hints(owner)
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has a type; numpy's numbers count as Python's, booleans not as numbers."""
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):  # beartype checks one item only
+        item = get_args(hint)[0]
+        return isinstance(value, tuple) and all(_has_type(entry, item) for entry in value)
+    from beartype.door import is_bearable  # slow to import
+
+    return is_bearable(value, hint, conf=_beartype_options())
+
+
+@cache
+def _beartype_options() -> Any:
+    from beartype import BeartypeConf, FrozenDict
+    from beartype.vale import Is
+
+    is_number = Is[lambda value: not isinstance(value, bool)]
+    kinds = {int: Annotated[Integral, is_number], float: Annotated[Real, is_number]}
+    return BeartypeConf(hint_overrides=FrozenDict(kinds))
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_type_name, get_args(hint)))
+    name = "None" if hint is NoneType else f"of type {getattr(hint, '__name__', hint)}"
+    return TYPE_NAMES.get(hint, name)

@@ -1,0 +1,100 @@
+"""Settings: the values that a field's type and bounds reject."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from specjax.core.settings import SettingError, check_fields, field_texts, rejected_values, setting
+
+
+@dataclass(frozen=True)
+class Options:
+    count: int = setting(3, at_least=1, at_most=9)
+    """How many."""
+    share: float | None = setting(0.5, above=0, below=1, advice="try 0.5")
+    """A share."""
+    kind: str = setting("first", choices=("first", "last"))
+    """Which one."""
+    place: Literal["near", "far"] = "near"
+    """Where."""
+    sizes: tuple[int, ...] = setting((1, 2), at_least=0)
+    """Sizes."""
+    is_on: bool = False
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class MoreOptions(Options):
+    count: int = 5
+
+
+def test_bounds_are_inherited_where_only_the_default_changes():
+    with pytest.raises(SettingError, match="`count` must be at least 1"):
+        MoreOptions(count=0)
+
+
+@pytest.mark.parametrize(("name", "value"), [*rejected_values(Options)], ids=str)
+def test_values_outside_type_or_bounds_are_rejected(name, value):
+    with pytest.raises(SettingError) as error:
+        Options(**{name: value})
+    assert error.value.field == name
+
+
+def test_the_values_to_reject_cover_type_bounds_and_choices():
+    values = {name: [] for name in ("count", "share", "kind", "place", "sizes", "is_on", "pairs")}
+    for name, value in rejected_values(Options):
+        values[name].append(value)
+    assert all(len(rejected) >= 1 for rejected in values.values())
+    assert values["count"][1:] == [0, 10]
+    assert values["share"][-2:] == [0, 1] and any(map(_is_nan, values["share"]))
+    assert values["kind"][1:] == values["place"][1:] == ["no such choice"]
+    assert values["sizes"][1:] == [(-1,)]
+
+
+def _is_nan(value):
+    return isinstance(value, float) and math.isnan(value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"count": True},
+        {"count": 2.0},
+        {"share": False},
+        {"is_on": 1},
+        {"sizes": [1]},
+        {"sizes": (*range(100), "x")},
+        {"pairs": ((1, 2),) * 50 + ((1,),)},
+    ],
+    ids=str,
+)
+def test_types_are_exact_in_every_item(values):
+    with pytest.raises(SettingError):
+        Options(**values)
+
+
+def test_integers_are_numbers_and_none_passes_where_declared():
+    Options(count=1, share=None, kind="last", place="far", sizes=(), pairs=((1, 2),))
+    Options(count=9, share=0.999)
+
+
+def test_messages_name_field_bounds_value_and_remedy():
+    with pytest.raises(SettingError, match=r"`count` must be at least 1 and at most 9, got 0; the"):
+        Options(count=0)
+    with pytest.raises(SettingError, match=r"`share` must be above 0 and below 1, got 2; try 0.5"):
+        Options(share=2)
+    with pytest.raises(SettingError, match="`kind` must be first or last, got 'x'"):
+        Options(kind="x")
+    with pytest.raises(SettingError, match="`sizes` must be of type"):
+        Options(sizes=3)
+
+
+def test_field_texts_end_with_the_bounds():
+    texts = field_texts(Options)
+    assert texts["count"] == "How many; at least 1 and at most 9."
+    assert texts["place"] == "Where; near or far."
