@@ -125,7 +125,7 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     found = tune_machine(workload, ["pld-plus"], report=seen.__setitem__)
     assert (found.method, found.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
     assert found.break_even >= 0
-    assert "pld-plus is skipped: `num_tokens` must be at least 1" in seen
+    assert any(text.startswith("pld-plus is skipped: `num_tokens` must be") for text in seen)
     assert seen["On 2 prompts"][0].accepted_length >= 1
     chosen = load_drafter("pld-plus", workload.target, layer=2, num_tokens=3)[0]
     for later in ({}, {"pld-plus": {"layer": 0, "num_tokens": 5, "min_similarity": 0.9}}):
