@@ -12,25 +12,34 @@ from benchmarks.harness import table
 
 NOTES = """# Programs compiled without the device
 
-Each table names its command; nothing ran. Per round: the gigabytes that drafting and commit read,
-and those of the widest target pass, over its floor (all weights but the embedding, and the KV
-cache). *By XLA*: the seconds of XLA's own estimate over those that the floor takes at the data
-sheet's bandwidth. *Cache copies*: whole KV caches that are written anew. *Host syncs*: loops and
-conditionals of the program that the host decides. *Rows*: nodes of each compiled pass. *Held*:
-all that the program keeps in memory, weights included, *of* what the device has.
+These figures come from compiled programs; nothing ran. Each table names its command. A floor is
+the least a pass can read: all weights except the embedding, and the KV cache.
 
-With several devices all figures are those of one of them. *Collectives* of a round, and what they
-*move*: the bytes of their results. Of a training step, *TFLOP* are the operations that it takes
-at least, attention not counted, and *least s* the seconds of those at the data sheet's rate of
-dense 16-bit products. What a training step on TPUs holds is not linear in the layers: programs of
-2 and 3 layers overestimate it by 5 to 6 GB, so those of the 70B are compiled whole.
+Per round:
+
+- *draft* and *pass GB*: bytes read by drafting and commit, and by the widest target pass.
+- *x floor*: the bytes of that pass over the floor. *By XLA*: the seconds of XLA's own estimate,
+  over the floor at the bandwidth in the data sheet.
+- *cache copies*: whole KV caches that are copied.
+- *host syncs*: loops and conditionals that the host decides.
+- *tokens*: the width of each compiled pass.
+- *held*: memory that the program holds, weights included, *of* the memory of the device.
+- *collectives* and the bytes they *moved* (the size of their results). With several devices, all
+  figures are those of one device.
+
+Per training step:
+
+- *TFLOP*: the fewest operations the step needs, without attention. *Least s*: their time at the
+  data sheet's rate for dense 16-bit products.
+- On TPUs, the memory of a training step is not linear in the number of layers. Programs of 2 and
+  3 layers overestimate it by 5 to 6 GB, so those of the 70B are compiled whole.
 """
 SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
 EXACT = 0.005
 ROUND = {
     "method": "{method}",
     "prompt": "{prompt}",
-    "rows": "{rows}",
+    "tokens": "{widths}",
     "draft GB": "{draft_read:.2f}",
     "pass GB": "{pass_read:.2f}",
     "floor GB": "{floor:.2f}",
@@ -100,7 +109,8 @@ def markdown(rows: Sequence[Row]) -> str:
         lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
         lines += [f"{first['new']} new tokens"] if first["new"] else []
         lines += [f"mesh {mesh}"] if mesh else []
-        lines += [f"passes of {first['padded_width']} rows"] if first.get("padded_width") else []
+        width = first.get("padded_width")
+        lines += [f"passes padded to {width} tokens"] if width else []
         about = f"{'; '.join(lines)}. `{_command(own)}`"
         parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(own)}\n")
     return "\n".join(parts)
@@ -139,7 +149,7 @@ def _cell(row: Row, form: str) -> str:
     """Writes one figure; a row of an earlier version may lack it."""
     values = {name: value for name, value in row.items() if value is not None}
     if "widths" in row:
-        values["rows"] = " ".join(map(str, row["widths"]))
+        values["widths"] = " ".join(map(str, row["widths"]))
         values["x_floor"] = row["pass_read"] / row["floor"]
     if row.get("mesh"):
         values["moved"] = (row.get("draft_moved", 0) + row.get("pass_moved", 0)) / 1e6

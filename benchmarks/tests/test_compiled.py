@@ -136,7 +136,7 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
     assert row["host_syncs"] is None
     printed = capsys.readouterr().out
     assert "| pld" in printed
-    assert "; passes of 16 rows. `" in printed and " --padded-width 16`" in printed
+    assert "; passes padded to 16 tokens. `" in printed and " --padded-width 16`" in printed
     with pytest.raises(SpecjaxError, match="unknown"):
         compiled.run(compiled.CompiledOptions(devices=("h200",)))
     with pytest.raises(SpecjaxError, match="padded_width -1 must be at least 0"):
