@@ -44,6 +44,7 @@ from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS, make_drafter
 from specjax.loading.targets import LoadedTarget, load
 from specjax.models.config import TransformerConfig
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.shapes import expected_shapes
 from specjax.models.sharding import Placement, make_mesh, place
@@ -53,7 +54,6 @@ from specjax.training.data import DataOptions
 from specjax.training.examples import Example
 from specjax.training.heads import HeadSettings, train_head
 from specjax.training.loop import LoopOptions
-from specjax.training.objectives.base import FrozenModel
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.progress import Progress
 

@@ -24,6 +24,7 @@ from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.loading.drafters import find_head, load_head
 from specjax.loading.methods import HEAD_FORMATS, METHODS, make_drafter
 from specjax.loading.targets import LoadedTarget
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
@@ -39,7 +40,7 @@ from specjax.training.heads import (
     train_head,
 )
 from specjax.training.loop import Evaluation, LoopOptions
-from specjax.training.objectives.base import FrozenModel, HeadTraining
+from specjax.training.objectives.base import HeadTraining
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import check_out

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from specjax.models.config import TransformerConfig
 from specjax.models.quantize import sign_checksum
 from specjax.models.sharding import on_host
+from specjax.models.target import Target
 
 
 def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
@@ -20,6 +21,19 @@ def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
     """
     sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
     return f"{'x'.join(map(str, sizes))}-{sign_checksum(params['embed_tokens']['weight']):08x}"
+
+
+class FrozenModel(NamedTuple):
+    """A model that is only read; heads and classifiers trained for it record its fingerprint."""
+
+    model: Target
+    params: Any
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, loaded: Any) -> "FrozenModel":
+        """Takes a model that `specjax.load` returned."""
+        return cls(loaded.model, loaded.params, fingerprint(loaded.config, loaded.params))
 
 
 def params_fingerprint(params: Any) -> str:

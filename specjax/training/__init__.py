@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specjax.data.conversations import Conversation, Turn, read_conversations
+    from specjax.models.fingerprint import FrozenModel
     from specjax.training.data import DataOptions, batches
     from specjax.training.examples import Example, tokenize_all
     from specjax.training.heads import HeadSettings, train_head
     from specjax.training.loop import LoopOptions, Trained, train
-    from specjax.training.objectives.base import FrozenModel, HeadTraining, Step
+    from specjax.training.objectives.base import HeadTraining, Step
     from specjax.training.optimizer import OptimizerOptions
 
 _HOMES = {
@@ -28,7 +29,7 @@ _HOMES = {
     "LoopOptions": "specjax.training.loop",
     "Trained": "specjax.training.loop",
     "train": "specjax.training.loop",
-    "FrozenModel": "specjax.training.objectives.base",
+    "FrozenModel": "specjax.models.fingerprint",
     "HeadTraining": "specjax.training.objectives.base",
     "Step": "specjax.training.objectives.base",
     "OptimizerOptions": "specjax.training.optimizer",

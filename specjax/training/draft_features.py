@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_token
 from specjax.models.cache import KVCache
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import (
     LabelKind,
     PositionKind,
@@ -28,7 +29,6 @@ from specjax.models.heads.length_classifier import (
     with_position,
 )
 from specjax.models.target import Target, causal_rows
-from specjax.training.objectives.base import FrozenModel
 
 CHUNK = 128  # rows at a time: bounds the memory of logits; texts are padded to multiples of it
 BATCH = 8  # texts at a time

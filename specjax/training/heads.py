@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import check_fits, device_bytes
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_files import HEAD, save_head
 from specjax.models.io.head_format import HeadFormat
@@ -21,7 +22,7 @@ from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, batches
 from specjax.training.examples import Example, frequent_tokens
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
-from specjax.training.objectives.base import FrozenModel, HeadTraining
+from specjax.training.objectives.base import HeadTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 
 TARGET_FIELDS = ("layers", "hidden_size", "vocab_size")  # of a head's config: set by the target

@@ -12,11 +12,11 @@ import pytest
 from specjax.cli import main
 from specjax.loading.methods import HEAD_FORMATS, METHODS
 from specjax.loading.targets import load
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import detect_format, load_head, read_about
 from specjax.training.heads import new_params
-from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.medusa import MedusaTraining
 from tests.cli import training
 from tests.cli.target import CONFIG

@@ -17,7 +17,7 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.tree import DraftTree
 from specjax.decoding.widths import verify_pass
-from specjax.models.fingerprint import fingerprint
+from specjax.models.fingerprint import FrozenModel, fingerprint
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.products import lookup, project
 from specjax.models.quantize import (
@@ -31,7 +31,6 @@ from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
 from specjax.pocket.corpus import held_out_openings
 from specjax.training.heads import new_params
-from specjax.training.objectives.base import FrozenModel
 from tests.decoding.heads import EAGLE2, MEDUSA, eagle3_head, eagle_head, medusa_head, narrowed
 from tests.decoding.tiny import prompt, target
 

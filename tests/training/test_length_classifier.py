@@ -9,6 +9,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
 from specjax.training.draft_features import (
     ContinuedPrompt,
@@ -17,7 +18,6 @@ from specjax.training.draft_features import (
     run_lengths,
     split_by_prompt,
 )
-from specjax.training.objectives.base import FrozenModel
 from specjax.training.objectives.length_classifier import (
     ClassifierTraining,
     best_static_length,

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.pytree import cast_floats, pytree, static
 from specjax.core.ranking import best_token
 from specjax.models.config import TransformerConfig
-from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
@@ -53,19 +52,6 @@ class Wanted(NamedTuple):
 
 # Trained params, a prediction and the target's side -> losses of each slot, and `is_right`.
 ValuesOf = Callable[[Any, Prediction, Wanted], SlotValues]
-
-
-class FrozenModel(NamedTuple):
-    """A trained model that is only read; heads and classifiers carry its fingerprint."""
-
-    model: Target
-    params: Any
-    fingerprint: str = ""
-
-    @classmethod
-    def of(cls, loaded: Any) -> "FrozenModel":
-        """Takes a model that `specjax.load` returned."""
-        return cls(loaded.model, loaded.params, fingerprint(loaded.config, loaded.params))
 
 
 @dataclass(frozen=True)

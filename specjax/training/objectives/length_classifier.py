@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import (
     CLASSIFIER,
     LabelKind,
@@ -38,7 +39,6 @@ from specjax.training.draft_features import (
 )
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
-from specjax.training.objectives.base import FrozenModel
 from specjax.training.ranges import check_at_least_one, check_choice, check_positive
 from specjax.training.run_folder import check_out
 
