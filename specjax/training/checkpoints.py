@@ -1,7 +1,7 @@
 """Orbax checkpoints of a run, each with a checksum, the position in the data and a score.
 
-A checkpoint is written in the background and gets its name once it is complete. Later corruption
-shows as a checksum mismatch, or as an error of Orbax.
+Orbax writes in the background and names a checkpoint once it is complete, but it does not notice
+bits that flip later. The checksum does.
 """
 
 import logging
@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -23,102 +23,110 @@ import numpy as np
 from jaxtyping import PyTree
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 from specjax.models.sharding import on_host
 
 STATE, POSITION = "state", "position"  # the items of a checkpoint
-NO_SCORE = -math.inf  # ranks checkpoints that were not measured below all others
 
 
-def manager_of(folder: Path | str, keep_last: int) -> Any:
-    """Returns Orbax's manager of a folder or URL; it keeps the newest checkpoints and the best."""
-    import orbax.checkpoint as ocp
+class Checkpoints:
+    """The newest checkpoints of a run and the best one, in a folder or at a URL."""
 
-    class Manager(ocp.CheckpointManager):
-        def metrics(self, step: int) -> PyTree | None:
-            try:
-                return super().metrics(step)
-            except Exception:  # corrupt: the others must still open
-                return None
+    def __init__(self, place: str, keep_last: int):
+        import orbax.checkpoint as ocp
 
-    policies = ocp.checkpoint_managers
-    best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
-    newest_and_best = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
-    options = ocp.CheckpointManagerOptions(best_fn=_score, preservation_policy=newest_and_best)
-    return Manager(folder, options=options)
+        class Manager(ocp.CheckpointManager):
+            def metrics(self, step: int) -> PyTree | None:
+                try:
+                    return super().metrics(step)
+                except (OSError, ValueError):  # corrupt: the others must still open
+                    return None
 
+        is_url = "://" in place
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
+        newest_and_best = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
+        options = ocp.CheckpointManagerOptions(best_fn=_score, preservation_policy=newest_and_best)
+        try:
+            folder = place if is_url else expand_user(place).absolute()
+            self.manager = Manager(folder, options=options)
+        except Exception as error:  # of the packages behind URLs, or because they are missing
+            advice = (
+                "choose a folder, or install what writes there: gcsfs for gs://, s3fs for s3://"
+                if is_url
+                else "free some space, or choose another folder"
+            )
+            raise SpecjaxError(
+                f"checkpoints cannot be kept in {place} ({_reason(error)}); {advice}"
+            ) from error
+        self.place = str(self.manager.directory)
 
-def write(manager: Any, step: int, state: PyTree, data: Any, score: float | None) -> None:
-    """Writes a checkpoint in the background; `data` is the position in the data, as JSON."""
-    import orbax.checkpoint as ocp
+    def __enter__(self) -> "Checkpoints":
+        return self
 
-    state = jax.tree.map(jnp.copy, state)  # the next step donates these arrays
-    position = {"data": data, "checksum": checksum(state)}
-    items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(position)}
-    # Without metrics Orbax would warn about every checkpoint that was not measured.
-    manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
+    def __exit__(self, *error: object) -> None:
+        self.manager.close()
 
+    def steps(self) -> list[int]:
+        """Returns the steps that were saved, the newest first."""
+        return sorted(self.manager.all_steps(), reverse=True)
 
-def read(manager: Any, step: int, state: PyTree) -> tuple[PyTree, Any]:
-    """Reads a state with the structure of `state`, and the position in the data.
+    def scores(self) -> dict[int, float]:
+        """Returns the scores of the measured checkpoints by step, the highest first."""
+        scores = {step: _score(self.manager.metrics(step)) for step in self.manager.all_steps()}
+        ranked = sorted(scores.items(), key=lambda item: item[1], reverse=True)
+        return {step: score for step, score in ranked if score > -math.inf}
 
-    Raises:
-        SpecjaxError: if the checkpoint is corrupt; the message is the reason alone.
-    """
-    import orbax.checkpoint as ocp
+    def write(self, step: int, state: PyTree, position: Any, score: float | None) -> None:
+        """Writes a checkpoint in the background; `position` is JSON."""
+        import orbax.checkpoint as ocp
 
-    items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}
-    try:
-        found = manager.restore(step, args=ocp.args.Composite(**items))
-        position = found[POSITION]
-        is_intact = position["checksum"] == checksum(found[STATE])
-    except Exception as error:  # Orbax and TensorStore raise many kinds
-        raise SpecjaxError(reason_of(error)) from error
-    if not is_intact:
-        raise SpecjaxError("checksum mismatch")
-    return found[STATE], position["data"]
+        state = jax.tree.map(jnp.copy, state)  # the next step donates these arrays
+        about = {"data": position, "checksum": checksum(state)}
+        items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(about)}
+        with self._saving():  # without metrics Orbax warns about checkpoints
+            self.manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
 
+    def read(self, step: int, state: PyTree) -> tuple[PyTree, Any]:
+        """Reads a state with the structure of `state`, and its position.
 
-def reason_of(error: Exception) -> str:
-    """Shortens what Orbax and TensorStore say to the system's reason, or to the first words."""
-    if number := re.search(r"os_error_code='(\d+)'", str(error)):
-        return os.strerror(int(number[1]))
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return shorten(reason, 80, placeholder="...")
+        Raises:
+            SpecjaxError: if the checkpoint is corrupt; the message is the reason alone.
+        """
+        import orbax.checkpoint as ocp
 
+        items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}
+        try:
+            restored = self.manager.restore(step, args=ocp.args.Composite(**items))
+            state, about = restored[STATE], restored[POSITION]
+            is_intact = about["checksum"] == checksum(state)
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            raise SpecjaxError(_reason(error)) from error
+        if not is_intact:
+            raise SpecjaxError("checksum mismatch")
+        return state, about["data"]
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps Orbax and TensorStore from printing the tracebacks of errors that Orbax also raises."""
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint."""
+        self.manager.delete(step)
 
-    def is_other(record: logging.LogRecord) -> bool:
-        return "orbax" not in record.pathname
+    def wait(self) -> None:
+        """Waits until all checkpoints are written."""
+        with self._saving():
+            self.manager.wait_until_finished()
 
-    def show(late: Any) -> None:
-        # The first array that fails closes the event loop, to which TensorStore reports the others.
-        if str(late.exc_value) != "Event loop is closed":
-            before(late)
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(is_other)
-    before, sys.unraisablehook = sys.unraisablehook, show
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
-        sys.unraisablehook = before
-
-
-def drop_unfinished(folder: Any) -> None:
-    """Deletes checkpoints that were not written whole, so that they take no space on a disk."""
-    for path in Path(folder).glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def scores(manager: Any) -> dict[int, float]:
-    """Returns the scores of the measured checkpoints by step, the highest first."""
-    found = {step: _score(manager.metrics(step)) for step in manager.all_steps()}
-    ranked = sorted(found, key=lambda step: found[step], reverse=True)
-    return {step: found[step] for step in ranked if found[step] > NO_SCORE}
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Reports a checkpoint that cannot be written, now or in the background."""
+        try:
+            yield
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            for path in Path(self.place).glob("*.orbax-checkpoint-tmp*"):  # takes space
+                shutil.rmtree(path, ignore_errors=True)
+            raise SpecjaxError(
+                f"a checkpoint in {self.place} cannot be written ({_reason(error)}); free some "
+                "space and continue from the last whole one with --resume, or choose another folder"
+            ) from error
 
 
 def checksum(state: PyTree) -> int:
@@ -130,6 +138,37 @@ def checksum(state: PyTree) -> int:
     return total
 
 
-def _score(metrics: Mapping[str, Any] | None) -> float:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hides the tracebacks that Orbax and TensorStore print of errors that Orbax also raises."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    def show(error: Any) -> None:
+        # The first array that fails closes the event loop, to which TensorStore reports the others.
+        if str(error.exc_value) != "Event loop is closed":
+            before(error)
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    before, sys.unraisablehook = sys.unraisablehook, show
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+        sys.unraisablehook = before
+
+
+def _reason(error: Exception) -> str:
+    """Shortens an error of Orbax or TensorStore to the system's reason, or to its first words."""
+    if number := re.search(r"os_error_code='(\d+)'", str(error)):
+        return os.strerror(int(number[1]))
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return shorten(reason, 80, placeholder="...")
+
+
+def _score(metrics: Any) -> float:
+    """Ranks checkpoints that were not measured below all others."""
     score = (metrics or {}).get("score")
-    return NO_SCORE if score is None else score
+    return -math.inf if score is None else score

@@ -139,7 +139,7 @@ def train(
         explain_out_of_memory("the training", advice),
         open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
     ):
-        first, state = run.restored(state, batches)
+        first, state = run.restore(state, batches)
         received: list[int] = []
         with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
             for step in range(first, options.total_steps):
