@@ -15,14 +15,14 @@ import numpy as np
 
 from benchmarks.harness import TARGET, TASKS, at_least_1, device, main, option, requests_for, table
 from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
+from recipes.papers.figures import NUM_PARTS, drafted_lengths, improvement_factor, in_part
+from recipes.papers.oracle import WithTruth
 from specjax import Params, Sampling, load, load_drafter
 from specjax.bench.measure import PLAIN, Sample, batches_of, measure, warm_up
 from specjax.bench.summary import Measurement, last_task_rows, summarise
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Fixed, Heuristic
 from specjax.loading.targets import LoadedTarget
-from specjax.reproduce.figures import NUM_PARTS, drafted_lengths, improvement_factor, in_part
-from specjax.reproduce.oracle import WithTruth
 from specjax.run.runner import Runner
 from specjax.run.tasks import Request
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import specjax
+from recipes.papers.estimate import rows
+from recipes.papers.recipe import shared_data
 from specjax.core.settings import field_texts
 from specjax.decoding import Drafter
 from specjax.loading.methods import METHODS, Method
 from specjax.loading.targets import pocket_folder
 from specjax.models.families import read_config
-from specjax.reproduce.estimate import rows
-from specjax.reproduce.recipe import shared_data
 from specjax.training import OptimizerOptions
 
 API = re.compile(r"\{\{ api: ([\w.]+) \}\}")

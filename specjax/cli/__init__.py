@@ -27,7 +27,7 @@ from specjax.cli.help import command_help, flags_of, overview
 from specjax.cli.methods import Methods
 from specjax.cli.options import union_of
 from specjax.cli.report import ReportCommand
-from specjax.cli.reproduce import Reproduce
+from specjax.cli.reproduce import reproduce_command
 from specjax.cli.train import Train, train_commands
 from specjax.cli.tune import TUNE_COMMANDS, Tune
 from specjax.core.errors import SpecjaxError, exit_code
@@ -48,7 +48,7 @@ COMMANDS: dict[str, type] = {
     "chat": Chat,
     "bench": BenchCommand,
     "report": ReportCommand,
-    "reproduce": Reproduce,
+    "reproduce": reproduce_command(),
     "train": Train,
     "tune": Tune,
     "datastore": DatastoreCommand,

@@ -36,21 +36,22 @@ class Attribute(TargetOptions):
         from rich.console import Console
         from rich.table import Table
 
+        from specjax.core.companions import companion
         from specjax.core.files import expand_user
         from specjax.loading.drafters import load_drafter
         from specjax.models.target import Taps
-        from specjax.quotesum import evaluate, read_quotesum
 
         if min(self.thresholds, default=0) < 1 or (self.limit is not None and self.limit < 1):
             raise SpecjaxError("--thresholds and --limit must be at least 1")
-        examples, warnings = read_quotesum(expand_user(self.file))
+        quotesum = companion("papers.quotesum")
+        examples, warnings = quotesum.read_quotesum(expand_user(self.file))
         for line in warnings:
             warn(line)
         target = self.load_target()
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
         Taps(layers).check(target.config)
-        scores = evaluate(
+        scores = quotesum.evaluate(
             examples[: self.limit],
             target.model,
             target.params,

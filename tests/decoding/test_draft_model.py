@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from recipes.papers.oracle import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -26,7 +27,6 @@ from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
-from specjax.reproduce.oracle import Oracle
 from tests.decoding.contract import (
     KEY,
     ROWS,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from recipes.papers.oracle import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.length_rules import (
     AnyThreshold,
@@ -20,7 +21,6 @@ from specjax.decoding.drafters.length_rules import (
     ThresholdRule,
 )
 from specjax.models.heads.length_classifier import LengthClassifier
-from specjax.reproduce.oracle import Oracle
 
 TEXTS, VOCAB, SLOTS = 200, 15, 12
 

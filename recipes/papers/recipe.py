@@ -1,7 +1,6 @@
 """Recipes: a table or figure of a paper as data, with the published figures.
 
-Each is a TOML file in `recipes/papers`; `models.toml` and `data.toml` there hold what they share. A
-wheel carries the folder as `specjax/papers`.
+Each is a TOML file in this folder; `models.toml` and `data.toml` hold their models and data sets.
 """
 
 import re
@@ -9,12 +8,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError
 
+FOLDER = Path(__file__).parent
 SHARED = ("models", "data")  # files that are no recipes
 FIGURE = re.compile(r"(-?[\d.]+)(?:±([\d.]+))?")
 ALL = ""  # the title of a column over all data, or of a row for all of a kind
@@ -145,15 +144,6 @@ class Recipe:
         return [Part(model, tuple(self.data)) for model in self.models or (ALL,)]
 
 
-def recipes_folder() -> Path:
-    """Returns the folder of recipes: in the package, or in the checkout around it."""
-    package = Path(str(resources.files("specjax")))
-    for folder in (package / "papers", package.parent / "recipes" / "papers"):
-        if folder.is_dir():
-            return folder
-    raise SpecjaxError(f"the recipes are missing beside {package}; reinstall specjax")
-
-
 def recipe_names() -> list[str]:
     """Returns the names of all recipes: by paper, tables before figures."""
 
@@ -161,7 +151,7 @@ def recipe_names() -> list[str]:
         paper, kind, number = name.rsplit("-", 2)
         return paper, kind != "table", int(number)
 
-    names = [path.stem for path in recipes_folder().glob("*.toml") if path.stem not in SHARED]
+    names = [path.stem for path in FOLDER.glob("*.toml") if path.stem not in SHARED]
     return sorted(names, key=order)
 
 
@@ -211,7 +201,7 @@ def shared_data() -> dict[str, DataSet]:
 
 
 def _toml(name: str) -> dict[str, Any]:
-    return tomllib.loads((recipes_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _values(name: str) -> dict[str, Any]:

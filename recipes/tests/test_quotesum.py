@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from recipes.papers.quotesum import evaluate, read_quotesum, tokens_of
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
-from specjax.quotesum import evaluate, read_quotesum, tokens_of
 from tests.cli.target import write_target
 
 

@@ -10,7 +10,8 @@ from statistics import fmean, pstdev
 from specjax.bench.measure import PLAIN, Sample
 from specjax.bench.results import Stage, read_results, read_samples
 from specjax.bench.summary import Measurement
-from specjax.reproduce.recipe import ALL, Cell, Figure, Part, Recipe, RecipeColumn
+
+from .recipe import ALL, Cell, Figure, Part, Recipe, RecipeColumn
 
 Figures = dict[Cell, Figure]
 NUM_PARTS = 10  # of a run, for the course of the draft lengths

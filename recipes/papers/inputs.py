@@ -6,14 +6,15 @@ from functools import cached_property
 from pathlib import Path
 
 from specjax.bench.options import sources_in
-from specjax.cli.reproduce import Reproduce
 from specjax.core.errors import SpecjaxError
 from specjax.data.task_files import Question
 from specjax.loading.drafters import pocket_part
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import POCKET, LoadedTarget, load
-from specjax.reproduce.questions import draw, is_there, sources_of, write_tasks
-from specjax.reproduce.recipe import DataSet, Model, Part, Recipe, shared_data, shared_models
+
+from .options import RecipeOptions
+from .questions import draw, is_there, sources_of, write_tasks
+from .recipe import DataSet, Model, Part, Recipe, shared_data, shared_models
 
 TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
 
@@ -23,7 +24,7 @@ class Inputs:
     """A recipe, the options of a run, and its folder: what it reads."""
 
     recipe: Recipe
-    options: Reproduce
+    options: RecipeOptions
     out: Path
 
     @cached_property

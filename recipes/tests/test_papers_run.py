@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from recipes.papers import recipe as recipe_module
+from recipes.papers import run as papers_run
+from recipes.papers.inputs import Inputs
+from recipes.papers.options import RecipeOptions
+from recipes.papers.recipe import Part
 from specjax.bench import run as run_module
 from specjax.bench.measure import measure_trials
-from specjax.cli import main, reproduction
-from specjax.cli.recipe_inputs import Inputs
-from specjax.cli.reproduce import Reproduce
+from specjax.cli import main
 from specjax.core.interrupts import Stopped
-from specjax.reproduce import recipe as recipe_module
-from specjax.reproduce.recipe import Part
 
 SHARED = {
     "models": 'm = {target = "none/none", billions = 7.0, cache = [32, 4096]}',
@@ -78,7 +79,7 @@ def folder(tmp_path, monkeypatch):
     (folder / "edits.jsonl").write_text("\n".join(map(json.dumps, rows)))
     rows = [{"prompt": "Rename it.", "response": f"for value in values: {n}"} for n in range(20)]
     (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(recipe_module, "recipes_folder", lambda: folder)
+    monkeypatch.setattr(recipe_module, "FOLDER", folder)
     caches = recipe_module.shared_models, recipe_module.shared_data
     for cached in caches:
         cached.cache_clear()
@@ -94,7 +95,7 @@ def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
     command = ["reproduce", "small-table-1", "--target", str(tiny), "--data", str(folder)]
     command += ["--limit", "1", "--runs", "1", "--out", str(out), "--train=--eval-tokens 4"]
 
-    for module in (run_module, reproduction):  # reading much memory takes seconds
+    for module in (run_module, papers_run):  # reading much memory takes seconds
         monkeypatch.setattr(module, "read_bandwidth", lambda: 1e10)
 
     def killed(*arguments):
@@ -131,7 +132,7 @@ def test_columns_with_the_same_training_questions_share_what_is_made_of_them(fol
     pair = ("texts", "edits")
     recipe = recipe_module.read_recipe("small-table-1")
     recipe = replace(recipe, training={"Edits": pair, "More edits": pair})
-    inputs = Inputs(recipe, Reproduce(data=folder, limit=1), tmp_path / "out")
+    inputs = Inputs(recipe, RecipeOptions(data=folder, limit=1), tmp_path / "out")
     parts = [Part("m", (title,)) for title in recipe.training]
     for which, count in enumerate((10, 1)):
         [file] = {inputs.tasks_of(part, which) for part in parts}
@@ -144,12 +145,12 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
     together = replace(recipe_module.read_recipe("small-table-1"), data=titles)
     apart = replace(together, model_of=dict.fromkeys(titles, "m"))  # each with a model of its own
     for recipe in (together, apart):
-        inputs = Inputs(recipe, Reproduce(data=folder), tmp_path / "out")
+        inputs = Inputs(recipe, RecipeOptions(data=folder), tmp_path / "out")
         assert inputs.parts == [Part("m", ("Edits",))]
         assert "Texts is left out: it needs texts.jsonl" in capsys.readouterr().err
     untrained = replace(together, data={"Edits": "edits", "Other": "edits"})
     untrained = replace(untrained, training={"Other": ("edits", "texts")})
-    inputs = Inputs(untrained, Reproduce(data=folder), tmp_path / "out")
+    inputs = Inputs(untrained, RecipeOptions(data=folder), tmp_path / "out")
     assert inputs.parts == [Part("m", ("Edits",))]
 
 

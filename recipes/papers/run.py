@@ -18,7 +18,6 @@ from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import run_bench
 from specjax.cli import parsed
-from specjax.cli.recipe_inputs import TRIAL, Inputs
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
@@ -29,9 +28,9 @@ from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.length_classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
-from specjax.quotesum import evaluate, read_quotesum
-from specjax.reproduce.estimate import DECODING, OTHER_SPEED, in_hours, summary
-from specjax.reproduce.figures import (
+
+from .estimate import DECODING, OTHER_SPEED, in_hours, summary
+from .figures import (
     Figures,
     comparison,
     figures_of,
@@ -40,10 +39,12 @@ from specjax.reproduce.figures import (
     titles_of,
     uses_samples,
 )
-from specjax.reproduce.oracle import WithOracle
-from specjax.reproduce.questions import fetched, num_words, sources_of, write_tasks
-from specjax.reproduce.recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
-from specjax.reproduce.variants import ORACLE, TUNED, alias, needs_ranking, resolved
+from .inputs import TRIAL, Inputs
+from .oracle import WithOracle
+from .questions import fetched, num_words, sources_of, write_tasks
+from .quotesum import evaluate, read_quotesum
+from .recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
+from .variants import ORACLE, TUNED, alias, needs_ranking, resolved
 
 ALL_TASKS = 10**9
 

@@ -12,7 +12,8 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, write_whole
 from specjax.data.documents import content_of
 from specjax.data.task_files import Question, read_questions
-from specjax.reproduce.recipe import DataSet
+
+from .recipe import DataSet
 
 TRIAL_RECORDS = 1000  # of a source that are read with --limit; samples and skipped ones fit
 

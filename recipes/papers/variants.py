@@ -7,8 +7,9 @@ from typing import Any
 
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
 from specjax.models.config import TransformerConfig
-from specjax.reproduce.recipe import RecipeMethod
 from specjax.tuning.induction_heads import all_heads
+
+from .recipe import RecipeMethod
 
 TUNED = "tuned"
 ORACLE = "oracle"  # a rule that only recipes know

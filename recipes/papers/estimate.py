@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
-from specjax.reproduce.recipe import (
+from .recipe import (
     ALL,
     Model,
     OwnHead,

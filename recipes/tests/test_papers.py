@@ -8,17 +8,12 @@ from statistics import fmean
 
 import pytest
 
-from specjax.cli import main
-from specjax.cli.train_heads import TrainHead
-from specjax.core.errors import SpecjaxError
-from specjax.loading.methods import METHODS, check_settings
-from specjax.models.config import TransformerConfig
-from specjax.reproduce import questions
-from specjax.reproduce import recipe as recipe_module
-from specjax.reproduce.estimate import DEVICES, estimate
-from specjax.reproduce.figures import COUNTED, METRICS, Figure, comparison
-from specjax.reproduce.questions import draw, num_words, write_tasks
-from specjax.reproduce.recipe import (
+from recipes.papers import questions
+from recipes.papers import recipe as recipe_module
+from recipes.papers.estimate import DEVICES, estimate
+from recipes.papers.figures import COUNTED, METRICS, Figure, comparison
+from recipes.papers.questions import draw, num_words, write_tasks
+from recipes.papers.recipe import (
     ALL,
     Cell,
     DataSet,
@@ -27,7 +22,12 @@ from specjax.reproduce.recipe import (
     shared_data,
     shared_models,
 )
-from specjax.reproduce.variants import ORACLE, TUNED, alias, resolved
+from recipes.papers.variants import ORACLE, TUNED, alias, resolved
+from specjax.cli import main
+from specjax.cli.train_heads import TrainHead
+from specjax.core.errors import SpecjaxError
+from specjax.loading.methods import METHODS, check_settings
+from specjax.models.config import TransformerConfig
 from specjax.run.distillation import DistillOptions
 from specjax.training.data import DataOptions
 from specjax.training.loop import LoopOptions
@@ -141,7 +141,7 @@ def test_published_averages_are_those_of_their_rows(name):
 def test_unknown_recipes_columns_and_figures_are_refused(tmp_path, monkeypatch):
     with pytest.raises(SpecjaxError, match="recipe 'pld-table-1' is unknown; choose one of disco-"):
         read_recipe("pld-table-1")
-    monkeypatch.setattr(recipe_module, "recipes_folder", lambda: tmp_path)
+    monkeypatch.setattr(recipe_module, "FOLDER", tmp_path)
     text = (
         'title = "x"\ndevice = "y"\nmodels = ["a"]\n[columns]\n"S" = "speedup"\n[data]\nD = "d"\n'
     )

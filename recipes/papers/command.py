@@ -1,0 +1,70 @@
+"""`specjax reproduce`: runs a table or figure of a paper, and shows our figures beside theirs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from specjax.cli.help import listing
+
+from .options import RecipeOptions
+
+
+@dataclass(frozen=True)
+class Reproduce(RecipeOptions):
+    """Run a table or figure of a paper, and show our figures beside the published ones.
+
+    Without a name it lists the recipes, with what they cost. What is trained, tuned and measured is
+    kept in the folder of --out, where recipes share it, and the same command goes on after a stop.
+    """
+
+    sections: ClassVar[dict[str, str]] = {
+        "name": "arguments",
+        "target": "models",
+        "data": "data",
+        "limit": "size",
+        "train": "run",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "specjax reproduce",
+        "specjax reproduce hass-table-1 --model llama2-7b",
+        "specjax reproduce pld-plus-table-1 --target pocket --data questions --limit 2",
+    )
+    if_stopped: ClassVar[str] = "the same command goes on"
+
+    def run(self) -> None:
+        """Runs the recipe, or lists all."""
+        from specjax.cli.environment import use_compilation_cache
+        from specjax.cli.options import check_seed
+        from specjax.core.errors import check_at_least
+        from specjax.core.files import writable_folder
+        from specjax.core.folder import RunFolder
+
+        from .estimate import rows
+        from .recipe import read_recipe
+        from .run import Reproduction
+
+        if not self.name:
+            print(listing("recipes", list(map(_costs, rows()[1:]))))
+            print("\n`specjax reproduce NAME` runs one. Hours on one GPU, and GB, are estimates.")
+            return
+        recipe = read_recipe(self.name)
+        check_seed(self.seed)
+        for name in ("limit", "max_new_tokens", "runs"):
+            value = getattr(self, name)
+            check_at_least(name, 1 if value is None else value, 1, "nothing would be measured")
+        out = writable_folder(self.out)
+        use_compilation_cache()
+        changes = {
+            name: value
+            for name in ("max_new_tokens", "runs")
+            if (value := getattr(self, name)) is not None
+        }
+        with RunFolder(out).lock():
+            Reproduction(replace(recipe, **changes), self, out).run()
+
+
+def _costs(row: Sequence[str]) -> tuple[str, str]:
+    """Returns the line of a recipe: its name, and what it shows and costs."""
+    name, title, a100, h100, gigabytes = row
+    costs = f" A100: {a100} h, H100: {h100} h, {gigabytes} GB." if gigabytes != "-" else ""
+    return name, f"{title}.{costs}"

@@ -1,0 +1,21 @@
+"""Imports the code beside the package: a wheel carries it inside specjax, a checkout next to it."""
+
+from importlib import import_module
+from types import ModuleType
+
+from specjax.core.errors import SpecjaxError
+
+CHECKOUT = {"papers": "recipes.papers", "peers": "benchmarks.peers"}
+
+
+def companion(name: str) -> ModuleType:
+    """Imports a module of `papers` or `peers`, such as "papers.quotesum"."""
+    package, dot, module = name.partition(".")
+    for parent in (f"specjax.{package}", CHECKOUT[package]):
+        path = parent + dot + module
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
+                raise
+    raise SpecjaxError(f"this copy of specjax has no {package}; install a wheel or a checkout")
