@@ -12,7 +12,7 @@ import yaml
 
 import specjax
 from specjax import cli
-from specjax.cli.help import flags_of
+from specjax.cli.parser import flags_of
 from specjax.cli.train import train_commands
 from specjax.loading.methods import METHODS
 
@@ -90,15 +90,15 @@ def test_a_notebook_becomes_a_page_with_its_outputs():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_snippets_compile_and_commands_parse(page, monkeypatch):
-    parse = cli.tyro.cli
+    parse = cli.parse
 
-    def only_parse(*args, **kwargs):
-        parse(*args, **kwargs)
+    def only_parse(*arguments):
+        parse(*arguments)
         return SimpleNamespace(run=lambda: None)
 
     for code in blocks(page, "python"):
         compile(code, str(page), "exec")
-    monkeypatch.setattr(cli.tyro, "cli", only_parse)
+    monkeypatch.setattr(cli, "parse", only_parse)
     for code in blocks(page, "bash"):
         for line in code.replace("\\\n", "").splitlines():
             for words in (shlex.split(command) for command in line.split("&&")):

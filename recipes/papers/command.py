@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from specjax.cli.help import listing
-
 from .options import RecipeOptions
 
 
@@ -15,26 +13,19 @@ class Reproduce(RecipeOptions):
 
     Without a name it lists the recipes, with what they cost. What is trained, tuned and measured is
     kept in the folder of --out, where recipes share it, and the same command goes on after a stop.
+
+      specjax reproduce
+      specjax reproduce hass-table-1 --model llama2-7b
+      specjax reproduce pld-plus-table-1 --target pocket --data questions --limit 2
     """
 
-    sections: ClassVar[dict[str, str]] = {
-        "name": "arguments",
-        "target": "models",
-        "data": "data",
-        "limit": "size",
-        "train": "run",
-    }
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax reproduce",
-        "specjax reproduce hass-table-1 --model llama2-7b",
-        "specjax reproduce pld-plus-table-1 --target pocket --data questions --limit 2",
-    )
     if_stopped: ClassVar[str] = "the same command goes on"
 
     def run(self) -> None:
         """Runs the recipe, or lists all."""
         from specjax.cli.environment import use_compilation_cache
         from specjax.cli.options import check_seed
+        from specjax.cli.output import print_rows
         from specjax.core.errors import check_at_least
         from specjax.core.files import writable_folder
         from specjax.core.folder import RunFolder
@@ -44,7 +35,7 @@ class Reproduce(RecipeOptions):
         from .run import Reproduction
 
         if not self.name:
-            print(listing("recipes", list(map(_costs, rows()[1:]))))
+            print_rows("recipes", dict(map(_costs, rows()[1:])))
             print("\n`specjax reproduce NAME` runs one. Hours on one GPU, and GB, are estimates.")
             return
         recipe = read_recipe(self.name)

@@ -17,7 +17,8 @@ from specjax.bench.options import BenchOptions
 from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import run_bench
-from specjax.cli import parsed
+from specjax.cli import COMMANDS
+from specjax.cli.parser import parse
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
@@ -310,7 +311,7 @@ class Reproduction(Inputs):
     def command(self, *arguments: str) -> None:
         """Runs a command of specjax in this process."""
         self.say(f"specjax {' '.join(arguments)}")
-        parsed(arguments).run()
+        parse(arguments, COMMANDS).run()
 
 
 def checksum(*values: Any) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -17,10 +17,9 @@ class Attribute(TargetOptions):
     A token counts as copied if it lies in a span, of at least a given number of tokens, that PLD+
     would have copied had the target written the answer. To see the sources of text that the target
     generates, use `specjax generate --attribute`.
-    """
 
-    sections: ClassVar[dict[str, str]] = {"target": "model", "layer": "scores"}
-    examples: ClassVar[tuple[str, ...]] = ("specjax attribute quotesum.jsonl --limit 100",)
+      specjax attribute quotesum.jsonl --limit 100
+    """
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """A JSONL file with `question`, `source1` to `source8` and a `summary` with marked quotes."""

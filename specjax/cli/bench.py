@@ -1,7 +1,6 @@
 """`specjax bench`: measures methods against plain decoding."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from specjax.bench.options import BenchOptions
 from specjax.cli.options import PassOptions
@@ -9,19 +8,11 @@ from specjax.cli.options import PassOptions
 
 @dataclass(frozen=True)
 class BenchCommand(PassOptions, BenchOptions):
-    """Measure methods and plain decoding in turn on the same prompts, and compare medians."""
+    """Measure methods and plain decoding in turn on the same prompts, and compare medians.
 
-    sections: ClassVar[dict[str, str]] = {
-        "target": "model",
-        "methods": "methods",
-        "tasks": "prompts",
-        "temperature": "sampling",
-        "runs": "measurement",
-    }
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax bench",
-        "specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench",
-    )
+    specjax bench
+    specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench
+    """
 
     @property
     def if_stopped(self) -> str:

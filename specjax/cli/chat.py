@@ -3,7 +3,7 @@
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -25,12 +25,10 @@ class Chat(DecodingOptions):
 
     Write a message and press Enter; end a line with a backslash to continue the message in the
     next. /new starts another conversation, /quit or Ctrl-D ends, and Ctrl-C drops an answer.
-    """
 
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax chat --target HuggingFaceTB/SmolLM2-135M-Instruct --system 'Be brief.'",
-        "specjax chat --method eagle2 --temperature 0.7",
-    )
+      specjax chat --target FOLDER --system 'Be brief.'
+      specjax chat --method eagle2 --temperature 0.7
+    """
 
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before the conversation."""

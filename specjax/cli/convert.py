@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -14,13 +14,10 @@ class Convert:
     """Convert a target to Hugging Face format, or a head for other programs.
 
     With --head-of TARGET, it converts a head of that target: for its authors' code, vLLM or SGLang.
-    """
 
-    sections: ClassVar[dict[str, str]] = {"dtype": "weights", "head_of": "heads"}
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax convert pocket exported",
-        "specjax convert runs/eagle exported --head-of pocket --layout vllm",
-    )
+      specjax convert pocket exported
+      specjax convert runs/eagle exported --head-of pocket --layout vllm
+    """
 
     source: Annotated[Positional[str], arg(metavar="TARGET|HEAD")]
     """The target: pocket, a folder in Hugging Face format, a GGUF file, or a hub id. With

@@ -16,12 +16,11 @@ class DatastoreCommand:
     Sources are text files (one document each), .jsonl files (one document per line, with the
     key "text" or "content", or one chat with "messages"), folders of such files, or hub ids of
     datasets (the train split).
+
+      specjax datastore build src/ --out datastore
+      specjax generate "import os" --method rest --drafter datastore
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax datastore build src/ --out datastore",
-        'specjax generate "import os" --method rest --drafter datastore',
-    )
     if_stopped: ClassVar[str] = "nothing is written; the same command starts again"
 
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]

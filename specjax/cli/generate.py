@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -20,19 +20,12 @@ class Generate(DecodingOptions):
     The prompt comes from the command, a file or standard input; without one, an embedded example
     runs. The reported speed includes prefill, but not compiling and printing. With --compare, both
     methods run three times in turn.
-    """
 
-    sections: ClassVar[dict[str, str]] = {
-        "prompt": "prompt",
-        **DecodingOptions.sections,
-        "compare": "output",
-    }
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax generate --compare",
-        "specjax generate 'Name three rivers.' --chat --target FOLDER",
-        "git diff | specjax generate --system 'Summarise this.' --target FOLDER",
-        "specjax generate --prompts questions.jsonl > answers.jsonl",
-    )
+      specjax generate --compare
+      specjax generate 'Name three rivers.' --chat --target FOLDER
+      git diff | specjax generate --system 'Summarise this.' --target FOLDER
+      specjax generate --prompts questions.jsonl > answers.jsonl
+    """
 
     prompt: Annotated[Positional[str | None], arg(metavar="PROMPT")] = None
     """Text to continue, used exactly as given; - reads standard input."""

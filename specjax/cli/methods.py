@@ -2,28 +2,25 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from specjax.cli.help import fill, listing
+from specjax.cli.output import console, print_rows, short
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import field_texts
 
 if TYPE_CHECKING:
     from specjax.models.config import TransformerConfig
 
-MAX_ITEMS = 4  # shown of a tuple
-
 
 @dataclass(frozen=True)
 class Methods:
-    """List the drafting methods; with METHOD, what it needs and its settings."""
+    """List the drafting methods; with METHOD, what it needs and its settings.
 
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax methods",
-        "specjax methods eagle2 --target FOLDER",
-    )
+    specjax methods
+    specjax methods eagle2 --target FOLDER
+    """
 
     method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None
     """The method whose settings to show, with their meanings, ranges and defaults."""
@@ -54,11 +51,10 @@ class Methods:
                 f"up to {config.longest_text} tokens; all methods work with it\n"
             )
         if self.method is None:
-            shown = [(name, _about(row)) for name, row in rows.items()]
-            print(listing("methods", shown))
+            print_rows("methods", {name: _about(row) for name, row in rows.items()})
             print("\n`specjax methods METHOD` shows the settings of METHOD.")
         else:
-            print(_page(self.method, rows[self.method], config))
+            _print_method(self.method, rows[self.method], is_fitted=config is not None)
 
     def _describe(self, name: str, config: "TransformerConfig | None") -> dict[str, Any]:
         from specjax.loading.methods import METHODS
@@ -91,19 +87,18 @@ def _about(row: dict[str, Any]) -> str:
     return f"Drafts {row['drafts']}. Needs {row['needs']}."
 
 
-def _page(name: str, row: dict[str, Any], config: "TransformerConfig | None") -> str:
-    """Returns the text on one method."""
-    parts = [fill(f"{name}: {row['paper']}."), fill(_about(row))]
-    settings = []
+def _print_method(name: str, row: dict[str, Any], is_fitted: bool) -> None:
+    """Prints a method and its settings; `is_fitted` if these are for the user's target."""
+    console().print(f"{name}: {row['paper']}.\n\n{_about(row)}")
+    settings = {}
     for setting, values in row["settings"].items():
         default = short(values["default"])
-        if values["depends_on_target"] and config is None:
+        if values["depends_on_target"] and not is_fitted:
             default += " with 32 layers; depends on the target"
-        default = f"(default: {default})" if default else ""
-        settings.append((setting, f"{values['meaning']} {default}".strip()))
+        settings[setting] = values["meaning"] + (f" (default: {default})" if default else "")
     if settings:
-        parts.append(listing("settings (--set NAME=VALUE)", settings))
-    return "\n\n".join(parts)
+        print()
+        print_rows("settings (--set NAME=VALUE)", settings)
 
 
 def _config_of(target: str) -> "TransformerConfig":
@@ -128,11 +123,3 @@ def _llama_2_7b() -> "TransformerConfig":
         head_dim=128,
         max_position_embeddings=4096,
     )
-
-
-def short(value: Any) -> str:
-    """Returns a setting as text, of a long tuple the first items."""
-    if isinstance(value, tuple) and len(value) > MAX_ITEMS:
-        shown = ", ".join(map(str, value[:MAX_ITEMS]))
-        return f"({shown}, ... {len(value)} in total)"
-    return "" if value is None else str(value)

@@ -1,14 +1,12 @@
 """Options that commands share: those that load a target, and those that generate text."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import UseAppendAction, arg, subcommand
+from tyro.conf import UseAppendAction, arg
 
 from specjax.core.errors import SpecjaxError
 
@@ -24,11 +22,6 @@ def check_seed(seed: int) -> None:
     """Raises SpecjaxError for a seed that does not fit into a key."""
     if not 0 <= seed <= MAX_SEED:
         raise SpecjaxError(f"--seed {seed} is outside 0 to {MAX_SEED}; choose another")
-
-
-def union_of(commands: Mapping[str, Any]) -> Any:
-    """Returns the type that stands for a choice of subcommands."""
-    return reduce(or_, (Annotated[kind, subcommand(name)] for name, kind in commands.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +70,6 @@ class PassOptions(TargetOptions):
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(PassOptions):
     """The options of all commands that generate text."""
-
-    sections: ClassVar[dict[str, str]] = {
-        "target": "model",
-        "method": "drafting method",
-        "max_new_tokens": "text",
-    }
 
     revision: str | None = None
     """The branch, tag or commit of a hub id."""

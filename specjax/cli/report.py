@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -13,11 +13,9 @@ class ReportCommand:
 
     FOLDER/report.html is self-contained; FOLDER/report.md has its plots in files. They include the
     curves that `specjax tune pld-plus --plots FOLDER` has written.
-    """
 
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax bench --out runs/bench && specjax report runs/bench",
-    )
+      specjax bench --out runs/bench && specjax report runs/bench
+    """
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder that `specjax bench --out` wrote."""

@@ -1,29 +1,6 @@
 """`specjax train`: a subcommand for each method that has a head, and disco."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
-
-from tyro.conf import arg
-
-Subcommand = TypeVar("Subcommand")
 EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
-
-
-@dataclass(frozen=True)
-class Train(Generic[Subcommand]):
-    """Train a drafter for a target, in one process that can be stopped and resumed."""
-
-    subcommand: Annotated[Subcommand, arg(name="")]
-
-    @property
-    def if_stopped(self) -> str:
-        """Says how an interrupted training goes on; empty if it cannot."""
-        return getattr(self.subcommand, "if_stopped", "")
-
-    def run(self) -> None:
-        """Trains."""
-        chosen: Any = self.subcommand
-        chosen.run()
 
 
 def train_commands() -> dict[str, type]:

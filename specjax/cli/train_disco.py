@@ -36,19 +36,12 @@ class TrainDisco(TargetOptions):
 
     The target continues every prompt, the draft reads along, and the classifier learns where the
     two disagree.
+
+      specjax train disco --target FOLDER --drafter FOLDER --out runs/disco
     """
 
     if_stopped: ClassVar[str] = (
         "the same command with --resume goes on, after the target has written again"
-    )
-    sections: ClassVar[dict[str, str]] = {
-        "out": "run",
-        "target": "models",
-        "tasks": "prompts",
-        "labels": "classifier",
-    }
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax train disco --target FOLDER --drafter FOLDER --out runs/disco",
     )
 
     out: Annotated[Path, arg(metavar="FOLDER")]

@@ -47,7 +47,6 @@ from specjax.training.run_folder import check_out
 
 NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
 SELF = "self"  # the source of questions that the target writes
-FLAT = arg(name="")  # its fields are flags without a prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +55,7 @@ class TrainHead(TargetOptions):
 
     method: ClassVar[str] = ""
     if_stopped: ClassVar[str] = "the same command with --resume goes on"
-    sections: ClassVar[dict[str, str]] = {
-        "target": "target and devices",
-        "out": "run",
-        "data": "texts",
-        "distillation": "distillation (with --distill)",
-        "training": "head and loss",
-        "start": "head and loss",
-        "epochs": "length of the run",
-        "eval_prompts": "measurement",
-        "loop": "length of the run",
-        "optimizer": "optimizer",
-        "batches": "batches",
-        "remat": "target and devices",
-    }
-    training: Annotated[HeadTraining, FLAT]
+    training: HeadTraining
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
     resume: bool = False
@@ -87,7 +72,7 @@ class TrainHead(TargetOptions):
     """Conversations of each source at most; of pocket and self by default 8000."""
     distill: bool = False
     """Let the target answer all prompts itself first, and learn from its answers."""
-    distillation: Annotated[DistillOptions, FLAT] = field(default_factory=DistillOptions)
+    distillation: DistillOptions = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to start from: a folder or a hub id; by default a new one."""
     epochs: float = 0.0
@@ -96,9 +81,9 @@ class TrainHead(TargetOptions):
     """Conversations held out to measure the accepted length on: at most a tenth of all."""
     eval_tokens: int = 128
     """New tokens per measured prompt."""
-    loop: Annotated[LoopOptions, FLAT] = field(default_factory=LoopOptions)
-    optimizer: Annotated[OptimizerOptions, FLAT] = field(default_factory=OptimizerOptions)
-    batches: Annotated[DataOptions, FLAT] = field(default_factory=DataOptions)
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    batches: DataOptions = field(default_factory=DataOptions)
     remat: bool = False
     """Recompute activations for the gradients instead of keeping them: slower, less memory."""
     fsdp: bool = False
@@ -241,15 +226,15 @@ class TrainHead(TargetOptions):
 def train_command(name: str, kind: type[HeadTraining], example: str) -> type:
     """Returns the subcommand that trains the head of one method."""
     own = [
-        ("training", Annotated[kind, FLAT], field(default_factory=kind)),
+        ("training", kind, field(default_factory=kind)),
         ("epochs", float, kind.epochs),
-        ("optimizer", Annotated[OptimizerOptions, FLAT], kind.optimizer),
+        ("optimizer", OptimizerOptions, kind.optimizer),
     ]
     return make_dataclass(
         kind.__name__,
         own,
         bases=(TrainHead,),
-        namespace={"method": name, "__doc__": getdoc(kind), "examples": (example,)},
+        namespace={"method": name, "__doc__": f"{getdoc(kind)}\n\n  {example}"},
         frozen=True,
         kw_only=True,
     )

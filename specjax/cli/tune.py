@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.options import names_in, settings_in, sources_in
-from specjax.cli.methods import short
-from specjax.cli.options import TargetOptions, union_of
+from specjax.cli.options import TargetOptions
+from specjax.cli.output import short
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TuneCommand(TargetOptions, ABC):
     """The options and the course of all subcommands."""
 
-    sections: ClassVar[dict[str, str]] = {"target": "model", "tasks": "prompts", "out": "result"}
+    if_stopped: ClassVar[str] = "no settings are written; the same command starts again"
 
     tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
     """pocket, for tasks of its own that `bench` does not measure, or anything that `specjax bench
@@ -98,14 +98,10 @@ class TuneMachine(TuneCommand):
 
     All candidates run in turn with plain decoding, and the slower half is dropped again and again.
     The winner's break-even is measured with one text at a time.
+
+      specjax tune machine
+      specjax generate --method auto --compare
     """
-
-    examples: ClassVar[tuple[str, ...]] = (
-        "specjax tune machine",
-        "specjax generate --method auto --compare",
-    )
-
-    sections: ClassVar = TuneCommand.sections | {"methods": "candidates"}
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
     """The methods to try, separated by commas, besides those of --drafter and --set; by default
@@ -159,11 +155,10 @@ class SweepCommand(TuneCommand):
 
 @dataclass(frozen=True)
 class TunePldPlus(SweepCommand):
-    """Pick the layer and the number of tokens of PLD+ by hidden states."""
+    """Pick the layer and the number of tokens of PLD+ by hidden states.
 
-    examples: ClassVar[tuple[str, ...]] = ("specjax tune pld-plus --plots runs/plots",)
-
-    sections: ClassVar = TuneCommand.sections | {"by": "search"}
+    specjax tune pld-plus --plots runs/plots
+    """
 
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """What to maximise: new tokens per round, or per second."""
@@ -181,8 +176,6 @@ class TunePldPlus(SweepCommand):
 class TunePldPlusAttention(TunePldPlus):
     """Pick the number of induction heads and of tokens of PLD+ by attention."""
 
-    examples = ("specjax tune pld-plus-attention",)
-
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.loading.tuned import Tuned
         from specjax.tuning.prompt_lookup import Tuner
@@ -198,8 +191,6 @@ class TunePldPlusAttention(TunePldPlus):
 @dataclass(frozen=True)
 class TuneInductionHeads(TuneCommand):
     """Rank the attention heads that copy."""
-
-    examples: ClassVar[tuple[str, ...]] = ("specjax tune induction-heads",)
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
         from specjax.bench.measure import with_progress
@@ -220,11 +211,10 @@ class TuneInductionHeads(TuneCommand):
 
 @dataclass(frozen=True)
 class TuneLength(SweepCommand):
-    """Pick how long a draft model drafts, by speed."""
+    """Pick how long a draft model drafts, by speed.
 
-    examples: ClassVar[tuple[str, ...]] = ("specjax tune length --rule fixed",)
-
-    sections: ClassVar = TuneCommand.sections | {"rule": "draft model"}
+    specjax tune length --rule fixed
+    """
 
     rule: Literal["fixed", "confidence", "disco"] = "disco"
     """The rule to tune."""
@@ -255,11 +245,10 @@ class TuneLength(SweepCommand):
 
 @dataclass(frozen=True)
 class TuneTree(TuneCommand):
-    """Grow the static tree of a head from how often each of its tokens is right at each depth."""
+    """Grow the static tree of a head from how often each of its tokens is right at each depth.
 
-    examples: ClassVar[tuple[str, ...]] = ("specjax tune tree --method medusa",)
-
-    sections: ClassVar = TuneCommand.sections | {"method": "tree"}
+    specjax tune tree --method medusa
+    """
 
     method: Annotated[str, arg(metavar="METHOD")] = ""
     """The method whose tree to grow; by default the first of `specjax methods` that has one."""
@@ -292,27 +281,16 @@ class TuneTree(TuneCommand):
         return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
 
 
-TUNE_COMMANDS: dict[str, type] = {
-    "machine": TuneMachine,
-    "pld-plus": TunePldPlus,
-    "pld-plus-attention": TunePldPlusAttention,
-    "induction-heads": TuneInductionHeads,
-    "length": TuneLength,
-    "tree": TuneTree,
-}
-
-
-@dataclass(frozen=True)
-class Tune:
-    """Find the settings that serve a target best; `generate` and `bench` then use them."""
-
-    if_stopped: ClassVar[str] = "no settings are written; the same command starts again"
-
-    subcommand: Annotated[union_of(TUNE_COMMANDS), arg(name="")]  # pyright: ignore
-
-    def run(self) -> None:
-        """Tunes."""
-        self.subcommand.run()
+def tune_commands() -> dict[str, type]:
+    """Returns the subcommands by name."""
+    return {
+        "machine": TuneMachine,
+        "pld-plus": TunePldPlus,
+        "pld-plus-attention": TunePldPlusAttention,
+        "induction-heads": TuneInductionHeads,
+        "length": TuneLength,
+        "tree": TuneTree,
+    }
 
 
 def show_results(title: str, results: "Sequence[Result]") -> None:

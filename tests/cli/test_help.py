@@ -1,69 +1,108 @@
-"""The help of every command."""
+"""Help, errors in the arguments, and shell completion."""
 
 import re
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
 
 import pytest
-import tyro
 
 from specjax.cli import COMMANDS, main
-from specjax.cli.help import command_help
-from specjax.cli.options import union_of
-from specjax.cli.train import train_commands
-from specjax.cli.tune import TUNE_COMMANDS
+from specjax.cli.parser import Group, flags_of
+from specjax.core.settings import field_texts
 
-FLAG = re.compile(r"^[│ ]*(--[a-z][a-z0-9-]*)", re.MULTILINE)
-LEAVES = {name: kind for name, kind in COMMANDS.items() if name not in ("train", "tune")}
-LEAVES |= {f"tune {name}": kind for name, kind in TUNE_COMMANDS.items()}
-LEAVES |= {f"train {name}": kind for name, kind in train_commands().items()}
+COMMAND_CLASSES = {}
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, Group):
+        COMMAND_CLASSES |= {f"{_name} {word}": kind for word, kind in _command.load().items()}
+    else:
+        COMMAND_CLASSES[_name] = _command
+POSITIONAL = {
+    "generate": ["prompt"],
+    "report": ["folder"],
+    "reproduce": ["name"],
+    "datastore": ["action", "sources"],
+    "attribute": ["file"],
+    "convert": ["source", "directory"],
+    "methods": ["method"],
+}
 
 
-@pytest.mark.parametrize("words", ["", "train", "tune", *LEAVES])
-def test_help_fits_80_columns_in_plain_words(words, capsys, monkeypatch):
+@pytest.mark.parametrize("words", ["", "train", "tune", *COMMAND_CLASSES])
+def test_help_fits_80_columns(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*words.split(), "--help"]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith(f"usage: specjax {words}".rstrip())
-    assert not re.search(r"\{None\}|None\b|\(default: \)|\bSTR\b", text)
-    assert "examples:" in text or words not in LEAVES
+    usage, *lines = capsys.readouterr().out.splitlines()
+    assert usage.startswith(f"usage: specjax {words}".rstrip())
+    assert max(map(len, lines)) <= 80
+    assert not any(re.search(r"None|\(default: \)", line) for line in lines)
 
 
-def test_help_shows_the_defaults_that_count_for_a_method():
-    text = command_help("specjax train medusa", LEAVES["train medusa"])
-    assert re.search(r"--learning-rate X .*?\(default: 0.002\)", text, re.DOTALL)
-    assert re.search(r"--clip value.*?\(default: norm\)", text, re.DOTALL)
+@pytest.mark.parametrize("words", COMMAND_CLASSES)
+def test_every_option_is_documented(words, capsys):
+    assert main([*words.split(), "--help"]) == 0
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    positional = {"--" + name.replace("_", "-") for name in POSITIONAL.get(words, ())}
+    assert set(flags_of(COMMAND_CLASSES[words])) - flags == positional
+    undocumented = undocumented_fields(COMMAND_CLASSES[words])
+    assert undocumented == []
 
 
-@pytest.mark.parametrize("words", LEAVES)
-def test_help_shows_every_option_that_is_parsed_and_no_other(words, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        tyro.cli(
-            union_of({"this": LEAVES[words], "other": LEAVES["methods"]}),
-            args=["this", "--help"],
-            config=(tyro.conf.FlagCreatePairsOff,),
+def undocumented_fields(owner: type) -> list[str]:
+    hints, texts = get_type_hints(owner), field_texts(owner)
+    return [
+        name
+        for field in fields(owner)
+        for name in (
+            undocumented_fields(hints[field.name])
+            if is_dataclass(hints[field.name])
+            else [field.name] * (not texts.get(field.name))
         )
-    parsed = set(FLAG.findall(capsys.readouterr().out)) - {"--help"}
-    text = command_help(words, LEAVES[words])
-    assert set(FLAG.findall(text)) == parsed
-    assert "other options" not in text
-    for option in re.findall(r"^  (\S+)$", text, re.MULTILINE):
-        assert option.startswith("--"), "every option has a description"
+    ]
 
 
-def test_help_of_tune_and_train_lists_what_there_is(capsys):
-    for words, commands in (("tune", TUNE_COMMANDS), ("train", train_commands())):
-        assert main([words, "--help"]) == 0
-        text = capsys.readouterr().out
-        assert text.startswith(f"usage: specjax {words} WHAT [options]")
-        assert all(re.search(rf"^  {name}\b", text, re.MULTILINE) for name in commands)
+@pytest.mark.parametrize("words", ["", "train", "tune"])
+def test_help_of_a_group_lists_its_commands(words, capsys):
+    assert main([*words.split(), "--help"]) == 0
+    listed = re.findall(r"• ([\w-]+)", capsys.readouterr().out)
+    assert listed == list(COMMANDS[words].load() if words else COMMANDS)
 
 
-def test_completion_for_a_shell_knows_commands_and_options(tmp_path):
+def test_help_shows_the_defaults_of_the_method(capsys):
+    assert main(["train", "medusa", "--help"]) == 0
+    text = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
+    assert re.search(r"--learning-rate FLOAT .*?\(default: 0.002\)", text)
+    assert re.search(r"--clip \{value,norm,none\} .*?\(default: norm\)", text)
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ("generat", ["no command generat", "did you mean generate?", "`specjax --help`"]),
+        ("train eagle4", ["no command eagle4", "did you mean eagle?", "`specjax train --help`"]),
+        ("train", ["`specjax train` needs one of medusa, hydra, eagle, hass"]),
+        ("train eagle", ["needs --out FOLDER"]),
+        ("convert pocket", ["`specjax convert` needs FOLDER"]),
+        ("generate one two", ["'two'", "in quotes"]),
+        ("generate --temperature warm", ["--temperature", "'warm'"]),
+        ("generate --seed", ["--seed needs a value"]),
+        (
+            "generate --verification blind",
+            ["--verification 'blind'", "coupled, rejection, typical"],
+        ),
+        ("generate --methods=pld", ["no option --methods", "did you mean --method?"]),
+        ("tune tree --plots x", ["`specjax tune tree` has no option --plots"]),
+        ("tune induction-heads --drafter x", ["no option --drafter"]),
+        ("train eagle --out x --batch-size 0", ["batch"]),
+    ],
+)
+def test_arguments_that_do_not_parse_are_one_line(error_line, arguments, parts):
+    assert main(arguments.split()) == 2
+    line = error_line()
+    assert all(part in line for part in parts)
+
+
+def test_completion_knows_commands_and_options(tmp_path):
     file = tmp_path / "completion"
-    with pytest.raises(SystemExit) as stop:
-        main(["--tyro-write-completion", "bash", str(file)])
-    assert not stop.value.code
-    assert all(
-        word in file.read_text() for word in ("generate", "max-new-tokens", "parallel-eagle")
-    )
+    assert main(["--tyro-write-completion", "bash", str(file)]) == 0
+    words = ("generate", "max-new-tokens", "parallel-eagle", "num-choices")
+    assert all(word in file.read_text() for word in words)

@@ -176,14 +176,6 @@ def test_what_cannot_be_done_is_refused_before_the_work(tune, capsys, what, opti
     assert message in captured.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    "what, option", [("tree", "--plots"), ("machine", "--by"), ("induction-heads", "--drafter")]
-)
-def test_every_subcommand_has_its_own_options_alone(tune, error_line, what, option):
-    assert tune(what, option, "x") == 2
-    assert f"`specjax tune {what}` has no option {option}" in error_line()
-
-
 def test_a_file_of_another_target_is_refused(tiny, tune, found, tmp_path, error_line, capsys):
     assert tune("induction-heads") == 0
     capsys.readouterr()
