@@ -115,15 +115,14 @@ def _registry() -> ConstructorRegistry:
         if not is_dataclass(info.type) or getattr(info.type, "__parameters__", ()):
             return None  # tyro wraps a choice of commands in a generic dataclass
         hints, texts = get_type_hints(info.type, include_extras=True), field_texts(info.type)
-        options = [
-            StructFieldSpec(
-                field.name,
-                Annotated[hints[field.name], arg(help_behavior_hint=_hint(hints[field.name]))],
-                _default(field, info.default),
-                texts.get(field.name, ""),
-            )
-            for field in fields(info.type)
-        ]
+        options = []
+        for field in fields(info.type):
+            kind, text = hints[field.name], texts.get(field.name, "")
+            if "Literal" in str(kind):  # the choices are beside the option already
+                text = text.rpartition("; ")[0] + "."
+            annotated = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
+            default = _default(field, info.default)
+            options.append(StructFieldSpec(field.name, annotated, default, text))
         return StructConstructorSpec(info.type, tuple(options))
 
     return registry
