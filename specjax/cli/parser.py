@@ -39,7 +39,7 @@ class Group:
 Commands = Mapping[str, "type | Group"]
 
 
-def parse(arguments: Sequence[str], commands: Commands, about: str) -> Any:
+def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
     """Returns the command that `arguments` describe, an instance whose `run` does the work.
 
     `about` is the description of the program.
