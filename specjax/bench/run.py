@@ -43,7 +43,6 @@ from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.text import token_texts
-from specjax.decoding.widths import padded_width_of
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
@@ -149,7 +148,7 @@ def about(
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
         "dtype": target.dtype_name,
-        "padded_width": padded_width_of(target.model),
+        "padded_width": target.model.padded_width,
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,

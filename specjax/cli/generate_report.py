@@ -18,7 +18,6 @@ from specjax.cli.measure import GenerationRequest, TimedText
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
-from specjax.decoding.widths import padded_width_of
 from specjax.run.runner import TimedRun
 
 
@@ -126,7 +125,7 @@ def _fields(
     return {
         "target": request.target.name,
         "dtype": str(request.target.dtype),
-        "padded_width": padded_width_of(request.target.model),
+        "padded_width": request.target.model.padded_width,
         "method": result.method,
         "seed": request.runner.seed,
         "temperature": request.engine.sampling.temperature,

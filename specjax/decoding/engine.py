@@ -26,7 +26,7 @@ from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
-from specjax.decoding.widths import compiled_widths, padded_pass_width, padded_width_of, verify_pass
+from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
@@ -174,7 +174,7 @@ class Engine:
         for lowered in () if begin else self.lower(params, prompt, key):
             check_program("the request", lowered, params)
         dtype = self.target.dtype(params.target)
-        for width in compiled_widths(self.drafter, dtype, padded_width_of(self.target)):
+        for width in compiled_widths(self.drafter, dtype, self.target.padded_width):
             state = (begin or self.prefill)(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))
             jax.block_until_ready(self.generation(self.run(params, state, 1)))
@@ -184,7 +184,7 @@ class Engine:
     @property
     def mesh(self) -> Mesh | None:
         """The devices of the target; None: a single one."""
-        return getattr(self.target, "mesh", None)
+        return self.target.mesh
 
     def spread(self, state: LoopState) -> LoopState:
         """Constrains the shardings of the state inside a compiled program; see `constrain_rows`."""

@@ -89,7 +89,7 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = compiled_widths(drafter, dtype, padded_width_of(target))
+    widths = compiled_widths(drafter, dtype, target.padded_width)
     if len(widths) == 1:
         return at_width(num_nodes, given, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
@@ -102,18 +102,13 @@ def verify_pass(
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
 
 
-def padded_width_of(target: Target) -> int:
-    """Returns how many rows of each text the target's passes are filled up to; 0: they are not."""
-    return getattr(target, "padded_width", 0)
-
-
 def padded_pass_width(target: Target, num_rows: int) -> int:
     """Returns how many rows of each text a pass has that is asked for `num_rows`.
 
     Raises:
         SpecjaxError: if these are more than the target's `padded_width`.
     """
-    limit = padded_width_of(target)
+    limit = target.padded_width
     if limit and limit < num_rows:
         raise SpecjaxError(
             f"this method's passes have {num_rows} rows, more than padded_width {limit}; load the "
@@ -129,7 +124,7 @@ def run_padded(
 
     The padding repeats the last token; no other token attends to it.
     """
-    if not padded_width_of(target):
+    if not target.padded_width:
         return target.run(params, rows, cache, taps)
     count = rows.tokens.shape[1]
     missing = padded_pass_width(target, count) - count

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -248,7 +248,7 @@ def load_draft(target: LoadedTarget, source: str | Path | None = None) -> Loaded
     if target.mesh is None:
         return draft
     placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
-    return replace(draft, model=cast(Any, draft.model).clone(mesh=target.mesh), params=placed)
+    return replace(draft, model=draft.model.clone(mesh=target.mesh), params=placed)
 
 
 def find_head(source: str | Path, format: HeadFormat | None = None) -> Path:

@@ -84,7 +84,7 @@ class LoadedTarget:
     @property
     def mesh(self) -> Mesh | None:
         """The devices that the weights are split over; None: they are on one."""
-        return getattr(self.model, "mesh", None)
+        return self.model.mesh
 
     def place(self, params: Any, fsdp: bool = False) -> Any:
         """Moves params of a drafter to the devices of the target."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -85,9 +86,21 @@ class ModelOutput:
 
 @runtime_checkable
 class Target(Protocol):
-    """A model to draft for. Its methods are pure; `params` are its weights."""
+    """A model to draft for. Its methods are pure; `params` are its weights.
+
+    Attributes:
+        config: the model's shape and arithmetic.
+        mesh: the devices that the params lie on; None: a single one.
+        padded_width: tokens per sequence that every verification pass is padded to; 0: no padding.
+    """
 
     config: TransformerConfig
+    mesh: Mesh | None
+    padded_width: int
+
+    def clone(self, **updates: Any) -> "Target":
+        """Returns the same model with some attributes replaced."""
+        ...
 
     def check(self, params: Any) -> None:
         """Raises SpecjaxError if `params` do not fit this model."""

@@ -22,7 +22,6 @@ from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
-from specjax.models.transformer import Transformer
 from specjax.training.examples import PLACEHOLDERS
 from specjax.training.ranges import check_at_least_one, check_not_negative
 
@@ -295,9 +294,7 @@ def _continued(
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[tuple[Ask, list[int]]]:
-    model = target.model
-    if isinstance(model, Transformer):  # only one method runs: nothing to make alike
-        model = model.clone(padded_width=0)
+    model = target.model.clone(padded_width=0)  # a single method needs no padding
     return generate_many(
         target.params,
         waiting,

@@ -121,7 +121,7 @@ def check_trainable(head: Any, target: FrozenModel) -> None:
 
 def _placement(target: FrozenModel) -> Placement | None:
     """Returns the devices of a head's params and of its optimizer's state; None: the default."""
-    mesh = getattr(target.model, "mesh", None)
+    mesh = target.model.mesh
     return mesh and Placement(mesh, target.model.config.head_dim, fsdp=True)
 
 
