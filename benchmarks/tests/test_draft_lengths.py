@@ -16,11 +16,8 @@ from specjax.decoding.widths import ROW_WIDTHS
 from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, load_draft
 from specjax.loading.tuned import Tuned, tuned_file, write_tuned
 from specjax.models.fingerprint import fingerprint
-from specjax.models.heads.length_classifier import (
-    LengthClassifier,
-    TrainedClassifier,
-    save_classifier,
-)
+from specjax.models.heads.length_classifier import LengthClassifier
+from specjax.models.io.classifier import TrainedClassifier, save_classifier
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
 from specjax.run.tasks import Request

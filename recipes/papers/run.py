@@ -27,7 +27,7 @@ from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
-from specjax.models.heads.length_classifier import CLASSIFIER, load_classifier
+from specjax.models.io.classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
 
 from .estimate import DECODING, OTHER_SPEED, in_hours, summary

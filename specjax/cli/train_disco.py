@@ -17,7 +17,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.loading.drafters import load_draft
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.heads.length_classifier import CLASSIFIER, TrainedClassifier
+from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import POCKET, Request, Task, read_tasks, requests_of
 from specjax.training.draft_features import ContinuedPrompt, read_drafts

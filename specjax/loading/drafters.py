@@ -28,8 +28,8 @@ from specjax.loading.methods import (
 from specjax.loading.targets import POCKET, LoadedTarget, head_folder, load, pocket_folder
 from specjax.loading.tuned import AUTO, auto_choice, tuned_for
 from specjax.models.fingerprint import fingerprint, params_fingerprint
-from specjax.models.heads.length_classifier import load_classifier
 from specjax.models.io import head_files
+from specjax.models.io.classifier import load_classifier
 from specjax.models.io.head_files import HEAD, check_owner, detect_format, made_by_run
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import Placement, place

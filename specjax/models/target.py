@@ -5,7 +5,7 @@
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -14,11 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.quantize import Weight
-
-if TYPE_CHECKING:
-    from specjax.models.cache import KVCache
 
 
 @pytree
@@ -107,8 +105,8 @@ class Target(Protocol):
         ...
 
     def run(
-        self, params: Any, rows: QueryRows, cache: "KVCache", taps: Taps = Taps()
-    ) -> "tuple[ModelOutput, KVCache]":
+        self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
+    ) -> tuple[ModelOutput, KVCache]:
         """Runs one pass over `rows`; writes them as scratch behind `cache.length`."""
         ...
 
@@ -145,6 +143,6 @@ class Target(Protocol):
         batch: int,
         num_slots: int,
         prompt_length: Int[Array, " B"] | int | None = None,
-    ) -> "KVCache":
+    ) -> KVCache:
         """Returns an empty cache for `batch` texts; `prompt_length` is `num_slots` by default."""
         ...

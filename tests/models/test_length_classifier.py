@@ -8,12 +8,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.heads.length_classifier import (
+from specjax.models.heads.length_classifier import LengthClassifier, features_of
+from specjax.models.io.classifier import (
     METADATA,
     WEIGHTS,
-    LengthClassifier,
     TrainedClassifier,
-    features_of,
     load_classifier,
     save_classifier,
 )

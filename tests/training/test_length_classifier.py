@@ -10,7 +10,8 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.heads.length_classifier import LengthClassifier, features_of, load_classifier
+from specjax.models.heads.length_classifier import LengthClassifier, features_of
+from specjax.models.io.classifier import load_classifier
 from specjax.training.draft_features import (
     ContinuedPrompt,
     DraftFeatures,

@@ -201,7 +201,7 @@ class Disco(ThresholdRule):
             raise SpecjaxError(f"position {self.position!r} is unknown; use {known}")
 
     def check(self, params: Any) -> None:
-        advice = "pass those of specjax.models.heads.length_classifier.load_classifier(folder)"
+        advice = "pass those of specjax.models.io.classifier.load_classifier(folder)"
         try:
             network = _network(params)
         except (TypeError, KeyError, AttributeError, ValueError):

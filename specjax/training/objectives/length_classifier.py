@@ -21,14 +21,8 @@ from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.heads.length_classifier import (
-    CLASSIFIER,
-    LabelKind,
-    LengthClassifier,
-    PositionKind,
-    TrainedClassifier,
-    save_classifier,
-)
+from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
+from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
 from specjax.training.data import from_function
 from specjax.training.draft_features import (
     ContinuedPrompt,

@@ -1,0 +1,113 @@
+"""Reads and writes DISCO's length classifier.
+
+A folder holds `classifier.safetensors` (the weights) and `classifier.json` (everything else).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from beartype.door import is_bearable
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, new_folder, read_json
+from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
+from specjax.models.io.head_files import made_by_run
+from specjax.models.shapes import shape_mismatches
+
+WEIGHTS, METADATA = "classifier.safetensors", "classifier.json"
+CLASSIFIER = "classifier"  # the folder of the classifier within that of its training run
+FORMAT = "specjax length classifier 1"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedClassifier:
+    """A classifier with its weights, the two models it was trained for, and its scores."""
+
+    params: Mapping[str, Any] = field(repr=False)
+    hidden_size: int
+    threshold: float  # the draft continues while sigmoid(logit) >= threshold
+    position: PositionKind
+    labels: LabelKind
+    target: str  # fingerprints
+    draft: str
+    scores: Mapping[str, Any]  # on the validation prompts
+    recipe: Mapping[str, Any]
+    specjax_version: str
+
+    @property
+    def model(self) -> LengthClassifier:
+        """The network of `params`."""
+        return LengthClassifier(self.hidden_size)
+
+    def check_owner(self, target: str, draft: str) -> None:
+        """Raises SpecjaxError unless it was trained for the models with these fingerprints."""
+        if (self.target, self.draft) != (target, draft):
+            raise SpecjaxError(
+                f"the length classifier was trained for target {self.target} with draft "
+                f"{self.draft}, but these are target {target} and draft {draft}; train one for "
+                "these models"
+            )
+
+
+METADATA_TYPES = {each.name: each.type for each in fields(TrainedClassifier)[1:]}
+
+
+def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
+    """Writes a new `folder`, completely or not at all.
+
+    Raises:
+        SpecjaxError: if `folder` already holds something, or cannot be written.
+    """
+    values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_TYPES}
+    text = json.dumps(values, indent=1) + "\n"
+    leaves = flatten_dict(classifier.params, sep=".").items()
+    weights = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in leaves}
+    with new_folder(Path(folder)) as unfinished:
+        save_file(weights, unfinished / WEIGHTS)
+        (unfinished / METADATA).write_text(text, encoding="utf-8")
+        # safetensors makes its file readable by the owner only.
+        shutil.copymode(unfinished / METADATA, unfinished / WEIGHTS)
+
+
+def load_classifier(folder: str | Path) -> TrainedClassifier:
+    """Reads a classifier that `save_classifier` wrote, or the one within a finished run.
+
+    Raises:
+        SpecjaxError: if the folder is missing, damaged, or not a length classifier.
+    """
+    folder = made_by_run(expand_user(folder), CLASSIFIER)
+    try:
+        values, weights = read_json(folder / METADATA), load_file(folder / WEIGHTS)
+        problem = _problem(values, weights)
+    except (SpecjaxError, SafetensorError, OSError) as error:
+        values, weights, problem = {}, {}, f"{error}"
+    if problem:
+        raise SpecjaxError(
+            f"{folder} is damaged or not a length classifier ({problem}); copy it again, or train "
+            "a classifier"
+        )
+    params = unflatten_dict({name: jnp.asarray(leaf) for name, leaf in weights.items()}, sep=".")
+    return TrainedClassifier(params, **{name: values[name] for name in METADATA_TYPES})
+
+
+def _problem(values: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> str:
+    """Returns the reason why these do not describe a classifier; empty if they do."""
+    if values.get("format") != FORMAT:
+        return f"{METADATA} is not of format {FORMAT!r}"
+    for name, kind in METADATA_TYPES.items():
+        if not is_bearable(values.get(name), kind):
+            return f"{name} in {METADATA} is missing or invalid"
+    if values["hidden_size"] < 1 or not 0 < values["threshold"] < 1:
+        return f"hidden_size or threshold in {METADATA} is out of range"
+    if any(leaf.dtype != np.float32 or not np.isfinite(leaf).all() for leaf in weights.values()):
+        return "the weights are not finite float32"
+    return shape_mismatches(weights, LengthClassifier(values["hidden_size"]))
