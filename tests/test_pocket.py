@@ -1,5 +1,6 @@
 """Pocket as it ships: loads, copies, and says what transformers makes the same weights say."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.core.chat import chat_ids
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import pocket_folder
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import read_about
-from specjax.pocket.corpus import held_out_tasks
-from specjax.pocket.edits import answer_text, prompt_text
+from specjax.pocket import TASKS
 
 NEW_TOKENS = 256
 NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128
@@ -25,14 +26,17 @@ def pocket() -> specjax.LoadedTarget:
 
 
 @cache
-def tasks():
-    return held_out_tasks(20, max_characters=500)
+def tasks() -> list[dict]:
+    """Four of each kind of edit, with the right answers."""
+    lines = map(json.loads, (TASKS / "test.jsonl").read_text().splitlines())
+    edits = [line for line in lines if "answer" in line]
+    return [edits[number] for number in range(len(edits)) if number % (len(edits) // 5) < 4]
 
 
 @cache
 def prompts() -> specjax.Prompt:
-    encode = pocket().tokenizer
-    return specjax.from_ids([encode(prompt_text(task))["input_ids"] for task in tasks()])
+    tokenizer = pocket().tokenizer
+    return specjax.from_ids([chat_ids(tokenizer, task["turns"][0]) for task in tasks()])
 
 
 @cache
@@ -92,7 +96,7 @@ def test_greedy_tokens_equal_those_of_transformers(method, exported):
         length = min(found.length[row], NEW_TOKENS_COMPARED)
         np.testing.assert_array_equal(found.tokens[row, :length], expected[:length])
         compared.append(length)
-    assert min(compared) > 5 and np.mean(compared) > 20  # which tasks, decides Python's own source
+    assert min(compared) > 5 and np.mean(compared) > 20
 
 
 def test_prompt_lookup_pays_on_held_out_edits():
@@ -110,7 +114,8 @@ def test_answers_end_and_are_often_right():
         for tokens, length in zip(out.tokens, out.length, strict=True)
     ]
     ended = sum(text.endswith("<|end|>") for text in texts)
-    right = sum(text == answer_text(task) for text, task in zip(texts, tasks(), strict=True))
+    answers = [task["answer"] + "<|end|>" for task in tasks()]
+    right = sum(map(str.__eq__, texts, answers))
     assert ended >= 18
     assert right >= 4
 

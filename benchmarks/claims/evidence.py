@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.oracle_file import OracleResults, RuleFigures, read_oracle
+from recipes.pocket import edits
 from specjax.bench.curves import Curve, Point, read_curves
 from specjax.bench.measure import Sample
 from specjax.bench.results import read_results, read_samples
 from specjax.bench.summary import Measurement
-from specjax.pocket import edits
 from specjax.run.tasks import COMPLETE
 
 EDITS = edits.KINDS  # input-guided: most of the output stands in the prompt

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specjax.pocket import corpus
-from specjax.pocket.edits import (
+from recipes.pocket import corpus
+from recipes.pocket.edits import (
     BEGIN,
     END,
     KINDS,

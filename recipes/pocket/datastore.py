@@ -14,11 +14,11 @@ from pathlib import Path
 import tyro
 from tokenizers import Tokenizer
 
+from recipes.pocket import corpus
 from recipes.pocket.tokenizer import load
 from specjax.core.errors import exit_code
 from specjax.data import datastore
 from specjax.loading.targets import pocket_folder
-from specjax.pocket import corpus
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Trains pocket's heads, one after another: `python -m recipes.pocket.heads --out DIR`.
+"""Trains pocket's heads, one after another: `python -m recipes.pocket.heads --data FILE --out DIR`.
 
 Each run is a `specjax train` command, which works for any target. As in HASS (section 4.2), all
 runs of EAGLE and HASS start from one EAGLE head and take the same number of further steps: with
@@ -72,7 +72,7 @@ SHIPPED = {  # name in the package, run
 }
 
 
-POCKET = Recipe("pocket", RUNS, COMMON, SHIPPED, dtype="float16", data="pocket")
+POCKET = Recipe("pocket", RUNS, COMMON, SHIPPED, dtype="float16")
 
 if __name__ == "__main__":
     sys.exit(main(POCKET))

@@ -26,14 +26,14 @@ import tyro
 from jaxtyping import Array, Float, Int
 
 from recipes.pocket import tokenizer
+from recipes.pocket.corpus import held_out_tasks
 from recipes.pocket.data import TrainingData
+from recipes.pocket.edits import KINDS, answer_text, prompt_text
 from specjax import SpecjaxError, Transformer, TransformerConfig
 from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, new_folder, readable, vacant, writable
 from specjax.models import causal_rows
 from specjax.models.io.huggingface import save_transformer
-from specjax.pocket.corpus import held_out_tasks
-from specjax.pocket.edits import KINDS, answer_text, prompt_text
 
 TARGET = TransformerConfig(
     vocab_size=2048,

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from specjax.pocket import corpus
-from specjax.pocket.edits import (
+from recipes.pocket import corpus
+from recipes.pocket.edits import (
     ASSISTANT,
     BEGIN,
     END,

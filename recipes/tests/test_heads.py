@@ -48,7 +48,7 @@ def test_a_run_starts_from_runs_before_it(recipe):
 
 @pytest.mark.parametrize("name", POCKET.shipped)
 def test_a_shipped_head_is_written_as_it_is_in_the_package(name, tmp_path):
-    heads.ship(POCKET, WEIGHTS / name, tmp_path / name, "pocket", "pocket")
+    heads.ship(POCKET, WEIGHTS / name, tmp_path / name, "pocket", "unread")
     [written], [shipped] = (sorted(f.glob(f"{name}/*.safetensors")) for f in (tmp_path, WEIGHTS))
     assert written.name == shipped.name
     assert written.read_bytes() == shipped.read_bytes()
@@ -57,10 +57,10 @@ def test_a_shipped_head_is_written_as_it_is_in_the_package(name, tmp_path):
 def test_an_unknown_run_is_refused_before_any_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(heads.subprocess, "run", None)
     with pytest.raises(SpecjaxError, match="run 'eagel' is unknown; choose from eagle, "):
-        heads.build(POCKET, POCKET.options(out=tmp_path, only=("eagle", "eagel")))
+        heads.build(POCKET, POCKET.options(out=tmp_path, data="x", only=("eagle", "eagel")))
 
 
 def test_a_failed_run_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(heads.sys, "executable", "false")
     with pytest.raises(SpecjaxError, match="run eagle failed"):
-        heads.build(POCKET, POCKET.options(out=tmp_path, only=("eagle", "medusa")))
+        heads.build(POCKET, POCKET.options(out=tmp_path, data="x", only=("eagle", "medusa")))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from recipes.pocket import corpus
 from recipes.pocket import data as pocket_data
 from recipes.pocket import tokenizer as pocket_tokenizer
-from specjax.pocket import corpus
-from specjax.pocket.edits import ASSISTANT, BEGIN, END, SPECIAL_TOKENS, USER
+from recipes.pocket.edits import ASSISTANT, BEGIN, END, SPECIAL_TOKENS, USER
 
 REPEATS, EDITS, CODE = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 HARD_TEXTS = (

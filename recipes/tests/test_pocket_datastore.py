@@ -1,9 +1,8 @@
 """The command that builds pocket's datastore."""
 
-from recipes.pocket import datastore
+from recipes.pocket import corpus, datastore
 from specjax.data.datastore import load_datastore
 from specjax.loading.targets import pocket_folder
-from specjax.pocket import corpus
 
 WEIGHTS = pocket_folder().parent
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import specjax
+from recipes.pocket import corpus, tokenizer
 from recipes.pocket import target as recipe
-from recipes.pocket import tokenizer
 from recipes.pocket.target import Options, Phase, Recipe
 from specjax.core.errors import SpecjaxError
-from specjax.pocket import corpus
 
 TEXTS = ["def f(x):\n    return x\n"] * 4
 TINY = Recipe(

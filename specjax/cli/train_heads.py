@@ -29,7 +29,7 @@ from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_rows, make_mesh
-from specjax.pocket.corpus import pocket_conversations
+from specjax.pocket import TASKS
 from specjax.run.distillation import DistillOptions, distill, own_questions, prompt_of
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
@@ -45,7 +45,7 @@ from specjax.training.optimizer import OptimizerOptions
 from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import check_out
 
-NUM_MADE = 8000  # conversations of pocket, and questions of the target, by default
+NUM_QUESTIONS = 8000  # of the target, by default
 SELF = "self"  # the source of questions that the target writes
 
 
@@ -127,7 +127,7 @@ class TrainHead(TargetOptions):
         if SELF in sources:
             conversations += own_questions(
                 target,
-                self.limit or NUM_MADE,
+                self.limit or NUM_QUESTIONS,
                 out / "questions.jsonl",
                 self.distillation,
                 self.loop.seed,
@@ -251,8 +251,11 @@ def read_all(
     files = [source for source in sources if source != "pocket"]
     found = list(read_conversations(files, needs_answers, limit))
     random.Random(seed).shuffle(found)  # files may be sorted, and the first are held out
-    for _ in range(len(files), len(sources)):
-        found += pocket_conversations(limit or NUM_MADE, seed)
+    if len(files) < len(sources):
+        made = list(read_conversations([TASKS / "conversations.jsonl"]))
+        if seed:
+            random.Random(seed).shuffle(made)
+        found += made[:limit]
     return found
 
 

@@ -1,1 +1,5 @@
-"""Pocket, the embedded model: the code and edit tasks it learned from, and its weights."""
+"""Pocket, the embedded model: its weights, and its tasks and conversations, made by `recipes`."""
+
+from pathlib import Path
+
+TASKS = Path(__file__).parent / "tasks"

@@ -1,5 +1,6 @@
 """Tasks from pocket's held-out code or from a file, and their prompts in tokens."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
+from specjax.pocket import TASKS
 
 POCKET = "pocket"
 COMPLETE = "complete"  # pocket's kind of task that is not an edit
@@ -207,12 +209,11 @@ def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
 
 def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
     """Yields edit tasks, as a user's message, and openings of code to be continued freely."""
-    from specjax.pocket import corpus
-
-    made = corpus.held_out_tasks(limit * len(corpus.KINDS), seed, validation=is_validation)
-    for kind in corpus.KINDS:
-        for task in made:
-            if task.kind == kind:
-                yield Task(kind, (f"{task.instruction}\n{task.source}",), is_chat=True)
-    for text in corpus.held_out_openings(limit, seed, is_validation):
-        yield Task(COMPLETE, (text,), is_opening=True)
+    file = TASKS / ("validation.jsonl" if is_validation else "test.jsonl")
+    for kind, group in groupby(read_questions(file, warn), lambda question: question.category):
+        questions = list(group)
+        if seed:
+            random.Random(seed).shuffle(questions)
+        for question in questions[:limit]:
+            is_opening = kind == COMPLETE
+            yield Task(str(kind), question.turns, question.is_chat, is_opening)

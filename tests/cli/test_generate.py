@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.pocket import edits
 from specjax.cli import main
 from specjax.cli.chat import HINT, _prompt
 from specjax.cli.measure import GenerationRequest
@@ -16,7 +17,6 @@ from specjax.cli.prompts import INSTRUCTION, SOURCE
 from specjax.cli.text import LiveText
 from specjax.core.text import decode
 from specjax.decoding.engine import Engine
-from specjax.pocket import edits
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (

@@ -29,7 +29,7 @@ from specjax.models.quantize import (
 )
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
-from specjax.pocket.corpus import held_out_openings
+from specjax.run.tasks import read_tasks
 from specjax.training.heads import new_params
 from tests.decoding.heads import EAGLE2, MEDUSA, eagle3_head, eagle_head, medusa_head, narrowed
 from tests.decoding.tiny import prompt, target
@@ -178,7 +178,8 @@ def test_weights_are_quantised_as_they_are_read(tmp_path):
 def test_int8_keeps_the_perplexity_of_pocket():
     loaded = load("pocket", "float32")
     encode = loaded.require_tokenizer().encode
-    texts = [encode(text)[:128] for text in held_out_openings(12)]
+    openings = [task.text for task in read_tasks("pocket", 12) if task.is_opening]
+    texts = [encode(text)[:128] for text in openings]
     tokens = jnp.asarray([text for text in texts if len(text) == 128][:4])
     assert len(tokens) == 4
 

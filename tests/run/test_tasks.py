@@ -13,7 +13,6 @@ from recipes.pocket.tokenizer import train_tokenizer
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
 from specjax.data import documents
-from specjax.pocket import corpus, edits
 from specjax.run.tasks import Task, later_turn_ids, read_tasks, token_ids
 
 
@@ -42,22 +41,17 @@ def read(tmp_path):
 # ---- Pocket, and tokens -------------------------------------------------------------------------
 
 
-def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenizer, monkeypatch):
-    made = [
-        edits.EditTask(kind, "Rename `a` to `b`.", f"a = {number}\n", f"b = {number}\n")
-        for number in range(2)
-        for kind in edits.KINDS
-    ]
-    monkeypatch.setattr(corpus, "held_out_tasks", lambda count, seed, **_: made[:count])
-    monkeypatch.setattr(corpus, "held_out_openings", lambda count, *_: ("import os\n",) * count)
+def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenizer):
     tasks = read_tasks("pocket", limit=2)
-    kinds = [*edits.KINDS, "complete"]
+    kinds = ["rename", "constant", "fix", "add-docstring", "strip-docstring", "complete"]
     assert [task.kind for task in tasks] == [kind for kind in kinds for _ in range(2)]
-    opening = tuple(tokenizer("<|begin|>import os\n")["input_ids"])
-    assert token_ids(tasks[-1], tokenizer) == opening
-    begun = Task("x", ("<|begin|>import os\n",), is_opening=True)
-    assert token_ids(begun, tokenizer) == opening
-    expected = tokenizer(edits.prompt_text(made[0]))["input_ids"]
+    assert read_tasks("pocket", limit=3)[::3] == tasks[::2]
+    others = [read_tasks("pocket", 2, seed=1), read_tasks("pocket", 2, is_validation=True)]
+    assert not set(others[1]) & set(tasks) and set(others[0]) != set(tasks)
+    opening = f"<|begin|>{tasks[-1].text}"
+    for task in (tasks[-1], Task("x", (opening,), is_opening=True)):
+        assert token_ids(task, tokenizer) == tuple(tokenizer(opening)["input_ids"])
+    expected = tokenizer(f"<|begin|><|user|>{tasks[0].text}<|assistant|>")["input_ids"]
     assert token_ids(tasks[0], tokenizer) == tuple(expected)
 
 

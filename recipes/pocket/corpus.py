@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.pocket.edits import KINDS, EditTask, make_edit
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn
-from specjax.pocket.edits import KINDS, EditTask, make_edit
 
 HELD_OUT_FRACTION = 0.05
 PIECE_LINES = (3, 40)  # minimum and maximum

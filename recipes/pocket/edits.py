@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specjax.pocket.source import (
+from recipes.pocket.source import (
     changeable_literals,
     code_tokens,
     has_word,

@@ -1,0 +1,74 @@
+"""Writes pocket's tasks and conversations: `python -m recipes.pocket.tasks --out DIR`.
+
+They come from the standard library of the running Python; those in `specjax/pocket/tasks` are of
+Python 3.11.7. It takes a minute.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from recipes.pocket import corpus
+from recipes.pocket.edits import KINDS
+from specjax.core.errors import exit_code
+
+NUM_TASKS = 100  # of each kind
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write pocket's tasks and conversations."""
+
+    out: Path
+    """A folder, made if it is missing."""
+    num_conversations: int = 8000
+    """What heads learn from; what ships is the default of `specjax train`."""
+
+
+def task_records(is_validation: bool) -> Iterable[dict[str, Any]]:
+    """Yields edit tasks kind by kind, each with its answer, then openings of modules."""
+    tasks = corpus.held_out_tasks(NUM_TASKS * len(KINDS), validation=is_validation)
+    for kind in KINDS:
+        for task in tasks:
+            if task.kind == kind:
+                message = f"{task.instruction}\n{task.source}"
+                yield {"category": kind, "turns": [message], "answer": task.result}
+    for opening in corpus.held_out_openings(NUM_TASKS, validation=is_validation):
+        yield {"category": "complete", "prompt": opening}
+
+
+def conversation_records(count: int) -> Iterable[dict[str, Any]]:
+    """Yields what heads learn from: edit tasks with answers, and plain code."""
+    for conversation in corpus.pocket_conversations(count):
+        if conversation.text:
+            yield {"text": conversation.text}
+        else:
+            prompt, response = conversation.turns
+            yield {"prompt": prompt.text, "response": response.text}
+
+
+def files(num_conversations: int) -> Mapping[str, Iterable[dict[str, Any]]]:
+    """Returns the records of each file."""
+    return {
+        "test.jsonl": task_records(is_validation=False),
+        "validation.jsonl": task_records(is_validation=True),
+        "conversations.jsonl": conversation_records(num_conversations),
+    }
+
+
+def write(options: Options) -> None:
+    """Writes the files."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, records in files(options.num_conversations).items():
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        (options.out / name).write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(partial(write, tyro.cli(Options))))
