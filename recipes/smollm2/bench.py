@@ -23,9 +23,9 @@ from typing import Annotated, Any
 
 import tyro
 
+from benchmarks.peers import PEERS
 from recipes.smollm2.prompts import lines_of, problems_in, rows_of, statement_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.peers import PEERS
 from specjax.bench.run import run_bench
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError, exit_code

@@ -12,9 +12,8 @@ from specjax.bench.options import (
     settings_in,
     sources_in,
 )
-from specjax.bench.peers import peers
-from specjax.bench.peers.peer import Work
 from specjax.bench.results import Stage
+from specjax.core.companions import companion
 from specjax.loading.drafters import load_draft, load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import POCKET, LoadedTarget
@@ -47,6 +46,7 @@ def make_contestants(
         has_draft = target.name == POCKET or "draft-model" in sources
         draft = load_draft(target, sources.get("draft-model")) if has_draft else None
         longest = max(map(len, prompts))
-        work = Work(target, draft, longest, options.max_new_tokens)
-        made += peers(names_in(options.peers), work, stage.num_rows)
+        peers = companion("peers")
+        work = peers.Work(target, draft, longest, options.max_new_tokens)
+        made += peers.peers(names_in(options.peers), work, stage.num_rows)
     return made

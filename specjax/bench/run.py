@@ -32,13 +32,13 @@ from specjax.bench.options import (
     temperatures_in,
     variants_in,
 )
-from specjax.bench.peers import PEERS, check_peer
 from specjax.bench.report.terminal import show
 from specjax.bench.results import Results, Stage, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
+from specjax.core.companions import companion
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
@@ -119,7 +119,7 @@ def check(options: BenchOptions) -> None:
             "peers draw with noise of their own, so texts differ; use temperature 0 with peers"
         )
     for name in names_in(options.peers):
-        check_peer(name, batches)
+        companion("peers").check_peer(name, batches)
     if options.trace and options.out is None:
         raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
     sources_in(options.drafter, named)
@@ -139,7 +139,7 @@ def about(
             memory.
     """
     for name in names_in(options.peers):
-        PEERS[name].check(target)
+        companion("peers").PEERS[name].check(target)
     stage = Stage(temperatures_in(options.temperature)[0], 1)
     own = _own_methods(target, options, requests, stage)
     _check_memory(own, requests, max(batches_in(options.batch)))

@@ -39,7 +39,7 @@ class TrainingRun:
     and writes everything but the checkpoints.
     """
 
-    folder: RunFolder = RunFolder(Path())
+    folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
     checkpoints: Checkpoints | None = None
     tensorboard: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)

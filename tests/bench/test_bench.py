@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.peers import PEERS
 from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import bandwidth
 from specjax.bench import run as run_module
@@ -20,7 +21,6 @@ from specjax.bench.checks import complaints
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import batches_of, measure, measure_trials, warm_up
 from specjax.bench.options import BenchOptions, methods_in
-from specjax.bench.peers import PEERS
 from specjax.bench.report.terminal import table
 from specjax.bench.results import Stage, read_results, read_samples
 from specjax.bench.run import run_bench

@@ -12,12 +12,13 @@ from weakref import finalize
 import numpy as np
 
 from specjax.bench.measure import Contestant
-from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
 from specjax.loading.targets import LoadedTarget
-from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
 from specjax.run.runner import GeneratedText, Trial
+
+from .gguf_writer import check_writable_as_gguf, save_gguf
+from .peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 
 DRAFT_LENGTH = 5  # what a draft model drafts: as many as ours by default
 SLOTS = 256  # the size of a cache is a multiple of it

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import specjax
+from benchmarks.peers.gguf_writer import check_writable_as_gguf, save_gguf
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope, TransformerConfig, Variant
-from specjax.models.io.gguf_writer import check_writable_as_gguf, save_gguf
 from specjax.models.quantize import quantize_params
 from specjax.models.transformer import Transformer
 

@@ -5,10 +5,11 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from specjax.bench.measure import Contestant
-from specjax.bench.peers import llamacpp, transformers
-from specjax.bench.peers.peer import Work
 from specjax.core.errors import SpecjaxError
 from specjax.loading.targets import LoadedTarget
+
+from . import llamacpp, transformers
+from .peer import Work
 
 
 class Library(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.bench import peers as peers_module
+from benchmarks import peers as peers_module
+from benchmarks.peers import PEERS, check_peer, peers
+from benchmarks.peers.peer import Work, replayed, until_eos
 from specjax.bench.measure import Contestant, GeneratedText, Program
-from specjax.bench.peers import PEERS, check_peer, peers
-from specjax.bench.peers.peer import Work, replayed, until_eos
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.generate import speculative_generate

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specjax.bench.measure import Contestant
-from specjax.bench.peers.peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 from specjax.core.provenance import num_cores
 from specjax.loading.targets import LoadedTarget
 from specjax.models.io.huggingface import save_transformer
 from specjax.run.runner import GeneratedText, Trial
+
+from .peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 
 
 def make(work: Work) -> list[Contestant]:
