@@ -7,7 +7,6 @@ import ast
 import json
 import os
 import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,9 +79,9 @@ DOUBLING = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% 
         ("{{ cycler.__init__.__globals__.os.system('touch pwned') }}", "is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
         ("{% for i in range(99999999) %}x{% endfor %}", "Range too big"),
-        (LOOP + LOOP + "{% endfor %}{% endfor %}", "it does not end within 20000 steps"),
-        (DOUBLING + "{{ f(60) }}", "it does not end within 20000 steps"),
-        (LOOP + "{{ 'x' * 1000 }}{% endfor %}", "99999000 characters come of them"),
+        (LOOP + LOOP + "{% endfor %}{% endfor %}", "it takes more than 0.2 seconds"),
+        (DOUBLING + "{{ f(60) }}", "it takes more than 0.2 seconds"),
+        (LOOP + "{{ 'x' * 1000 }}{% endfor %}", "it writes 99999000 characters"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages + 1 }}", "can only concatenate list"),
@@ -93,26 +92,13 @@ def test_a_template_neither_escapes_nor_runs_for_ever(
     render, template, told, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    if told.endswith("steps"):  # as many as are allowed take seconds
-        monkeypatch.setattr(chat, "MAX_STEPS", 20_000)
+    if told.endswith("seconds"):
+        monkeypatch.setattr(chat, "MAX_SECONDS", 0.2)
     with pytest.raises(SpecjaxError) as caught:
         render(template)
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
     assert render("{{ messages[0].content }}") == "hi"
-
-
-def test_a_debugger_goes_on_after_a_template(render):
-    def trace(*_):
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        render("hi")
-        assert sys.gettrace() is trace
-    finally:
-        sys.settrace(before)
 
 
 # ---- Sizes -------------------------------------------------------------------------------------

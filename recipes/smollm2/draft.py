@@ -34,7 +34,7 @@ from specjax.training.data import DataOptions, batches
 from specjax.training.examples import tokenize_all
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn, soft_cross_entropy
-from specjax.training.objectives.base import Prediction, Step, Wanted
+from specjax.training.objectives.base import Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 
 Params = Mapping[str, Any]
@@ -91,11 +91,11 @@ def distillation_loss(draft: Transformer, target: Target) -> LossFn:
         output, _ = draft.run(params, rows, cache, Taps(hidden_layers=(-1,), logits=False))
         assert output.hidden is not None
 
-        def values_of(_: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
+        def values_of(_: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
             logits = step.logits(predicted.inputs)
             return {
-                "logit_loss": soft_cross_entropy(logits, wanted.logits),
-                "is_right": best_token(logits) == best_token(wanted.logits),
+                "logit_loss": soft_cross_entropy(logits, teacher.logits),
+                "is_right": best_token(logits) == best_token(teacher.logits),
             }
 
         return step.losses(values_of, [Prediction(0, output.hidden[:, :, 0])], {"logit_loss": 1.0})

@@ -18,6 +18,7 @@ from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
+from specjax.core.settings import check_setting, setting
 from specjax.data.conversations import Conversation, read_conversations
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
@@ -42,7 +43,6 @@ from specjax.training.heads import (
 from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.ranges import check_at_least_one, check_not_negative
 from specjax.training.run_folder import check_out
 
 NUM_QUESTIONS = 8000  # of the target, by default
@@ -68,18 +68,18 @@ class TrainHead(TargetOptions):
     text); a .txt or .md file of plain text, cut at blank lines; the hub id of a dataset; self, for
     questions that the target writes itself, with --distill implied; or pocket, the default, for
     edit tasks and code. Texts are cut off at --longest, and where the target's positions end."""
-    limit: int | None = None
+    limit: int | None = setting(None, at_least=1)
     """Conversations of each source at most; of pocket and self by default 8000."""
     distill: bool = False
     """Let the target answer all prompts itself first, and learn from its answers."""
     distillation: DistillOptions = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to start from: a folder or a hub id; by default a new one."""
-    epochs: float = 0.0
+    epochs: float = setting(0.0, at_least=0)
     """Passes over all texts, by default as many as published. --num-steps overrides it."""
-    eval_prompts: int = 24
+    eval_prompts: int = setting(24, at_least=1)
     """Conversations held out to measure the accepted length on: at most a tenth of all."""
-    eval_tokens: int = 128
+    eval_tokens: int = setting(128, at_least=1)
     """New tokens per measured prompt."""
     loop: LoopOptions = field(default_factory=LoopOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
@@ -99,8 +99,8 @@ class TrainHead(TargetOptions):
             self._train()
 
     def _train(self) -> None:
-        check_at_least_one(self, "limit", "eval_prompts", "eval_tokens")
-        check_not_negative(self, "epochs")
+        for name in ("limit", "eval_prompts", "eval_tokens", "epochs"):
+            check_setting(type(self), name, getattr(self, name))
         out = expand_user(self.out)
         if jax.process_index() == 0:
             check_out(out, self.resume, HEAD)

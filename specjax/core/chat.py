@@ -1,16 +1,14 @@
-"""Chats as text and as tokens, in the tokenizer's chat template or, if it has none, Vicuna's."""
+"""Formats chats as text and tokens, by the tokenizer's chat template or, without one, Vicuna's."""
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
-from types import FrameType
 from typing import Any
 
 from specjax.core.errors import SpecjaxError, warn_once
 from specjax.core.files import expand_user, readable
+from specjax.core.interrupts import time_limit
 
-MAX_STEPS = 2_000_000  # lines of compiled template code for one chat: seconds
+MAX_SECONDS = 10.0  # to format one chat; an endless template is stopped
 MAX_CHARACTERS = 2**23  # more than models have positions
 
 SYSTEM = (
@@ -18,7 +16,7 @@ SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
-TEMPLATES = {  # in Jinja; the names that `with_template` knows
+TEMPLATES = {  # in Jinja, by the names that `with_template` takes
     "vicuna": (
         "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
         + SYSTEM
@@ -44,7 +42,7 @@ def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
         chat: a user's message, or all messages so far, ending with the user's.
 
     Raises:
-        SpecjaxError: if the template refuses the messages.
+        SpecjaxError: if the template rejects the messages.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     text = chat_text(tokenizer, messages, is_answer_next=True)
@@ -64,22 +62,19 @@ def chat_text(
         messages: at least one; only the first may be a system message.
         is_answer_next: end the text where the assistant's next answer begins.
         today: the date that some templates insert; by default today's.
-
-    Raises:
-        SpecjaxError: if the template refuses the messages.
     """
     template = tokenizer.chat_template
     if not template:
         template = TEMPLATES["vicuna"]
         warn_once(
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so "
-            "chats take Vicuna's form; if the model expects another, add its chat_template to "
+            "chats use Vicuna's; if the model expects another, add its chat_template to "
             "tokenizer_config.json"
         )
     if today is not None and isinstance(template, str):
         template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
-        with _bounded():
+        with time_limit(MAX_SECONDS):  # `transformers` runs templates in Jinja's sandbox
             text = tokenizer.apply_chat_template(
                 list(messages),
                 tokenize=False,
@@ -87,45 +82,19 @@ def chat_text(
                 chat_template=template if isinstance(template, str) else None,
             )
         if len(text) > MAX_CHARACTERS:
-            raise SpecjaxError(f"{len(text)} characters come of them")
+            raise SpecjaxError(f"it writes {len(text)} characters")
         return text
     except Exception as error:  # Jinja's errors, and whatever the template computes wrongly
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
         raise SpecjaxError(
-            f"the tokenizer's chat template refuses messages with roles {roles} ({reason}); drop "
+            f"the tokenizer's chat template rejects messages with roles {roles} ({reason}); drop "
             "the messages, or give the tokenizer another template"
         ) from error
 
 
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Raises SpecjaxError once a template has run for `MAX_STEPS` lines, in this thread alone."""
-    steps = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        if frame.f_code.co_filename != "<template>":  # as Jinja names it
-            return None
-        steps += 1
-        if steps > MAX_STEPS:
-            raise SpecjaxError(f"it does not end within {MAX_STEPS} steps")
-        return count
-
-    before = sys.gettrace()  # of a debugger, say
-    sys.settrace(count)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 def read_template(name: str) -> str:
-    """Returns a chat template of `TEMPLATES`, or that in a file.
-
-    Raises:
-        SpecjaxError: for a name that is neither, or a file that cannot be read.
-    """
+    """Returns a chat template of `TEMPLATES`, or one from a file."""
     path = expand_user(name)
     if name not in TEMPLATES and not path.is_file():
         raise SpecjaxError(
@@ -137,9 +106,9 @@ def read_template(name: str) -> str:
 
 def with_template(tokenizer: Any, name: str) -> Any:
     """Returns a copy of a tokenizer with another chat template; see `read_template`."""
-    changed = deepcopy(tokenizer)
-    changed.chat_template = read_template(name)
-    return changed
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = read_template(name)
+    return tokenizer
 
 
 def encode_chat(tokenizer: Any, text: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Stopping at SIGINT and SIGTERM, such as those of Ctrl-C, SLURM, Colab and preempted machines."""
+"""Graceful shutdown on SIGINT and SIGTERM (Ctrl-C, SLURM, preemption), and time limits."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised where work stops because of a signal; its text may say how to go on."""
+    """Raised where work stops because of a signal; its text may say how to continue."""
 
     def __init__(self, number: int, advice: str = ""):
         super().__init__(advice)
@@ -25,27 +25,50 @@ class Stopped(KeyboardInterrupt):
 def on_signal(react: Callable[[int], object]) -> Iterator[None]:
     """Calls `react` with the number of the first signal; a second one ends the process at once.
 
-    Outside of the main thread, which alone receives signals, it does nothing. Signals that are
-    ignored stay so.
+    It does nothing outside of the main thread, the only one that receives signals. Signals that are
+    ignored stay ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         yield
         return
 
     def first(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        for handled in handlers:
+            signal.signal(handled, signal.SIG_DFL)
         react(number)
 
-    ignored = [each for each in SIGNALS if signal.getsignal(each) == signal.SIG_IGN]  # by nohup
-    before = {each: signal.signal(each, first) for each in SIGNALS if each not in ignored}
+    ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]  # nohup
+    handlers = {number: signal.signal(number, first) for number in SIGNALS if number not in ignored}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def stop(number: int) -> None:
     """Raises `Stopped`, wherever the main thread is."""
     raise Stopped(number)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError if the block takes longer; it does nothing outside of the main thread."""
+    if not _is_main_thread():
+        yield
+        return
+
+    def expire(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"it takes more than {seconds:g} seconds")
+
+    handler = signal.signal(signal.SIGALRM, expire)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

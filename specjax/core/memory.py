@@ -1,4 +1,4 @@
-"""Memory, counted before it is spent: what is free, and one line with figures where it is short."""
+"""Estimates memory use up front, and raises a readable error if it will not fit."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def num_bytes(tree: Any, is_packed: bool = True) -> int:
-    """Returns the bytes of all leaves, arrays or shapes; a byte holds two int4 if they are packed.
+    """Returns the bytes of all leaves, arrays or shapes; packed int4 take half a byte.
 
     A CPU does not pack them.
     """
@@ -29,7 +29,7 @@ def num_bytes(tree: Any, is_packed: bool = True) -> int:
 
 
 def device_bytes(tree: Any, is_packed: bool = True) -> int:
-    """Returns the bytes that one device holds of all leaves: its parts of those that are split."""
+    """Returns the bytes of all leaves that one device holds, if some are split."""
 
     def shape_of(leaf: Any) -> tuple[int, ...]:
         sharding = getattr(leaf, "sharding", None)
@@ -53,42 +53,42 @@ def check_fits(
     """Raises SpecjaxError, with figures, if something needs more memory than a device has.
 
     Args:
-        what: what needs it.
-        needs: bytes that each device needs for certain, by what they are for.
-        held: arrays that count among the needs and exist already; while they are traced, nothing is
-            checked.
-        advice: the way out.
-        devices: those of `held`, or else the default one.
+        what: name of the thing that needs memory.
+        needs: least bytes that each device needs, by purpose.
+        held: arrays among the needs that exist already; nothing is checked while they are traced.
+        advice: ways to need less.
+        devices: by default those of `held`, or else the default device.
     """
     leaves = jax.tree.leaves(held)
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
     devices = _devices_of(leaves) if devices is None else _of_this_process(devices)
     if devices[0].platform == "cpu":
-        there_is = _host_bytes() // len(devices)
+        available = _host_bytes() // len(devices)
     else:
-        there_is = min(map(_free_bytes, devices))
-    there_is += device_bytes(held)
-    if (total := sum(needs.values())) <= there_is:
+        available = min(map(_free_bytes, devices))
+    available += device_bytes(held)
+    if (total := sum(needs.values())) <= available:
         return
     parts = ", ".join(f"{name} {_gigabytes(count)}" for name, count in needs.items())
     more = GPU_ADVICE if devices[0].platform == "gpu" else ""
     where = f" on each of {len(devices)} devices" if len(devices) > 1 else ""
     raise SpecjaxError(
         f"{what} needs at least {_gigabytes(total)} GB ({parts}){where}, and "
-        f"{devices[0].device_kind} has {_gigabytes(there_is)} GB for it; {advice}{more}"
+        f"{devices[0].device_kind} has {_gigabytes(available)} GB for it; {advice}{more}"
     )
 
 
 def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) -> None:
-    """Compiles a program and raises SpecjaxError if it needs more memory than there is.
+    """Compiles a program and raises SpecjaxError if it needs more memory than is available.
 
-    `held` are its arguments. A call of the jitted function with them compiles nothing more.
+    `held` are its arguments. A later call of the jitted function with them does not compile again.
     """
-    found = lowered.compile().memory_analysis()
-    if found is None:  # some experimental backends
+    analysis = lowered.compile().memory_analysis()
+    if analysis is None:  # some experimental backends
         return
-    work = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    work = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    work -= analysis.alias_size_in_bytes
     check_fits(what, {"arguments": device_bytes(held), "workspace": max(work, 0)}, held, advice)
 
 
@@ -114,17 +114,17 @@ def _devices_of(leaves: list[Any]) -> list[Any]:
 
 
 def _of_this_process(devices: Iterable[Any]) -> list[Any]:
-    return [each for each in devices if each.process_index == jax.process_index()]
+    return [device for device in devices if device.process_index == jax.process_index()]
 
 
 def _free_bytes(device: Any) -> int:
-    """Returns what arrays may still take on an accelerator; without a limit, more than any has."""
+    """Returns the free bytes of an accelerator; if it has no limit, more than any has."""
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit", 2**60) - stats.get("bytes_in_use", 0)
 
 
 def _host_bytes() -> int:
-    """Returns the memory of the machine that programs may still take, within its container."""
+    """Returns the free bytes of the machine, or of its container."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, KeyError, ValueError):  # Linux
         values = _table(MEMINFO)

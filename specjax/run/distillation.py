@@ -17,13 +17,13 @@ from jaxtyping import Array, Key
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
+from specjax.core.settings import check_fields, setting
 from specjax.data.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
 from specjax.decoding.continuous import Ask, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.training.examples import PLACEHOLDERS
-from specjax.training.ranges import check_at_least_one, check_not_negative
 
 MIN_PROMPT = 2  # tokens
 OPENING_SHARE = 0.25  # of a plain text, which the target then continues
@@ -35,18 +35,17 @@ Rows = Iterator[tuple[int, Conversation | None]]  # numbered; None: nothing was 
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """Options of the target's answers; values out of range are refused."""
+    """Options of the target's answers."""
 
-    distill_temperature: float = 0.0
+    distill_temperature: float = setting(0.0, at_least=0)
     """The temperature at which the target answers."""
-    distill_tokens: int = 256
+    distill_tokens: int = setting(256, at_least=1)
     """New tokens per answer at most."""
-    distill_batch: int = 32
+    distill_batch: int = setting(32, at_least=1)
     """Prompts that are answered at once; the answers do not depend on it."""
 
     def __post_init__(self):
-        check_not_negative(self, "distill_temperature")
-        check_at_least_one(self, "distill_tokens", "distill_batch")
+        check_fields(self)
 
 
 def answers_of(

@@ -1,7 +1,7 @@
-"""Values and losses of all slots of a batch, computed block by block: no `[B, T, V]` ever exists.
+"""Sums losses over the slots of a batch in blocks, so that no `[B, T, V]` ever exists.
 
 The gradient of a block is computed together with its loss, and kept in place of the logits: it has
-the width of a feature, not of the vocabulary. So no logits are computed twice either.
+the width of a feature, not of the vocabulary. Logits are therefore never computed twice.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 # Slots of a batch whose logits exist at a time. With a vocabulary of 128k such an array is 0.3 GB,
-# and one read of the LM head still serves enough rows to be compute-bound.
+# and one read of the LM head still serves enough tokens to be compute-bound.
 BLOCK_SLOTS = 512
 
 SlotValues = dict[str, Array]  # `[B, T]` each, by name
@@ -24,9 +24,9 @@ BlockLoss = Callable[[Any, Any, Any], tuple[Float[Array, ""], Sums]]
 
 
 def map_slots(read: Callable[[Any], SlotValues], arrays: PyTree[Array]) -> SlotValues:
-    """Computes values of every slot from `arrays`, `[B, T, ...]` each; for values, not gradients.
+    """Computes values of every slot from `arrays`, `[B, T, ...]` each, one block at a time.
 
-    `read` is called with one block of slots after the other.
+    No gradients flow through it.
     """
     length = jax.tree.leaves(arrays)[0].shape[1]
     return _join(lax.map(read, _split(arrays)), length)
@@ -41,29 +41,28 @@ def sum_slots(
     Gradients flow to `trained` and `inputs`, from the loss alone.
 
     Args:
-        loss_of: pure; what it closes over gets no gradient.
+        loss_of: pure; arrays that it closes over get no gradient.
         trained: params that all blocks share.
         inputs: floats of every slot, `[B, T, ...]` each.
-        fixed: further arrays of every slot. Slots that fill up the last block are zero in all.
+        fixed: further arrays of every slot. Slots that pad the last block are zero in all.
     """
-    return _over_blocks(partial(loss_of, trained), inputs, fixed)
+    sums = lax.map(lambda block: loss_of(trained, *block), _split((inputs, fixed)))
+    return jax.tree.map(lambda blocks: jnp.sum(blocks, axis=0), sums)
 
 
 def _forward(loss_of: BlockLoss, trained: PyTree, inputs: PyTree, fixed: PyTree):
     measure = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
     length = max((leaf.shape[1] for leaf in jax.tree.leaves(inputs)), default=0)
 
-    def add(so_far, block):
+    def add(totals, block):
         sums, (of_trained, of_inputs) = measure(trained, *block)
-        return jax.tree.map(
-            lambda a, b: a + b.astype(a.dtype), so_far, (sums, of_trained)
-        ), of_inputs
+        totals = jax.tree.map(lambda a, b: a + b.astype(a.dtype), totals, (sums, of_trained))
+        return totals, of_inputs
 
     blocks = _split((inputs, fixed))
-    first = jax.tree.map(lambda leaf: leaf[0], blocks)
-    shapes = jax.eval_shape(loss_of, trained, *first)
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (shapes, trained))
-    (sums, of_trained), of_inputs = lax.scan(add, empty, blocks)
+    shapes = jax.eval_shape(loss_of, trained, *jax.tree.map(lambda leaf: leaf[0], blocks))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (shapes, trained))
+    (sums, of_trained), of_inputs = lax.scan(add, zeros, blocks)
     of_trained = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), of_trained, trained)
     return sums, (of_trained, _join(of_inputs, length))
 
@@ -78,11 +77,6 @@ def _backward(loss_of: BlockLoss, slopes: tuple[PyTree, PyTree], cotangents: Any
 sum_slots.defvjp(_forward, _backward)
 
 
-def _over_blocks(loss_of: Callable, inputs: PyTree, fixed: PyTree) -> Any:
-    parts = lax.map(lambda block: loss_of(*block), _split((inputs, fixed)))
-    return jax.tree.map(lambda part: jnp.sum(part, axis=0), parts)
-
-
 def _split(arrays: PyTree[Array]) -> PyTree[Array]:
     """Cuts `[B, T, ...]` into even blocks, `[N, B, C, ...]`, of `BLOCK_SLOTS` slots at most."""
     batch, length = jax.tree.leaves(arrays)[0].shape[:2]
@@ -91,8 +85,8 @@ def _split(arrays: PyTree[Array]) -> PyTree[Array]:
 
     def split(values: Array) -> Array:
         rest = values.shape[2:]
-        filling = [(0, 0), (0, num_blocks * size - length), *((0, 0) for _ in rest)]
-        return jnp.moveaxis(jnp.pad(values, filling).reshape(batch, num_blocks, size, *rest), 1, 0)
+        padding = [(0, 0), (0, num_blocks * size - length), *((0, 0) for _ in rest)]
+        return jnp.moveaxis(jnp.pad(values, padding).reshape(batch, num_blocks, size, *rest), 1, 0)
 
     return jax.tree.map(split, arrays)
 

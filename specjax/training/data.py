@@ -1,15 +1,15 @@
 """Turns examples into endless batches whose position can be saved and restored.
 
-Each epoch goes through all examples in a new order, which the seed decides. Rows are filled by
+Each epoch goes through all examples in a new order, which the seed decides. Sequences are made by
 
-    padding   one text per row, padded to the smallest of a few lengths, so few shapes are compiled
-    packing   texts up to `longest` tokens per row, which segments separate
+    padding   one text each, padded to the smallest of a few lengths, so few shapes are compiled
+    packing   texts that add up to at most `longest` tokens, separated by segments
 
-A batch is a dict of B rows of T slots:
+A batch is a dict of B sequences of T slots:
 
     tokens     int32, 0 in the padding
     is_answer  bool, marks the tokens to learn
-    segments   int32, 1 for the first text of a row and so on, 0 in the padding
+    segments   int32, numbers the texts of a sequence from 1, 0 in the padding
     positions  int32, of each token within its text
 """
 
@@ -24,11 +24,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from specjax.core.errors import SpecjaxError, warn
+from specjax.core.settings import SettingError, check_fields, setting
 from specjax.training.examples import Example
 
 AHEAD = 2  # slot t of an EAGLE head has feature t and token t + 1, and predicts token t + 2
 MIN_BUCKET = 64
-PACKED_TOGETHER = 64  # rows filled at a time: more need less padding, but longer to restore
+PACKED_TOGETHER = 64  # sequences: more need less padding, but more time to restore
 
 NumpyBatch = dict[str, np.ndarray]
 Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, and their length
@@ -36,32 +37,28 @@ Plan = list[tuple[np.ndarray, int]]  # of an epoch: the examples of each batch, 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Size, lengths and packing of batches; values out of range are refused."""
+    """Size, lengths and packing of batches."""
 
-    batch_size: int = 8
-    """Rows of a batch."""
-    longest: int = 2048
-    """Tokens of the longest text, and of each row if texts are packed."""
+    batch_size: int = setting(8, at_least=1)
+    """Sequences of a batch."""
+    longest: int = setting(2048, above=AHEAD)
+    """Tokens of the longest text, and of each sequence if texts are packed."""
     packing: bool = False
-    """Fill rows with several texts, which do not see each other."""
-    buckets: tuple[int, ...] = ()
+    """Pack several texts into a sequence; they do not attend to each other."""
+    buckets: tuple[int, ...] = setting((), at_least=1)
     """Lengths that texts are padded to; by default powers of two up to the longest."""
 
     def __post_init__(self):
-        if self.batch_size < 1 or self.longest <= AHEAD:
-            raise SpecjaxError(
-                f"batches of {self.batch_size} texts of up to {self.longest} tokens; take at least "
-                f"1 text and {AHEAD + 1} tokens"
-            )
+        check_fields(self)
         if self.buckets and self.packing:
-            raise SpecjaxError("packed rows all have the longest length; give no buckets")
+            raise SettingError("buckets", "must be empty with packing, where all have one length")
         if self.buckets and list(self.buckets) != sorted({*self.buckets, self.longest}):
-            raise SpecjaxError(
-                f"buckets {self.buckets} must grow and end with the longest length, {self.longest}"
+            raise SettingError(
+                "buckets", f"must grow and end with the longest length, {self.longest}"
             )
 
     def lengths(self) -> tuple[int, ...]:
-        """Returns the lengths of rows, in growing order."""
+        """Returns the lengths of sequences, in growing order."""
         if self.packing:
             return (self.longest,)
         powers = (2**power for power in range(self.longest.bit_length()))
@@ -85,8 +82,8 @@ def batches(examples: Sequence[Example], options: DataOptions, seed: int = 0) ->
 
     Every example comes once an epoch, except for those that teach nothing. Padded batches hold
     texts of one bucket; texts that do not fill a batch move to the next longer bucket, and empty
-    rows fill the last batch of an epoch. Packed batches run on from one epoch into the next. The
-    seed decides the order, together with the examples and their own order.
+    sequences pad the last batch of an epoch. Packed batches run from one epoch into the next. The
+    order depends on the seed and on the examples in their given order.
 
     Raises:
         SpecjaxError: if an example is too long, or none teaches anything.
@@ -120,7 +117,7 @@ def from_function(batch_at: Callable[[int], PyTree]) -> Batches:
 
 
 def teaches(example: Example) -> bool:
-    """Returns whether any slot of the example counts (see `slot_mask`)."""
+    """Whether any slot of the example counts (see `slot_mask`)."""
     return bool(np.any(example.is_answer[AHEAD:]))
 
 
@@ -128,15 +125,15 @@ def slot_mask(
     is_answer: Bool[Array, "B T"], segments: Int[Array, "B T"], ahead: int = AHEAD
 ) -> Bool[Array, "B T"]:
     """Marks the slots that count: the token `ahead` of them belongs to an answer of their text."""
-    missing = min(ahead, segments.shape[1])
+    num_missing = min(ahead, segments.shape[1])
 
     def later(values: Array) -> Array:
-        return jnp.pad(values[:, ahead:], ((0, 0), (0, missing)))
+        return jnp.pad(values[:, ahead:], ((0, 0), (0, num_missing)))
 
     return later(is_answer) & (later(segments) == segments) & (segments > 0)
 
 
-# ---- Rows of one text ----------------------------------------------------------------------------
+# ---- Padding: one text per sequence --------------------------------------------------------------
 
 
 def _padded(examples: Sequence[Example], options: DataOptions, seed: int) -> Batches:
@@ -153,7 +150,7 @@ def _padded(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
     def batch_at(number: int) -> NumpyBatch:
         epoch, number = divmod(number, num_batches)
         chosen, length = plan(epoch)[number]
-        return _rows([examples[index] for index in chosen], options.batch_size, length)
+        return _pad([examples[index] for index in chosen], options.batch_size, length)
 
     return from_function(batch_at)
 
@@ -172,41 +169,41 @@ def _plan(bucket_of: np.ndarray, batch_size: int, rng: np.random.Generator) -> P
     return [plan[index] for index in rng.permutation(len(plan))]
 
 
-def _rows(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
-    kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
-    batch = {name: np.zeros((batch_size, length), kind) for name, kind in kinds.items()}
-    for row, example in enumerate(examples):
-        size = len(example.tokens)
-        batch["tokens"][row, :size] = example.tokens
-        batch["is_answer"][row, :size] = example.is_answer
-        batch["segments"][row, :size] = 1
-        batch["positions"][row, :size] = np.arange(size)
+def _pad(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
+    dtypes = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
+    batch = {name: np.zeros((batch_size, length), dtype) for name, dtype in dtypes.items()}
+    for index, example in enumerate(examples):
+        slots = index, slice(len(example.tokens))
+        batch["tokens"][slots] = example.tokens
+        batch["is_answer"][slots] = example.is_answer
+        batch["segments"][slots] = 1
+        batch["positions"][slots] = np.arange(len(example.tokens))
     return batch
 
 
-# ---- Rows of many texts --------------------------------------------------------------------------
+# ---- Packing: many texts per sequence ------------------------------------------------------------
 
 
 def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Batches:
     import grain
 
     texts = grain.MapDataset.source(examples).seed(seed).shuffle().repeat()
-    rows = grain.experimental.FirstFitPackIterDataset(
+    sequences = grain.experimental.FirstFitPackIterDataset(
         texts.map(vars).to_iter_dataset(_in_this_thread()),
         length_struct=dict.fromkeys(("tokens", "is_answer"), options.longest),
         num_packing_bins=PACKED_TOGETHER,
         seed=seed,
     )
-    return iter(rows.map(_renamed).batch(options.batch_size))
+    return iter(sequences.map(_rename).batch(options.batch_size))
 
 
-def _renamed(row: NumpyBatch) -> NumpyBatch:
-    """Takes the segments and positions of one array; Grain numbers those of all alike."""
+def _rename(sequence: NumpyBatch) -> NumpyBatch:
+    """Takes the segments and positions of the tokens; Grain gives every array the same."""
     return {
-        "tokens": row["tokens"],
-        "is_answer": row["is_answer"],
-        "segments": row["tokens_segment_ids"],
-        "positions": row["tokens_positions"],
+        "tokens": sequence["tokens"],
+        "is_answer": sequence["is_answer"],
+        "segments": sequence["tokens_segment_ids"],
+        "positions": sequence["tokens_positions"],
     }
 
 

@@ -1,11 +1,11 @@
-"""Training data of the length classifier: the draft's guess at every token of the target's texts.
+"""Builds the length classifier's training data: the draft's guess at every token of texts.
 
-DISCO, appendix D.1: the target writes its text, and for each prefix of it the draft makes one
-token. The appendix counts positions differently than section 4. Positions within the draft (the
-default, and what the classifier sees while it drafts) are here the number of tokens since the last
-mismatch: a draft of unlimited length starts anew after every mismatch, where the target has put its
-own token, so each token of the text is drafted exactly once, at that depth. A draft of limited
-length starts anew more often; its depths are among these.
+DISCO, appendix D.1: the target generates a text, and the draft predicts one token after each prefix
+of it. The appendix counts positions differently than section 4. Positions within the draft (the
+default, and the classifier's input while drafting) are here the number of tokens since the last
+mismatch: a draft of unlimited length restarts after every mismatch, so each token of the text is
+drafted exactly once, at that depth. A draft of limited length restarts more often, at a subset of
+these depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from specjax.models.heads.length_classifier import (
 )
 from specjax.models.target import Target, causal_rows
 
-CHUNK = 128  # rows at a time: bounds the memory of logits; texts are padded to multiples of it
+CHUNK = 128  # tokens at a time: bounds the memory of logits; texts are padded to multiples of it
 BATCH = 8  # texts at a time
 
 
@@ -48,7 +48,7 @@ class ContinuedPrompt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DraftFeatures:
-    """One row for each new token of the target's texts; N rows, in the order of the texts."""
+    """One entry for each of the N new tokens of the target's texts, in the order of the texts."""
 
     features: Float32[np.ndarray, "N 12"]
     labels: Float32[np.ndarray, " N"]  # 0 or 1, or between for overlap
@@ -56,10 +56,9 @@ class DraftFeatures:
     depth: Int[np.ndarray, " N"]  # tokens since the last mismatch, whatever the features count
     prompt: Int[np.ndarray, " N"]  # number of the text
 
-    def rows(self, wanted: Bool[np.ndarray, " N"]) -> "DraftFeatures":
-        """Returns the rows where `wanted` is true."""
-        columns = (self.features, self.labels, self.is_match, self.depth, self.prompt)
-        return DraftFeatures(*(column[wanted] for column in columns))
+    def select(self, is_selected: Bool[np.ndarray, " N"]) -> "DraftFeatures":
+        """Returns the selected tokens."""
+        return DraftFeatures(*(values[is_selected] for values in vars(self).values()))
 
 
 def read_drafts(
@@ -72,15 +71,12 @@ def read_drafts(
     """Computes features and labels of all tokens of the continuations, in one pass per text.
 
     Args:
-        texts: prompts with the target's own continuations; empty continuations give no rows.
+        texts: prompts with the target's continuations, which may be empty.
         target: runs only for labels of the overlap.
         draft: the model whose distributions the classifier sees.
         position: since the last mismatch ("draft") or since the prompt ("generation"), from 0.
         labels: "match" is 1 where the most likely token of the draft is the target's next one;
             "overlap" is 1 - TV(draft, target), the chance that rejection sampling accepts.
-
-    Raises:
-        SpecjaxError: if no text has a continuation, or the models' vocabularies differ.
     """
     check_vocabularies(target, draft)
     readings = dict(_read_texts(texts, draft, target if labels == "overlap" else None))
@@ -92,14 +88,14 @@ def read_drafts(
         depth, count = run_lengths(is_match), len(is_match)
         counted = jnp.asarray(depth if position == "draft" else np.arange(count))
         features = np.asarray(with_position(jnp.asarray(reading.features), counted))
-        wanted = is_match.astype(np.float32) if labels == "match" else reading.overlap
-        parts.append((features, wanted, is_match, depth, np.full(count, number)))
+        labelled = is_match.astype(np.float32) if labels == "match" else reading.overlap
+        parts.append((features, labelled, is_match, depth, np.full(count, number)))
     return DraftFeatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def check_vocabularies(target: FrozenModel, draft: FrozenModel) -> None:
     """Raises SpecjaxError unless both models have vocabularies of one size."""
-    sizes = [each.model.config.vocab_size for each in (target, draft)]
+    sizes = [model.model.config.vocab_size for model in (target, draft)]
     if sizes[0] != sizes[1]:
         raise SpecjaxError(
             f"the draft has a vocabulary of {sizes[1]} tokens, the target one of {sizes[0]}; give "
@@ -110,11 +106,7 @@ def check_vocabularies(target: FrozenModel, draft: FrozenModel) -> None:
 def split_by_prompt(
     data: DraftFeatures, fraction: float, seed: int
 ) -> tuple[DraftFeatures, DraftFeatures]:
-    """Splits into training and validation rows; `fraction` of the prompts, at least 1, validate.
-
-    Raises:
-        SpecjaxError: if there are fewer than two prompts with rows.
-    """
+    """Splits off `fraction` of the prompts, at least 1, for validation."""
     prompts = np.unique(data.prompt)
     if len(prompts) < 2:
         raise SpecjaxError(
@@ -123,11 +115,11 @@ def split_by_prompt(
     count = min(max(1, round(fraction * len(prompts))), len(prompts) - 1)
     chosen = np.random.default_rng(seed).permutation(prompts)[:count]
     validates = np.isin(data.prompt, chosen)
-    return data.rows(~validates), data.rows(validates)
+    return data.select(~validates), data.select(validates)
 
 
 def run_lengths(is_match: Bool[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """Counts, for each place, the matches directly before it."""
+    """Counts the matches directly before each place."""
     places = np.arange(len(is_match))
     starts = np.where(is_match, 0, places + 1)  # a run starts after a mismatch
     starts = np.concatenate([[0], starts[:-1]])
@@ -150,28 +142,28 @@ def _read_texts(
 ) -> Iterator[tuple[int, Reading]]:
     """Yields number and reading of each text that has a continuation, the shortest first."""
     owners = (draft,) if target is None else (draft, target)
-    models = tuple(each.model for each in owners)
-    params = tuple(each.params for each in owners)
-    wanted = [number for number, text in enumerate(texts) if len(text.continuation)]
-    wanted.sort(key=lambda number: texts[number].length)
-    for start in range(0, len(wanted), BATCH):
-        numbers = wanted[start : start + BATCH]
+    models = tuple(owner.model for owner in owners)
+    params = tuple(owner.params for owner in owners)
+    order = [number for number, text in enumerate(texts) if len(text.continuation)]
+    order.sort(key=lambda number: texts[number].length)
+    for start in range(0, len(order), BATCH):
+        numbers = order[start : start + BATCH]
         tokens, prompt_length = _padded([texts[number] for number in numbers])
         seen = jax.tree.map(np.asarray, _read(params, tokens, prompt_length, models=models))
-        for row, number in enumerate(numbers):
-            first = len(texts[number].prompt) - 1  # the prompt's last row predicts the first token
+        for index, number in enumerate(numbers):
+            first = len(texts[number].prompt) - 1  # the prompt's last token predicts the first
             last = texts[number].length - 1
-            yield number, Reading(*(part[row, first:last] for part in seen))
+            yield number, Reading(*(values[index, first:last] for values in seen))
 
 
 def _padded(texts: Sequence[ContinuedPrompt]) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-    """Returns texts in rows, T a multiple of CHUNK, and their prompts' lengths; B is BATCH."""
+    """Returns padded texts, T a multiple of CHUNK, and their prompts' lengths; B is BATCH."""
     longest = max(text.length for text in texts)
     tokens = np.zeros((BATCH, -(-longest // CHUNK) * CHUNK), np.int32)
     prompt_length = np.zeros(BATCH, np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : text.length] = [*text.prompt, *text.continuation]
-        prompt_length[row] = len(text.prompt)
+    for index, text in enumerate(texts):
+        tokens[index, : text.length] = [*text.prompt, *text.continuation]
+        prompt_length[index] = len(text.prompt)
     return jnp.asarray(tokens), jnp.asarray(prompt_length)
 
 
@@ -186,12 +178,12 @@ def _read(
     """Runs the draft, and the target if given, chunk by chunk; no logits outlive a chunk."""
     batch, length = tokens.shape
     caches = tuple(
-        model.new_cache(own, batch, length, prompt_length)
-        for model, own in zip(models, params, strict=True)
+        model.new_cache(of_model, batch, length, prompt_length)
+        for model, of_model in zip(models, params, strict=True)
     )
 
     def read_chunk(caches, part):
-        runs = [_probs(*each, part) for each in zip(models, params, caches, strict=True)]
+        runs = [_probs(*model, part) for model in zip(models, params, caches, strict=True)]
         first, last = runs[0][0], runs[-1][0]
         seen = Reading(
             features=distribution_features(first),

@@ -1,8 +1,8 @@
 """Tokenizes conversations and marks the tokens of the assistant.
 
 The whole conversation is tokenized once. An answer begins where the template lets the assistant
-begin, and ends with the token that ends the assistant's turn: exactly what the model itself must
-say. If a template writes more after that token, such as a line break, it is not marked.
+begin, and ends with the token that ends the assistant's turn: exactly the tokens that the model
+must generate. Text that a template writes after that token, such as a line break, is not marked.
 """
 
 import re
@@ -34,36 +34,34 @@ class Example:
 def tokenize_all(
     conversations: Iterable[Conversation], tokenizer: Any, longest: int
 ) -> list[Example]:
-    """Tokenizes all conversations except those that the chat template refuses; warns about these.
+    """Tokenizes all conversations except those that the chat template rejects; warns about these.
 
     Raises:
-        SpecjaxError: if the template refuses every conversation.
+        SpecjaxError: if the template rejects every conversation.
     """
-    examples, refusals = [], []
+    examples, errors = [], []
     for number, conversation in enumerate(conversations, start=1):
         try:
             examples.append(tokenize(conversation, tokenizer, longest))
         except SpecjaxError as error:
-            refusals.append(error)
-            if len(refusals) <= NUM_SHOWN:
+            errors.append(error)
+            if len(errors) <= NUM_SHOWN:
                 warn(f"Skipped conversation {number}: {error}")
-    if refusals and not examples:
-        raise SpecjaxError(f"every conversation was skipped: {refusals[0]}")
-    if refusals:
-        warn(f"Skipped {len(refusals)} of {number} conversations: the chat template refuses them.")
+    if errors and not examples:
+        raise SpecjaxError(f"every conversation was skipped: {errors[0]}")
+    if errors:
+        warn(f"Skipped {len(errors)} of {number} conversations: the chat template rejects them.")
     return examples
 
 
 def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Example:
     """Tokenizes a conversation in the tokenizer's chat template, or in Vicuna's.
 
-    Turns after the last answer are dropped; of a plain text all tokens count. The end token of an
-    answer that is cut is not marked. The example is cut off after `longest` tokens. A slow
-    tokenizer, without offsets, is called more often.
-
-    Raises:
-        SpecjaxError: if the template refuses the turns, or writes a turn differently when more
-            turns follow, so that training and decoding would see different text before an answer.
+    Turns after the last answer are dropped; in a plain text all tokens count. The end token of an
+    answer that is cut is not marked. The example is truncated to `longest` tokens. A slow
+    tokenizer, without offsets, is called more often. Raises SpecjaxError for a template that
+    rejects the turns, or writes a turn differently when more turns follow: training and decoding
+    would then see different text before an answer.
     """
     if conversation.text:
         ids = opening_ids(tokenizer, conversation.text)
@@ -80,11 +78,7 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
 
 
 def _messages(conversation: Conversation) -> list[Message]:
-    """Returns the turns up to the last answer.
-
-    Raises:
-        SpecjaxError: if there is no answer, or it comes before any question.
-    """
+    """Returns the turns up to the last answer."""
     messages = messages_of(conversation.turns)
     while messages and messages[-1]["role"] != ASSISTANT:
         messages.pop()
@@ -107,18 +101,18 @@ def _example(ids: Sequence[int], marked: Iterable[Span], longest: int) -> Exampl
 def _answer_span(
     tokenizer: Any, text: str, messages: Sequence[Message], number: int, is_cut: bool
 ) -> Span:
-    """Finds the characters of `text` that the model must say as message `number`.
+    """Finds the characters of `text` that the model must generate as message `number`.
 
-    The end token is among them, except for the last message of a text that is cut.
+    They include the end token, except for the last message of a text that is cut.
     """
     before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
     # With a placeholder for the answer, the text after it is the same and can be located.
-    other = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
+    placeholder = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
     changed = [dict(message) for message in messages]
-    changed[number]["content"] = other
-    _, found, after = chat_text(tokenizer, changed, today=TRAINING_DAY).rpartition(other)
+    changed[number]["content"] = placeholder
+    _, mark, after = chat_text(tokenizer, changed, today=TRAINING_DAY).rpartition(placeholder)
     end = len(text) - len(after)
-    if not found or not text.startswith(before) or not text.endswith(after) or end < len(before):
+    if not mark or not text.startswith(before) or not text.endswith(after) or end < len(before):
         raise SpecjaxError(
             f"the tokenizer's chat template writes the answer in turn {number}, or the text before "
             "it, differently when more turns follow; drop the turns after the first answer, or "
@@ -153,9 +147,9 @@ def _with_offsets(
     marked = []
     for start, end in spans:
         # A token may have no width, such as a space that a tokenizer trims: hence first to last.
-        within = np.flatnonzero((ends > starts) & (ends > start) & (ends <= end))
-        if within.size:
-            marked.append((int(within[0]), int(within[-1]) + 1))
+        inside = np.flatnonzero((ends > starts) & (ends > start) & (ends <= end))
+        if inside.size:
+            marked.append((int(inside[0]), int(inside[-1]) + 1))
     return encoding["input_ids"], marked
 
 
@@ -177,12 +171,13 @@ def _with_prefixes(
 def frequent_tokens(
     examples: Iterable[Example], vocab_size: int, count: int
 ) -> tuple[Int32[np.ndarray, " R"], float]:
-    """Returns the most frequent tokens of the answers, and their share of these; ties: lower ids.
+    """Returns the most frequent tokens of the answers, and the share of the answers they cover.
 
-    Low ids were merged early when the tokenizer was trained, so they are frequent elsewhere too.
+    Ties go to low ids, which were merged early when the tokenizer was trained, so they are frequent
+    elsewhere too.
     """
-    numbers = np.zeros(vocab_size, np.int64)
+    counts = np.zeros(vocab_size, np.int64)
     for example in examples:
-        numbers += np.bincount(example.tokens[example.is_answer], minlength=vocab_size)
-    tokens = np.sort(np.argsort(-numbers, kind="stable")[:count]).astype(np.int32)
-    return tokens, float(numbers[tokens].sum() / max(numbers.sum(), 1))
+        counts += np.bincount(example.tokens[example.is_answer], minlength=vocab_size)
+    tokens = np.sort(np.argsort(-counts, kind="stable")[:count]).astype(np.int32)
+    return tokens, float(counts[tokens].sum() / max(counts.sum(), 1))

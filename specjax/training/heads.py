@@ -59,17 +59,14 @@ def train_head(
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
     It starts from the params `start`, by default new ones. The best params are those with the
-    highest score of the `evaluation`, and without one the last.
+    highest score of the `evaluation`, or the last ones without it.
 
     Raises:
-        SpecjaxError: as `training.loop.train` and `training.data.batches` do, for a target in
-            float16, or if the head cannot be written.
+        SpecjaxError: as `train` and `batches` do, or for a target in float16.
     """
     check_trainable(head, target)
-    params = start
-    if params is None:
-        params = new_params(head, target, settings.loop.seed, examples)
-    # Which tokens a head drafts is not learned.
+    params = new_params(head, target, settings.loop.seed, examples) if start is None else start
+    # The draft vocabulary is fixed during training.
     fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
     params = {name: leaf for name, leaf in params.items() if name not in fixed}
     placement = _placement(target)
@@ -102,7 +99,17 @@ def train_head(
         advice=MEMORY_ADVICE,
     )
     if not (out / HEAD).exists():
-        _save(out / HEAD, head, format, target, trained, fixed, config)
+        about = {
+            "method": settings.method,
+            "target": target.fingerprint,
+            "step": trained.best_step,
+            "score": trained.best_score,
+            "recipe": config,
+            "specjax_version": __version__,
+        }
+        best = trained.best_params | fixed
+        models = {"target": target.model.config, "target_params": target.params}
+        save_head(out / HEAD, format, head, best, "float32", **models, about=about)
     return trained
 
 
@@ -128,9 +135,9 @@ def _placement(target: FrozenModel) -> Placement | None:
 def new_params(
     head: Any, target: FrozenModel, seed: int, examples: Sequence[Example]
 ) -> dict[str, Any]:
-    """Draws random params; LM heads of the head's own start as copies of the target's.
+    """Draws random params; the LM heads of a head start as copies of the target's.
 
-    A draft vocabulary is that of the tokens most frequent in the answers.
+    A draft vocabulary holds the tokens that are most frequent in the answers.
     """
     config, key, table = head.config, jax.random.key(seed), target.model.lm_head(target.params)
     drafted = {}
@@ -145,42 +152,12 @@ def new_params(
 
 
 def shape_of(head: Any) -> dict[str, Any]:
-    """Returns what distinguishes a head from others for the same target."""
-    own = {name: value for name, value in vars(head.config).items() if name not in TARGET_FIELDS}
-    if not own.get("draft_vocab_size", True):
-        del own["draft_vocab_size"]
+    """Returns the fields in which heads for the same target may differ."""
+    shape = {name: value for name, value in vars(head.config).items() if name not in TARGET_FIELDS}
+    if not shape.get("draft_vocab_size", True):
+        del shape["draft_vocab_size"]
     layers = getattr(head.config, "layers", None)
-    return own if layers is None else own | {"num_hidden_layers": layers.num_hidden_layers}
-
-
-def _save(
-    folder: Path,
-    head: Any,
-    format: HeadFormat,
-    target: FrozenModel,
-    trained: Trained,
-    fixed: dict[str, Any],
-    config: dict[str, Any],
-) -> None:
-    """Writes the best head and its provenance."""
-    about = {
-        "method": config["method"],
-        "target": target.fingerprint,
-        "step": trained.best_step,
-        "score": trained.best_score,
-        "recipe": config,
-        "specjax_version": __version__,
-    }
-    save_head(
-        folder,
-        format,
-        head,
-        trained.best_params | fixed,
-        "float32",
-        target=target.model.config,
-        target_params=target.params,
-        about=about,
-    )
+    return shape if layers is None else shape | {"num_hidden_layers": layers.num_hidden_layers}
 
 
 def _checksum(examples: Sequence[Example]) -> int:

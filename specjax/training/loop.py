@@ -1,9 +1,9 @@
-"""One loop for every objective: deterministic, interruptible, resumable to the same bits.
+"""The training loop of every objective: deterministic, interruptible, resumable to the same bits.
 
 The key of a step is a function of its number, and the position in the data is saved with params and
-optimizer state, so a checkpoint is all that a run needs to continue as if it had never stopped.
-The rows of batches are spread over the devices. Every process makes the whole batch and feeds its
-own devices, so that a run does not depend on how many processes share it.
+optimizer state, so a run continues from a checkpoint as if it had never stopped. Batches are split
+over the devices. Every process builds the whole batch and feeds its own devices, so that a run does
+not depend on the number of processes.
 """
 
 import math
@@ -24,11 +24,11 @@ from jaxtyping import PyTree
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
 from specjax.core.memory import check_program, explain_out_of_memory
+from specjax.core.settings import check_fields, setting
 from specjax.models.sharding import DATA, Placement, check_rows, make_mesh, place, put_array
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
-from specjax.training.ranges import check_at_least_one
 from specjax.training.run_folder import TrainingRun, open_run
 
 DEFAULT_STEPS = 2000
@@ -36,28 +36,26 @@ DEFAULT_STEPS = 2000
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Length and intervals of a run, in steps; values out of range are refused."""
+    """Length and intervals of a run, in steps."""
 
-    num_steps: int | None = None
+    num_steps: int | None = setting(None, at_least=1)
     """Steps of the optimizer, in place of --epochs; 2000 where --epochs is 0."""
-    save_every: int = 500
+    save_every: int = setting(500, at_least=1)
     """Steps between checkpoints."""
-    log_every: int = 20
+    log_every: int = setting(20, at_least=1)
     """Steps between lines of the metrics."""
-    eval_every: int = 500
+    eval_every: int = setting(500, at_least=1)
     """Steps between measurements of the accepted length, by decoding."""
-    keep_last: int = 2
+    keep_last: int = setting(2, at_least=1)
     """Newest checkpoints to keep, besides the best."""
     checkpoints: str = ""
     """Where to keep checkpoints, by default in the run folder: a folder, or a URL that Orbax can
     write to, such as gs://BUCKET/RUN (needs gcsfs) or s3://BUCKET/RUN (needs s3fs)."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, below=2**32)
     """The seed of the initial weights, the order of the data and the noise."""
 
     def __post_init__(self):
-        check_at_least_one(self, "num_steps", "save_every", "log_every", "eval_every", "keep_last")
-        if not 0 <= self.seed < 2**32:
-            raise SpecjaxError(f"seed {self.seed} is not between 0 and 2**32 - 1")
+        check_fields(self)
 
     @property
     def total_steps(self) -> int:
@@ -65,13 +63,13 @@ class LoopOptions:
         return DEFAULT_STEPS if self.num_steps is None else self.num_steps
 
     def is_due(self, every: int, done: int) -> bool:
-        """Returns whether it is time after `done` steps for what happens `every` so many."""
+        """Whether a task with period `every` is due after step `done`."""
         return done % every == 0 or done == self.total_steps
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A measurement of params: it returns metrics, and the best params have the highest `score`."""
+    """A measurement of params that returns metrics; the best params have the highest `score`."""
 
     measure: Callable[[PyTree], Mapping[str, Any]]
     score: str
@@ -112,12 +110,12 @@ def train(
     Args:
         loss_fn: params, frozen params, batch, key -> loss, metrics; pure.
         params: to start from; they are not donated.
-        batches: pytrees of arrays, whose rows are spread over the devices.
+        batches: pytrees of arrays, whose sequences are split over the devices.
         optimizer: with its learning-rate schedule, and with the accumulation of `accumulate`
             batches per step.
-        options: number of steps and the like.
+        options: number of steps, and intervals.
         run_folder: for checkpoints, metrics and provenance; without one nothing is kept.
-        config: everything that decides the run, as JSON; a folder is resumed only under the same.
+        config: everything that decides the run, as JSON; a run resumes under the same one only.
         frozen: arrays that the loss reads, such as the target's params; those that are not on the
             devices yet are copied to each.
         placement: of the params and of the optimizer's state; by default all devices are for data.
@@ -126,8 +124,8 @@ def train(
 
     Raises:
         SpecjaxError: if the folder cannot be written, belongs to another config or holds only
-            corrupt checkpoints, if a loss that is logged or saved is not finite, if rows do not
-            spread evenly over the devices, or if memory does not suffice.
+            corrupt checkpoints, if a loss that is logged or saved is not finite, if a batch does
+            not split evenly over the devices, or if memory does not suffice.
     """
     placement = placement or Placement(make_mesh(f"{DATA}={jax.device_count()}"), 1, fsdp=True)
     mesh = placement.mesh
@@ -162,18 +160,18 @@ def _step_taker(
 
     A batch of a new shape compiles a program, whose memory is checked before it runs.
     """
-    key, known = jax.random.key(seed), set()
+    key, checked = jax.random.key(seed), set()
 
     def take_step(step, state, batches, progress):
         metrics = {}
         for part in range(step * accumulate, (step + 1) * accumulate):
             batch = next(batches)
             progress.count(batch)
-            given = (state, frozen, _spread(batch, mesh), jax.random.fold_in(key, part))
-            if (shapes := tuple(leaf.shape for leaf in jax.tree.leaves(batch))) not in known:
-                check_program("a training step", one_step.lower(*given), given, advice)
-                known.add(shapes)
-            state, metrics = one_step(*given)
+            inputs = (state, frozen, _split(batch, mesh), jax.random.fold_in(key, part))
+            if (shapes := tuple(leaf.shape for leaf in jax.tree.leaves(batch))) not in checked:
+                check_program("a training step", one_step.lower(*inputs), inputs, advice)
+                checked.add(shapes)
+            state, metrics = one_step(*inputs)
         return state, metrics
 
     return take_step
@@ -198,14 +196,14 @@ def train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
 
-def _spread(batch: PyTree, mesh: Mesh) -> PyTree:
-    """Shares the rows of a batch out over the devices."""
+def _split(batch: PyTree, mesh: Mesh) -> PyTree:
+    """Splits the sequences of a batch over the devices."""
     check_rows(mesh, jax.tree.leaves(batch)[0].shape[0], "a batch of")
-    return jax.tree.map(lambda rows: put_array(rows, NamedSharding(mesh, P(DATA))), batch)
+    return jax.tree.map(lambda leaf: put_array(leaf, NamedSharding(mesh, P(DATA))), batch)
 
 
 def _on(mesh: Mesh, frozen: PyTree) -> PyTree:
-    """Copies what is not on the devices of the mesh to each of them."""
+    """Copies arrays that are not on the mesh to each of its devices."""
     everywhere = NamedSharding(mesh, P())
 
     def put(leaf):
@@ -216,11 +214,11 @@ def _on(mesh: Mesh, frozen: PyTree) -> PyTree:
 
 
 def _of_any_process(signals: list[int]) -> list[int]:
-    """Returns the signals that any process got: all stop after the same step."""
+    """Returns the signals that any process got, so that all stop after the same step."""
     if jax.process_count() == 1:
         return signals
-    found = multihost_utils.process_allgather(np.int32(signals[0] if signals else 0))
-    return [int(np.max(found))] if np.any(found) else []
+    received = multihost_utils.process_allgather(np.int32(signals[0] if signals else 0))
+    return [int(np.max(received))] if np.any(received) else []
 
 
 def _report(
@@ -232,13 +230,13 @@ def _report(
     state: PyTree,
     metrics: Metrics,
 ) -> float | None:
-    """Logs and measures after `done` steps, if it is time; returns the score if it measured."""
+    """Logs and measures if due after step `done`; returns the score if it measured."""
     is_logged = options.is_due(options.log_every, done)
     is_measured = evaluation is not None and options.is_due(options.eval_every, done)
     if is_logged or is_measured or options.is_due(options.save_every, done):
-        row = _numbers(metrics, done)
+        numbers = _numbers(metrics, done)
         if is_logged:
-            run.log({"step": done, **row, **progress.show(done, row)})
+            run.log({"step": done, **numbers, **progress.show(done, numbers)})
     if evaluation is None or not is_measured:
         return None
     measured = progress.measure(done, evaluation.measure, state["params"])
@@ -248,10 +246,10 @@ def _report(
 
 def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
     """Returns the metrics as Python numbers and lists; waits for the step."""
-    row = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
-    if not math.isfinite(row["loss"]):
+    numbers = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
+    if not math.isfinite(numbers["loss"]):
         raise SpecjaxError(
-            f"the loss is {row['loss']} at step {step}; lower the learning rate, or check the data "
-            "for values that are not finite"
+            f"the loss is {numbers['loss']} at step {step}; lower the learning rate, or check the "
+            "data for values that are not finite"
         )
-    return row
+    return numbers

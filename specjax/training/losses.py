@@ -1,7 +1,7 @@
-"""The losses of one slot: how far a predicted feature or distribution is from the target's.
+"""Losses of one slot: distances of a predicted feature or distribution from the target's.
 
-All are pure, compute in float32, pass no gradient to the target's side, and leave the mean over
-slots to the objective. The top losses are those of HASS (Zhang et al. 2025, "Learning Harmonized
+They compute in float32, pass no gradient to the target's side, and leave the mean over slots to the
+objective. The top losses are those of HASS (Zhang et al. 2025, "Learning Harmonized
 Representations for Speculative Sampling"): section 3.1 and the ablations of table 3. In their
 formulas p is the target's distribution and q the predicted one. The paper describes the ablations
 in words only; where they leave a choice open, the function documents ours.
@@ -16,7 +16,6 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_tokens
 
 Metrics = Mapping[str, Array]  # scalars, or one number per depth of a draft
@@ -39,117 +38,99 @@ DIFFERENCE_TEMPERATURE = 3.0  # of logits, as Li et al.
 
 
 def smooth_l1(
-    predicted: Float[Array, "... D"], wanted: Float[Array, "... D"]
+    predicted: Float[Array, "... D"], target: Float[Array, "... D"]
 ) -> Float[Array, "..."]:
     """Averages the smooth L1 distance over D: half the square up to 1, linear beyond."""
-    wanted = lax.stop_gradient(wanted).astype(jnp.float32)
-    return jnp.mean(optax.huber_loss(predicted.astype(jnp.float32), wanted), axis=-1)
+    distance = optax.huber_loss(predicted.astype(jnp.float32), _constant(target))
+    return jnp.mean(distance, axis=-1)
 
 
 def soft_cross_entropy(
-    logits: Float[Array, "... V"], wanted_logits: Float[Array, "... V"]
+    logits: Float[Array, "... V"], target_logits: Float[Array, "... V"]
 ) -> Float[Array, "..."]:
     """Computes `-sum p log q` over the whole vocabulary."""
-    wanted = jax.nn.softmax(_wanted(wanted_logits), axis=-1)
-    return -jnp.sum(wanted * _log_softmax(logits), axis=-1)
+    probs = jax.nn.softmax(_constant(target_logits), axis=-1)
+    return -jnp.sum(probs * _log_softmax(logits), axis=-1)
 
 
 def top_loss(
     kind: str,
     logits: Float[Array, "... V"],
-    wanted_logits: Float[Array, "... V"],
+    target_logits: Float[Array, "... V"],
     k: int = 10,
     p: float = 0.9,
 ) -> Float[Array, "..."]:
     """Computes the loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
 
     It covers k tokens, at most V; or with `top-p` the tokens that add up to the probability p.
-
-    Raises:
-        SpecjaxError: as `check_top_loss`.
     """
-    check_top_loss(kind, k, p)
     k = min(k, logits.shape[-1])
-    return TOP_LOSSES[kind](logits.astype(jnp.float32), _wanted(wanted_logits), k, p)
+    return TOP_LOSSES[kind](logits.astype(jnp.float32), _constant(target_logits), k, p)
 
 
-def check_top_loss(kind: str, k: int, p: float) -> None:
-    """Raises SpecjaxError for an unknown kind, `k < 1` (`bild`: 2), or `p` outside (0, 1]."""
-    if kind not in TOP_LOSSES:
-        raise SpecjaxError(f"top_loss {kind!r} is unknown; use {', '.join(TOP_LOSSES)}")
-    if k < 1:
-        raise SpecjaxError(f"top_k {k} must be at least 1; try 10")
-    if kind == "bild" and k < 2:
-        raise SpecjaxError("bild compares tokens in pairs, which top_k 1 does not have; try 8")
-    if not 0 < p <= 1:
-        raise SpecjaxError(f"top_p {p} is outside (0, 1]; try 0.9")
+# ---- The kinds: logits, target's logits, k, p -> loss --------------------------------------------
 
 
-# ---- The kinds: logits, wanted logits, k, p -> loss ----------------------------------------------
+def _top_k(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
+    """Sums `-p log q` over p's k most likely tokens, without renormalising (HASS, equation 1)."""
+    return _cross_entropy_at(_most_likely(target_logits, k), logits, target_logits)
 
 
-def _top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """HASS: `-sum p log q` over p's k most likely tokens, without renormalising (equation 1)."""
-    return _cross_entropy_at(_most_likely(wanted_logits, k), logits, wanted_logits)
+def _top_p(logits: Array, target_logits: Array, _k: int, p: float) -> Array:
+    """Does the same over the fewest of p's most likely tokens that reach the probability."""
+    tokens = jnp.argsort(target_logits, axis=-1, descending=True)
+    probs = _at(jax.nn.softmax(target_logits, axis=-1), tokens)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    return _cross_entropy_at(tokens, logits, target_logits, before < p)
 
 
-def _top_p(logits: Array, wanted_logits: Array, _k: int, p: float) -> Array:
-    """As top-k, over the fewest of p's most likely tokens that reach the probability."""
-    tokens = jnp.argsort(wanted_logits, axis=-1, descending=True)
-    wanted = _at(jax.nn.softmax(wanted_logits, axis=-1), tokens)
-    before = jnp.cumsum(wanted, axis=-1) - wanted
-    return _cross_entropy_at(tokens, logits, wanted_logits, before < p)
-
-
-def _normed_top_k_linear(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """As top-k, p and q each divided by its sum over the set."""
-    tokens = _most_likely(wanted_logits, k)
+def _normed_top_k_linear(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
+    """Does as top-k, with p and q each divided by its sum over the set."""
+    tokens = _most_likely(target_logits, k)
     # Dividing by the sum over the set is the softmax of the logits in the set.
-    return soft_cross_entropy(_at(logits, tokens), _at(wanted_logits, tokens))
+    return soft_cross_entropy(_at(logits, tokens), _at(target_logits, tokens))
 
 
-def _normed_top_k_softmax(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """As top-k, p and q each normalised by a softmax over the set.
+def _normed_top_k_softmax(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
+    """Does as top-k, with p and q each normalised by a softmax over the set.
 
     The softmax is of the probabilities: of the logits it would be the linear form, which the paper
     lists separately. Values in [0, 1] make it nearly uniform: no token is e times as likely as
     another.
     """
-    tokens = _most_likely(wanted_logits, k)
-    wanted, predicted = (
-        _at(jax.nn.softmax(each, axis=-1), tokens) for each in (wanted_logits, logits)
-    )
-    return soft_cross_entropy(predicted, wanted)
+    tokens = _most_likely(target_logits, k)
+    q, p = (_at(jax.nn.softmax(values, axis=-1), tokens) for values in (logits, target_logits))
+    return soft_cross_entropy(q, p)
 
 
-def _bidirectional_top_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """As top-k, over the union of p's and q's k most likely tokens."""
-    tokens, own_tokens = _most_likely(wanted_logits, k), _most_likely(logits, k)
-    is_shared = jnp.any(own_tokens[..., :, None] == tokens[..., None, :], axis=-1)
-    own = _cross_entropy_at(own_tokens, logits, wanted_logits, ~is_shared)
-    return own + _cross_entropy_at(tokens, logits, wanted_logits)
+def _bidirectional_top_k(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
+    """Does as top-k, over the union of p's and q's k most likely tokens."""
+    p_tokens, q_tokens = _most_likely(target_logits, k), _most_likely(logits, k)
+    is_shared = jnp.any(q_tokens[..., :, None] == p_tokens[..., None, :], axis=-1)
+    of_q_only = _cross_entropy_at(q_tokens, logits, target_logits, ~is_shared)
+    return of_q_only + _cross_entropy_at(p_tokens, logits, target_logits)
 
 
-def _recall_at_k(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
-    """1 - the smoothed share of p's k most likely tokens that q ranks among its own k.
+def _recall_at_k(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
+    """Returns 1 - the smoothed share of p's k most likely tokens that are among q's.
 
     Patel et al. 2022, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup": a token's
-    rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts as
-    found by `sigmoid(k - rank)`. Ranks are computed one token at a time, and again for the
+    rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts by
+    `sigmoid(k - rank)`. Ranks are computed one token at a time, and again for the
     gradient, so that no `[k, ..., V]` ever exists.
     """
-    found = _at(logits, _most_likely(wanted_logits, k))
+    top_logits = _at(logits, _most_likely(target_logits, k))
 
     @jax.checkpoint
-    def rank(own: Array) -> Array:
-        above = jax.nn.sigmoid((logits - own[..., None]) / RANK_TEMPERATURE)
-        return jnp.sum(above, axis=-1) + 0.5  # its difference to itself counted as one half
+    def rank(logit: Array) -> Array:
+        above = jax.nn.sigmoid((logits - logit[..., None]) / RANK_TEMPERATURE)
+        return jnp.sum(above, axis=-1) + 0.5  # its difference from itself has counted one half
 
-    ranks = lax.map(rank, jnp.moveaxis(found, -1, 0))
+    ranks = lax.map(rank, jnp.moveaxis(top_logits, -1, 0))
     return 1 - jnp.mean(jax.nn.sigmoid((k - ranks) / RECALL_TEMPERATURE), axis=0)
 
 
-def _bild(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
+def _bild(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
     """Compares how p and q rank the k most likely tokens of p, and those of q.
 
     Li et al. 2024, "BiLD: Bi-directional Logits Difference Loss for Large Language Model
@@ -159,13 +140,13 @@ def _bild(logits: Array, wanted_logits: Array, k: int, _p: float) -> Array:
     first, second = jnp.triu_indices(k, 1)
 
     def divergence(tokens: Int[Array, "... K"]) -> Array:
-        log_wanted, log_predicted = (
-            _log_softmax((each[..., first] - each[..., second]) / DIFFERENCE_TEMPERATURE)
-            for each in (_at(wanted_logits, tokens), _at(logits, tokens))
+        log_p, log_q = (
+            _log_softmax((x[..., first] - x[..., second]) / DIFFERENCE_TEMPERATURE)
+            for x in (_at(target_logits, tokens), _at(logits, tokens))
         )
-        return jnp.sum(jnp.exp(log_wanted) * (log_wanted - log_predicted), axis=-1)
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
-    return divergence(_most_likely(wanted_logits, k)) + divergence(_most_likely(logits, k))
+    return divergence(_most_likely(target_logits, k)) + divergence(_most_likely(logits, k))
 
 
 TOP_LOSSES: dict[str, Callable[[Array, Array, int, float], Array]] = {
@@ -180,15 +161,15 @@ TOP_LOSSES: dict[str, Callable[[Array, Array, int, float], Array]] = {
 
 
 def _cross_entropy_at(
-    tokens: Int[Array, "... K"], logits: Array, wanted_logits: Array, counts: Array | bool = True
+    tokens: Int[Array, "... K"], logits: Array, target_logits: Array, counts: Array | bool = True
 ) -> Array:
     """Computes `-sum p log q` over those of the tokens that count."""
-    wanted = jnp.where(counts, _at(jax.nn.softmax(wanted_logits, axis=-1), tokens), 0.0)
-    return -jnp.sum(wanted * _at(_log_softmax(logits), tokens), axis=-1)
+    probs = jnp.where(counts, _at(jax.nn.softmax(target_logits, axis=-1), tokens), 0.0)
+    return -jnp.sum(probs * _at(_log_softmax(logits), tokens), axis=-1)
 
 
-def _wanted(logits: Array) -> Array:
-    return lax.stop_gradient(logits).astype(jnp.float32)
+def _constant(values: Array) -> Array:
+    return lax.stop_gradient(values).astype(jnp.float32)
 
 
 def _log_softmax(logits: Array) -> Array:

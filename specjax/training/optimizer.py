@@ -1,68 +1,55 @@
-"""The optimizer of a run: its options, its learning-rate schedule, and how Optax builds it."""
+"""The optimizer of a run: its options, its learning-rate schedule, and the Optax transformation."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import optax
 
-from specjax.core.errors import SpecjaxError
-from specjax.training.ranges import (
-    check_at_least_one,
-    check_choice,
-    check_not_negative,
-    check_positive,
-)
+from specjax.core.settings import check_fields, setting
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """AdamW with EAGLE's and HASS's values as defaults; values out of range are refused."""
+    """AdamW, with the values of EAGLE and HASS as defaults."""
 
-    learning_rate: float = 3e-5
+    learning_rate: float = setting(3e-5, above=0)
     """The highest learning rate, reached after the warm-up."""
-    warmup: float = 0.01
+    warmup: float = setting(0.01, at_least=0, below=1)
     """Share of the run over which the rate rises from 0."""
     decay: Literal["linear", "cosine", "none"] = "linear"
     """How the rate then falls until the end of the run."""
-    decay_to: float = 0.0
+    decay_to: float = setting(0.0, at_least=0, below=1)
     """Share of the highest rate that linear and cosine decay end at."""
-    beta1: float = 0.9
+    beta1: float = setting(0.9, at_least=0, below=1)
     """Decay of Adam's first moment."""
-    beta2: float = 0.95
+    beta2: float = setting(0.95, at_least=0, below=1)
     """Decay of Adam's second moment."""
-    weight_decay: float = 0.01
+    weight_decay: float = setting(0.01, at_least=0)
     """AdamW's weight decay, multiplied by the rate."""
     clip: Literal["value", "norm", "none"] = "value"
     """Bound each entry of the gradient, or its norm over all params."""
-    clip_at: float = 0.5
+    clip_at: float = setting(0.5, above=0)
     """The bound."""
-    accumulate: int = 1
+    accumulate: int = setting(1, at_least=1)
     """Batches whose gradients are averaged for one step."""
 
     def __post_init__(self):
-        check_choice(self, "decay", ("linear", "cosine", "none"))
-        check_choice(self, "clip", ("value", "norm", "none"))
-        check_positive(self, "learning_rate", "clip_at")
-        for name in ("warmup", "decay_to", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SpecjaxError(f"{name} {getattr(self, name)} is outside [0, 1)")
-        check_not_negative(self, "weight_decay")
-        check_at_least_one(self, "accumulate")
+        check_fields(self)
 
 
 def schedule(options: OptimizerOptions, num_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the step, counted from 0."""
-    rising = round(options.warmup * num_steps)
-    falling = max(1, num_steps - rising)
+    num_rising = round(options.warmup * num_steps)
+    num_falling = max(1, num_steps - num_rising)
     lowest = options.decay_to * options.learning_rate
     after = {
-        "linear": optax.linear_schedule(options.learning_rate, lowest, falling),
-        "cosine": optax.cosine_decay_schedule(options.learning_rate, falling, options.decay_to),
+        "linear": optax.linear_schedule(options.learning_rate, lowest, num_falling),
+        "cosine": optax.cosine_decay_schedule(options.learning_rate, num_falling, options.decay_to),
         "none": optax.constant_schedule(options.learning_rate),
     }[options.decay]
-    # The first step already has a rate above 0: otherwise it would be wasted.
-    before = lambda step: options.learning_rate * (step + 1) / (rising + 1)  # noqa: E731
-    return optax.join_schedules([before, after], [rising])
+    # A rate of 0 would waste the first step.
+    before = lambda step: options.learning_rate * (step + 1) / (num_rising + 1)  # noqa: E731
+    return optax.join_schedules([before, after], [num_rising])
 
 
 def optimizer_of(options: OptimizerOptions, num_steps: int) -> optax.GradientTransformation:
@@ -72,13 +59,9 @@ def optimizer_of(options: OptimizerOptions, num_steps: int) -> optax.GradientTra
         "norm": optax.clip_by_global_norm(options.clip_at),
         "none": optax.identity(),
     }[options.clip]
-    adamw = optax.adamw(
-        schedule(options, num_steps),
-        options.beta1,
-        options.beta2,
-        weight_decay=options.weight_decay,
-    )
-    whole = optax.chain(clipping, adamw)
+    rate, betas = schedule(options, num_steps), (options.beta1, options.beta2)
+    adamw = optax.adamw(rate, *betas, weight_decay=options.weight_decay)
+    optimizer = optax.chain(clipping, adamw)
     if options.accumulate == 1:
-        return whole
-    return optax.MultiSteps(whole, options.accumulate).gradient_transformation()
+        return optimizer
+    return optax.MultiSteps(optimizer, options.accumulate).gradient_transformation()

@@ -1,4 +1,4 @@
-"""Shows a run while it trains: a bar on a terminal, and every measurement."""
+"""Shows the progress of a run: a bar on a terminal, and every measurement."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class Progress:
     """A progress bar that also measures the speed between two lines of the log."""
 
     def __init__(self, title: str, first: int, num_steps: int):
-        is_quiet = jax.process_index() > 0  # of several processes the first one speaks
+        is_quiet = jax.process_index() > 0  # only the first process prints
         self.console = Console(stderr=True, quiet=is_quiet)
         whole = partial(Column, no_wrap=True)
         columns = (
@@ -29,12 +29,12 @@ class Progress:
             MofNCompleteColumn(table_column=whole()),
             TimeRemainingColumn(table_column=whole()),
             TextColumn(  # on a narrow terminal this is cut off first
-                "{task.fields[row]}", markup=False, table_column=Column(overflow="ellipsis")
+                "{task.fields[metrics]}", markup=False, table_column=Column(overflow="ellipsis")
             ),
         )
         hidden = not self.console.is_terminal
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
-        self.task = self.bar.add_task(title, total=num_steps, completed=first, row="")
+        self.task = self.bar.add_task(title, total=num_steps, completed=first, metrics="")
         self.tokens, self.started = 0, time.perf_counter()
         self.title, self.num_steps = title, num_steps
         self.note = (lambda text: None) if is_quiet else throttled()
@@ -51,12 +51,12 @@ class Progress:
         if isinstance(batch, dict) and "segments" in batch:
             self.tokens += int(np.count_nonzero(batch["segments"]))  # 0 in the padding
 
-    def show(self, step: int, row: Mapping[str, Any]) -> dict[str, float]:
+    def show(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Moves the bar; returns the speed since the last line, if tokens were counted."""
         seconds = time.perf_counter() - self.started
         speed = {"tokens_per_second": round(self.tokens / seconds, 1)} if self.tokens else {}
-        text = _as_text({**row, **speed})
-        self.bar.update(self.task, completed=step, row=text)
+        text = _as_text({**metrics, **speed})
+        self.bar.update(self.task, completed=step, metrics=text)
         if not self.console.is_terminal:
             self.note(f"{self.title}: step {step} of {self.num_steps}, {text}")
         self.tokens, self.started = 0, time.perf_counter()
@@ -74,8 +74,9 @@ class Progress:
         return measured
 
 
-def _as_text(row: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.items())
+def _as_text(metrics: Mapping[str, Any]) -> str:
+    numbers = {name.replace("_", " "): _number(value) for name, value in metrics.items()}
+    return "  ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def _number(value: Any) -> str:

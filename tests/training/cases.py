@@ -14,7 +14,7 @@ from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.training.examples import Example
 from specjax.training.objectives.base import HeadTraining, Step, hidden_states
-from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.hydra import HydraTraining
@@ -94,10 +94,11 @@ def each_alone(values: Any) -> np.ndarray:
 
 
 @cache
-def slots_of(noise: float) -> Slots:
-    """What an EAGLE head sees of a batch of `PACKED`, its noise drawn with `KEY`."""
+def noisy_features(noise: float) -> jax.Array:
+    """The features that an EAGLE head reads of a batch of `PACKED`, its noise drawn with `KEY`."""
     training = EagleTraining(noise=noise)
-    return jax.jit(lambda batch: training.slots(Step(TARGET, FROZEN, batch, KEY)))(batch_of())
+    run = jax.jit(lambda batch: training.noisy_features(Step(TARGET, FROZEN, batch, KEY)))
+    return run(batch_of())
 
 
 @cache
@@ -191,7 +192,7 @@ def texts_alone(case: Case) -> Texts:
     """Each text by itself, with the features that the head reads."""
     batch, features = batch_of(ALONE, case.num_tokens), clean_features(case.num_tokens)
     if "feature_loss" in case.weights[0]:
-        features = each_alone(slots_of(NOISE).features)
+        features = each_alone(noisy_features(NOISE))
     behind = np.pad(batch["tokens"][:, 1:], ((0, 0), (0, 1)))
     places = (jnp.asarray(batch[name]) for name in ("positions", "segments"))
     read = heads.features_for(case.head, jnp.asarray(features))

@@ -38,9 +38,9 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
     trained: list[Any] = []  # by depth, with each text as a row of its own
     logit_values = HydraTraining.logit_values
 
-    def record(self, logits, wanted_logits):
+    def record(self, logits, target_logits):
         trained.append(each_alone(logits))
-        return logit_values(self, logits, wanted_logits)
+        return logit_values(self, logits, target_logits)
 
     monkeypatch.setattr(HydraTraining, "logit_values", record)
     batch = jax.tree.map(jnp.asarray, batch_of())

@@ -28,7 +28,7 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
     all_params = learned | {"lm_head": {"weight": table}}
     recorded = {}
 
-    def record(self, logits, wanted_logits):
+    def record(self, logits, target_logits):
         recorded["logits"] = logits
         return {}
 

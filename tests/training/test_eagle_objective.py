@@ -18,7 +18,7 @@ from tests.training.cases import (
     counted,
     each_alone,
     measure_of,
-    slots_of,
+    noisy_features,
 )
 
 CLEAN = EagleTraining(feature_weight=0.7, logit_weight=0.3, noise=0.0)
@@ -52,7 +52,7 @@ def test_packed_texts_weigh_as_many_slots_as_they_count():
 @pytest.mark.parametrize("width", [0.2, NOISE])
 def test_noise_is_uniform_and_narrower_in_longer_texts(width):
     """`width` from end to end at 512 tokens, so half of it to each side."""
-    noise = each_alone(slots_of(width).features) - clean_features()
+    noise = each_alone(noisy_features(width)) - clean_features()
     for example, own in zip(EXAMPLES, noise, strict=True):
         length = len(example.tokens)
         own = own[:length] / (width * 512 / length)
@@ -64,13 +64,7 @@ def test_noise_is_uniform_and_narrower_in_longer_texts(width):
         assert len(np.unique(own)) > 0.99 * own.size
 
 
-def test_noise_of_no_width_is_none():
-    slots = slots_of(0.0)
-    np.testing.assert_allclose(each_alone(slots.features), clean_features(), atol=1e-5)
-
-
-def test_what_is_learned_is_clean():
+def test_noise_of_no_width_is_none_and_only_features_carry_noise():
     """The definition in `test_objectives.py` has clean features to learn; here noise is large."""
-    noisy, clean = slots_of(0.2), slots_of(0.0)
-    assert np.abs(noisy.features - clean.features).max() > 1
-    np.testing.assert_array_equal(noisy.embedded, clean.embedded)
+    np.testing.assert_allclose(each_alone(noisy_features(0.0)), clean_features(), atol=1e-5)
+    assert np.abs(noisy_features(0.2) - noisy_features(0.0)).max() > 1

@@ -229,7 +229,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(template):
 
 
 def test_a_template_that_refuses_is_reported_with_its_reason():
-    with pytest.raises(SpecjaxError, match=r"refuses messages .* system, user.*\(no system here\)"):
+    with pytest.raises(SpecjaxError, match=r"rejects messages .* system, user.*\(no system here\)"):
         tokenize(WITH_SYSTEM, words(LLAMA_2), 99)
 
 
@@ -247,7 +247,7 @@ def test_refused_conversations_are_skipped_and_counted(capsys):
     assert [line.split(":")[1] for line in warnings[:-1]] == [
         f" Skipped conversation {number}" for number in (2, 3, 4)
     ]
-    assert warnings[-1] == "specjax: Skipped 5 of 7 conversations: the chat template refuses them."
+    assert warnings[-1] == "specjax: Skipped 5 of 7 conversations: the chat template rejects them."
     with pytest.raises(SpecjaxError, match=r"every conversation was skipped: .*no system here"):
         tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99)
 

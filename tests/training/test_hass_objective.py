@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from specjax.training.losses import TOP_LOSSES, TopLoss, top_loss
-from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.objectives.base import Step
+from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining, next_features
 from tests.models import test_eagle_head as simulation
 from tests.training.cases import (
@@ -22,12 +23,13 @@ from tests.training.cases import (
     OF_FEATURES,
     TARGET,
     assert_same,
+    batch_of,
     by_drafting,
     clean_features,
     counted,
     definition,
     each_alone,
-    slots_of,
+    noisy_features,
 )
 
 CASE = CASES["hass"]
@@ -110,11 +112,10 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     drafted = jnp.arange(2 * 4000.0).reshape(2, 4000, 1)
     text = -1 - drafted
     segments = jnp.asarray(np.repeat(np.arange(8), 500)[None].repeat(2, axis=0))
-    slots = Slots(text, text, segments, segments)
     training = replace(HASS, token_alignment=probability)
-    found = np.asarray(training.with_drafted(slots, drafted, KEY))
-    is_drafted = found >= 0
-    np.testing.assert_array_equal(found, np.where(is_drafted, drafted - 1, text))
+    aligned = np.asarray(training.align_tokens(text, drafted, segments, KEY))
+    is_drafted = aligned >= 0
+    np.testing.assert_array_equal(aligned, np.where(is_drafted, drafted - 1, text))
     assert not is_drafted[:, ::500].any()  # the first slot of a text has nothing before it
     assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
 
@@ -128,16 +129,15 @@ def test_every_top_loss_can_be_set():
 
 @pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all
 def test_a_top_loss_trains(kind):
-    slots, (texts, at) = slots_of(NOISE), np.array(counted()).T
-    predicted, _ = CASE.head.step(
-        CASE.params, slots.embedded, slots.features, (), slots.positions, slots.segments
-    )
+    batch, (texts, at) = jax.tree.map(jnp.asarray, batch_of()), np.array(counted()).T
+    step = Step(TARGET, FROZEN, batch, KEY)
+    predicted, _ = step.run_head(CASE.head, CASE.params, step.embed(1), noisy_features(NOISE))
     features = each_alone(predicted)[texts, at], clean_features()[texts, at + 1]
-    own, wanted = (TARGET.logits(FROZEN, jnp.asarray(each)) for each in features)
+    logits, targets = (TARGET.logits(FROZEN, jnp.asarray(values)) for values in features)
     top: Any = {"top_loss": kind, "top_weight": 0.8, "top_k": 5, "top_p": 0.7}
     alone = HassTraining(feature_weight=0.0, logit_weight=0.0, noise=NOISE, align_steps=1, **top)
     loss, gradient, metrics = measured(alone)
-    expected = np.mean(top_loss(kind, own, wanted, k=5, p=0.7))
+    expected = np.mean(top_loss(kind, logits, targets, k=5, p=0.7))
     np.testing.assert_allclose([metrics["top_loss"], loss], [expected, 0.8 * expected], rtol=1e-5)
     leaves = jax.tree.leaves(gradient)
     assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)

@@ -140,7 +140,7 @@ def test_prompts_are_split_whole_and_alike_for_a_seed():
     assert np.array_equal(again, validation.prompt)
     assert not np.array_equal(split_by_prompt(data, 0.15, seed=2)[1].prompt, again)
     with pytest.raises(SpecjaxError, match="at least 2"):
-        split_by_prompt(data.rows(data.prompt == 0), 0.5, seed=0)
+        split_by_prompt(data.select(data.prompt == 0), 0.5, seed=0)
 
 
 def test_what_can_be_learned_is_learned():

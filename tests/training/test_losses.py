@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.training.losses import (
     TOP_LOSSES,
-    check_top_loss,
     smooth_l1,
     soft_cross_entropy,
     top_loss,
@@ -256,26 +254,3 @@ def test_the_gradient_needs_no_copy_of_the_vocabulary_per_token_of_the_set(kind)
     one = 4 * np.prod(shape)
     pairs_of_set = 4 * shape[0] * k**2
     assert analysis.temp_size_in_bytes < 12 * one + 12 * pairs_of_set < k * one
-
-
-@pytest.mark.parametrize(
-    "kind, k, p, message",
-    [
-        ("top-q", 10, 0.9, f"top_loss 'top-q' is unknown; use {', '.join(TOP_LOSSES)}"),
-        ("top-k", 0, 0.9, "top_k 0 must be at least 1"),
-        ("bild", 1, 0.9, "pairs"),
-        ("top-p", 10, 0.0, "top_p 0.0 is outside"),
-        ("top-p", 10, 1.1, r"top_p 1\.1 is outside"),
-        ("top-p", 10, float("nan"), "top_p nan is outside"),
-    ],
-)
-def test_sets_that_cannot_be_are_refused(kind, k, p, message):
-    for request in (partial(top_loss, kind, *pairs()), partial(check_top_loss, kind)):
-        with pytest.raises(SpecjaxError, match=message):
-            request(k=k, p=p)
-
-
-def test_what_can_be_is_let_through():
-    for kind in TOP_LOSSES:
-        check_top_loss(kind, 2, 1.0)
-    check_top_loss("top-k", 1, 1e-3)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.loading.methods import METHODS
 from specjax.training import blocks
 from tests.models.test_eagle_head import gradients_differ_by
@@ -50,12 +49,6 @@ def test_loss_and_gradient_are_those_of_the_definition(case):
     has_own = "lm_heads_0" in case.params  # random, and so never right
     assert has_own or max(accuracy) > 0
     np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
-
-
-@every_method
-def test_a_top_loss_that_cannot_be_is_refused_before_training(case):
-    with pytest.raises(SpecjaxError, match="bild compares tokens in pairs"):
-        type(case.training)(top_loss="bild", top_k=1)
 
 
 # ---- Masks ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The base class of all trainings of heads, and the step that their losses read."""
+"""The base class of the objectives of all heads, and the step that their losses read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +14,14 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.pytree import cast_floats, pytree, static
 from specjax.core.ranking import best_token
+from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
 from specjax.training.data import slot_mask
-from specjax.training.losses import (
-    LossAndMetrics,
-    LossFn,
-    TopLoss,
-    check_top_loss,
-    soft_cross_entropy,
-    top_loss,
-)
+from specjax.training.losses import LossAndMetrics, LossFn, TopLoss, soft_cross_entropy, top_loss
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.ranges import check_not_negative
 
 Batch = Mapping[str, Array]  # see `training.data`
 
@@ -42,16 +35,16 @@ class Prediction:
     fixed: Any = ()  # other arrays, `[B, T, ...]` each
 
 
-class Wanted(NamedTuple):
-    """The target's side at some slots, without gradients."""
+class Teacher(NamedTuple):
+    """The target's outputs at some slots, without gradients."""
 
     features: Float[Array, "B C D"]
     logits: Float[Array, "B C V"]
     labels: Int[Array, "B C"]  # the tokens of the text that follow the slots
 
 
-# Trained params, a prediction and the target's side -> losses of each slot, and `is_right`.
-ValuesOf = Callable[[Any, Prediction, Wanted], SlotValues]
+# Trained params, a prediction and the target's outputs -> losses of each slot, and `is_right`.
+ValuesOf = Callable[[Any, Prediction, Teacher], SlotValues]
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,16 @@ class HeadTraining(ABC):
     """Trains the head of one method; the registry names a subclass in the method's row.
 
     The docstring of a subclass is the help of `specjax train METHOD`. Its fields are the options of
-    the head's shape and of its loss, with the published defaults; values out of range are refused.
+    the head's shape and of its loss, with the published defaults.
     """
 
     top_loss: TopLoss = "top-k"
     """The loss on the target's most likely tokens (HASS, Table 3)."""
-    top_weight: float = 0.0
+    top_weight: float = setting(0.0, at_least=0)
     """The weight of that loss (w); 0 leaves it out."""
-    top_k: int = 10
+    top_k: int = setting(10, at_least=1)
     """The number of tokens it covers (K)."""
-    top_p: float = 0.9
+    top_p: float = setting(0.9, above=0, at_most=1)
     """With top-p: the probability that its tokens add up to."""
 
     # Defaults of the run; 0 epochs stand for a fixed number of steps.
@@ -78,16 +71,17 @@ class HeadTraining(ABC):
     measured_as: ClassVar[str] = ""
     # Fields of the head's config that are set by a flag of another name, and that flag.
     flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Kinds of head, besides its own, that `adopt` can start from.
+    # Other kinds of head that `adopt` can start from.
     adopts: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self):
-        check_top_loss(self.top_loss, self.top_k, self.top_p)
-        check_not_negative(self, "top_weight")
+        check_fields(self)
+        if self.top_loss == "bild" and self.top_k < 2:
+            raise SettingError("top_k", "must be at least 2, as bild compares pairs; try 8")
 
     @abstractmethod
     def new_head(self, target: TransformerConfig) -> Any:
-        """Returns the head that the options ask for, such as an `EagleHead`."""
+        """Returns the head that the options describe, such as an `EagleHead`."""
 
     @abstractmethod
     def step_loss(self, head: Any, params: Any, step: "Step") -> LossAndMetrics:
@@ -101,10 +95,9 @@ class HeadTraining(ABC):
         """
 
         def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            dtype = target.dtype(frozen)
             taps = getattr(head.config, "taps", ())
             step = Step(target, frozen, batch, key, recompute, taps)
-            return self.step_loss(head, cast_floats(params, dtype), step)
+            return self.step_loss(head, cast_floats(params, target.dtype(frozen)), step)
 
         return loss_fn
 
@@ -114,23 +107,22 @@ class HeadTraining(ABC):
         return head, params
 
     def logit_values(
-        self, logits: Float[Array, "B T V"], wanted_logits: Float[Array, "B T V"]
+        self, logits: Float[Array, "B T V"], target_logits: Float[Array, "B T V"]
     ) -> SlotValues:
         """Returns the losses of each slot against the target's distribution."""
         values = {
-            "logit_loss": soft_cross_entropy(logits, wanted_logits),
-            "is_right": best_token(logits) == best_token(wanted_logits),
+            "logit_loss": soft_cross_entropy(logits, target_logits),
+            "is_right": best_token(logits) == best_token(target_logits),
         }
-        return values | self.top_values(logits, wanted_logits)
+        return values | self.top_values(logits, target_logits)
 
     def top_values(
-        self, logits: Float[Array, "... V"], wanted_logits: Float[Array, "... V"]
+        self, logits: Float[Array, "... V"], target_logits: Float[Array, "... V"]
     ) -> SlotValues:
         """Returns the top loss of each slot by its name; nothing if its weight is 0."""
         if self.top_weight == 0:
             return {}
-        kind, k, p = self.top_loss, self.top_k, self.top_p
-        return {"top_loss": top_loss(kind, logits, wanted_logits, k, p)}
+        return {"top_loss": top_loss(self.top_loss, logits, target_logits, self.top_k, self.top_p)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,46 +156,55 @@ class Step:
         return self.target.logits(self.frozen, features)
 
     def checkpoint(self, function: Callable) -> Callable:
-        """Has `function` computed again for the gradients, if the step recomputes."""
+        """Makes gradients compute `function` again, if the step recomputes."""
         return jax.checkpoint(function) if self.recompute else function
+
+    def run_head(
+        self, head: Any, params: Any, embedded: Array, features: Array, streams: tuple = ()
+    ) -> tuple[Float[Array, "B T D"], tuple]:
+        """Runs a head over the texts at one depth; returns its outputs, and one more stream.
+
+        `streams` are what the head left at the depths before.
+        """
+        places = self.batch["positions"], self.batch["segments"]
+        run = self.checkpoint(head.step)
+        outputs, stream = run(params, embedded, features, streams, *places)
+        return outputs, (*streams, stream)
 
     def losses(
         self,
         values_of: ValuesOf,
-        predictions: Sequence["Prediction"],
+        predictions: Sequence[Prediction],
         weights: Mapping[str, float],
         decays: Sequence[float] | None = None,
         trained: Any = (),
     ) -> LossAndMetrics:
         """Returns the loss of all predictions together, and metrics.
 
-        `values_of` computes the losses of slots, and `is_right`, from `trained` params, one
-        prediction and the target's side. A slot counts if the token it predicts is an answer's;
-        means over none are 0. Metrics are means over predictions too, except for the accuracy,
-        which is listed.
+        A slot counts if the token it predicts is an answer's; means over no slots are 0. Metrics
+        are means over predictions too, except for the accuracy, which is listed.
 
         Args:
-            values_of: pure; see above.
+            values_of: computes the losses of slots, and `is_right`; pure.
             predictions: such as those of each depth.
             weights: of the losses, by their names in the values.
             decays: weights of the predictions; by default all are 1.
             trained: params of the head that `values_of` reads.
         """
         decays = [1.0] * len(predictions) if decays is None else decays
-        aheads = [each.ahead for each in predictions]
-        arrived = [jax.tree.map(partial(earlier, ahead=each.ahead), each) for each in predictions]
+        aheads = [prediction.ahead for prediction in predictions]
+        arrived = [jax.tree.map(partial(earlier, ahead=p.ahead), p) for p in predictions]
         shares = tuple(map(self._share, aheads))
         labels = later(self.batch["tokens"])
-        fixed = (self.features, labels, shares, tuple(each.fixed for each in arrived))
+        fixed = (self.features, labels, shares, tuple(prediction.fixed for prediction in arrived))
 
         def loss_of(trained, inputs, fixed):
             features, labels, shares, others = fixed
-            wanted = Wanted(features, self.logits(features), labels)
+            teacher = Teacher(features, self.logits(features), labels)
             total, columns = jnp.zeros(()), []
-            for ahead, share, decay, own, other in zip(
-                aheads, shares, decays, inputs, others, strict=True
-            ):
-                values = values_of(trained, Prediction(ahead, own, other), wanted)
+            parts = zip(aheads, shares, decays, inputs, others, strict=True)
+            for ahead, share, decay, *outputs in parts:
+                values = values_of(trained, Prediction(ahead, *outputs), teacher)
                 means = {
                     name: jnp.sum(jnp.where(share > 0, share * value, 0.0))
                     for name, value in values.items()
@@ -213,11 +214,11 @@ class Step:
                 columns.append(means)
             return total, columns
 
-        inputs = tuple(each.inputs for each in arrived)
+        inputs = tuple(prediction.inputs for prediction in arrived)
         total, columns = cast(Any, sum_slots(loss_of, trained, inputs, fixed))
-        metrics = {name: jnp.stack([each[name] for each in columns]) for name in columns[0]}
+        metrics = {name: jnp.stack([column[name] for column in columns]) for name in columns[0]}
         accuracy = {"accuracy": metrics.pop("is_right")}
-        return total, {name: jnp.mean(each) for name, each in metrics.items()} | accuracy
+        return total, {name: jnp.mean(values) for name, values in metrics.items()} | accuracy
 
     def _share(self, ahead: int) -> Float[Array, "B T"]:
         """Returns the share of each slot in a mean, moved to the slot that is predicted."""
@@ -246,8 +247,8 @@ def hidden_states(
 ) -> Float[Array, "B T L D"]:
     """Returns the target's hidden states after some layers, as constants for gradients.
 
-    Rows hold one text or several. `positions` count within each text, `segments` number the texts,
-    which see only themselves.
+    A sequence holds one text or several. `positions` count within each text, and `segments` number
+    the texts, which do not attend to each other.
     """
     rows = QueryRows(tokens, positions, text_before(segments))
     cache = target.new_cache(params, *tokens.shape)
@@ -257,7 +258,7 @@ def hidden_states(
 
 
 def later(values: Array, ahead: int = 1) -> Array:
-    """Moves values `ahead` slots to the front; the last slots of a row wrap around, uncounted."""
+    """Moves values `ahead` slots to the front; the last slots wrap around, uncounted."""
     return jnp.roll(values, -ahead, axis=1)
 
 

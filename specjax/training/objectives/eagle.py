@@ -1,4 +1,4 @@
-"""Trains an EAGLE head: every slot predicts the target's next feature and distribution.
+"""EAGLE's objective: every slot predicts the target's next feature and distribution.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Slot t counts
 if token t + 2, which it drafts, belongs to an answer; the released code counts it if token t does,
@@ -12,59 +12,42 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float
 
-from specjax.core.pytree import pytree
+from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, smooth_l1
-from specjax.training.objectives.base import HeadTraining, Prediction, Step, Wanted
-from specjax.training.ranges import check_not_negative
+from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 
-NOISE_LENGTH = 512  # tokens of a text whose noise is as wide as `noise` says
-
-
-@pytree
-class Slots:
-    """A batch as the head sees it: slot t holds feature t and token t + 1."""
-
-    embedded: Float[Array, "B T D"]  # of token t + 1
-    features: Float[Array, "B T D"]  # of token t: the target's, with noise
-    positions: Int[Array, "B T"]
-    segments: Int[Array, "B T"]
+NOISE_LENGTH = 512  # tokens of a text whose noise has exactly the width `noise`
 
 
 @dataclass(frozen=True)
 class FeatureTraining(HeadTraining):
     """Trains a head that predicts the target's features, by EAGLE's loss."""
 
-    feature_weight: float = 1.0
+    feature_weight: float = setting(1.0, at_least=0)
     """Weight of the smooth L1 distance to the target's next feature."""
-    logit_weight: float = 0.1
+    logit_weight: float = setting(0.1, at_least=0)
     """Weight of the cross-entropy to the target's distribution."""
-    noise: float = 0.2
+    noise: float = setting(0.2, at_least=0)
     """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_not_negative(self, "feature_weight", "logit_weight", "noise")
-
-    def slots(self, step: Step) -> Slots:
-        """Returns what the head reads."""
-        positions, segments = step.batch["positions"], step.batch["segments"]
-        noise = _noise(step.key, step.features, segments, self.noise)
-        return Slots(step.embed(1), step.features + noise, positions, segments)
+    def noisy_features(self, step: Step) -> Float[Array, "B T D"]:
+        """Returns the target's features as the head reads them."""
+        return step.features + _noise(step, self.noise)
 
     def feature_losses(
         self, step: Step, predictions: Sequence[Prediction], decays: Sequence[float] | None = None
     ) -> LossAndMetrics:
         """Returns the loss of predicted features, the inputs of the predictions, and its parts."""
 
-        def values_of(_: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
-            distance = smooth_l1(predicted.inputs, wanted.features)
+        def values_of(_: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
+            distance = smooth_l1(predicted.inputs, teacher.features)
             logits = step.logits(predicted.inputs)
-            return {"feature_loss": distance, **self.logit_values(logits, wanted.logits)}
+            return {"feature_loss": distance, **self.logit_values(logits, teacher.logits)}
 
         weights = {
             "feature_loss": self.feature_weight,
@@ -92,18 +75,14 @@ class EagleTraining(FeatureTraining):
         return EagleHead(EagleConfig.for_target(target, self.fc_bias))
 
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
-        slots = self.slots(step)
-        predicted, _ = step.checkpoint(head.step)(
-            params, slots.embedded, slots.features, (), slots.positions, slots.segments
-        )
+        predicted, _ = step.run_head(head, params, step.embed(1), self.noisy_features(step))
         return self.feature_losses(step, [Prediction(1, predicted)])
 
 
-def _noise(
-    key: Key[Array, ""], features: Float[Array, "B T D"], segments: Int[Array, "B T"], width: float
-) -> Float[Array, "B T D"]:
+def _noise(step: Step, width: float) -> Float[Array, "B T D"]:
     """Draws uniform noise, narrower on longer texts, as in the released code."""
+    segments = step.batch["segments"]
     length = jnp.sum(segments[:, :, None] == segments[:, None, :], axis=-1, dtype=jnp.float32)
-    spread = (width * NOISE_LENGTH / length)[..., None]
-    uniform = jax.random.uniform(key, features.shape, minval=-0.5, maxval=0.5)
-    return (uniform * spread).astype(features.dtype)
+    widths = (width * NOISE_LENGTH / length)[..., None]
+    uniform = jax.random.uniform(step.key, step.features.shape, minval=-0.5, maxval=0.5)
+    return (uniform * widths).astype(step.features.dtype)

@@ -1,9 +1,9 @@
-"""Trains an EAGLE-3 head by training-time test: on its own outputs, as in a draft.
+"""EAGLE-3's objective: training-time test, on the head's own outputs as in a draft.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test". At step n slot t reads the token n places later, and from step 2 on what the
 step before returned in its place; it learns the target's distribution of the token after that,
-limited to the draft vocabulary. Nothing asks its outputs to resemble features. Gradients flow
+limited to the draft vocabulary. Its outputs need not resemble features. Gradients flow
 through all steps. Slots where the target's most likely token is outside of the draft vocabulary
 teach nothing. Slot t counts at step n if token t + 1 + n is an answer's; the released code divides
 by all slots.
@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from specjax.core.ranking import best_token
+from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import OWN_LOGITS, Eagle3Config, Eagle3Head
-from specjax.models.heads.layered import DRAFT_TOKENS, Stream
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, soft_cross_entropy
-from specjax.training.objectives.base import HeadTraining, Prediction, Step, Wanted
+from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.ranges import check_at_least_one, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Eagle3Training(HeadTraining):
     Its LM head starts as the target's.
     """
 
-    draft_vocab: int = 32000
+    draft_vocab: int = setting(32000, at_least=0)
     """Tokens that it can draft, the most frequent in the answers; 0: all."""
-    test_steps: int = 7
+    test_steps: int = setting(7, at_least=1)
     """Steps of training-time test; a draft is trained to that depth."""
-    step_decay: float = 0.8
+    step_decay: float = setting(0.8, at_least=0)
     """Weight of each step's loss relative to the step before."""
 
     flags: ClassVar = MappingProxyType({"draft_vocab_size": "--draft-vocab"})
@@ -46,43 +46,31 @@ class Eagle3Training(HeadTraining):
     )
     epochs: ClassVar[float] = 40.0
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least_one(self, "test_steps")
-        check_not_negative(self, "step_decay", "draft_vocab")
-
     def new_head(self, target: TransformerConfig) -> Eagle3Head:
         count = self.draft_vocab if self.draft_vocab < target.vocab_size else 0
         return Eagle3Head(Eagle3Config.for_target(target, count))
 
     def step_loss(self, head: Eagle3Head, params: Any, step: Step) -> LossAndMetrics:
-        places = step.batch["positions"], step.batch["segments"]
-        features, predictions = step.tapped, []
-        streams: tuple[Stream, ...] = ()
+        features, streams, predictions = step.tapped, (), []
         for number in range(1, self.test_steps + 1):
-            features, own = step.checkpoint(head.step)(
-                params, step.embed(number), features, streams, *places
-            )
+            features, streams = step.run_head(head, params, step.embed(number), features, streams)
             predictions.append(Prediction(number, features))
-            streams = (*streams, own)
         drafted = params.get(DRAFT_TOKENS)
 
-        def values_of(own: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
-            logits = head.logits(own, step.target, step.frozen, predicted.inputs, None)
-            best, best_wanted = best_token(logits), best_token(wanted.logits)
-            wanted_logits, teaches = wanted.logits, jnp.ones(best.shape, bool)
+        def values_of(lm_params: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
+            logits = head.logits(lm_params, step.target, step.frozen, predicted.inputs, None)
+            best, target_best = best_token(logits), best_token(teacher.logits)
+            target_logits, counts = teacher.logits, jnp.ones(best.shape, bool)
             if drafted is not None:
-                best, wanted_logits = drafted[best], wanted_logits[..., drafted]
-                teaches = (
-                    jnp.zeros(wanted.logits.shape[-1], bool).at[drafted].set(True)[best_wanted]
-                )
-            values = {"logit_loss": soft_cross_entropy(logits, wanted_logits)}
-            values |= self.top_values(logits, wanted_logits)
-            return {name: jnp.where(teaches, value, 0.0) for name, value in values.items()} | {
-                "is_right": best == best_wanted
-            }
+                best, target_logits = drafted[best], teacher.logits[..., drafted]
+                is_drafted = jnp.zeros(teacher.logits.shape[-1], bool).at[drafted].set(True)
+                counts = is_drafted[target_best]
+            losses = {"logit_loss": soft_cross_entropy(logits, target_logits)}
+            losses |= self.top_values(logits, target_logits)
+            losses = {name: jnp.where(counts, loss, 0.0) for name, loss in losses.items()}
+            return losses | {"is_right": best == target_best}
 
-        own = {name: params[name] for name in OWN_LOGITS}
+        lm_params = {name: params[name] for name in OWN_LOGITS}
         decays = [self.step_decay**number for number in range(self.test_steps)]
         weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
-        return step.losses(values_of, predictions, weights, decays, own)
+        return step.losses(values_of, predictions, weights, decays, lm_params)

@@ -1,4 +1,4 @@
-"""Trains an EAGLE head with HASS: in the contexts of drafting, on the tokens that matter.
+"""HASS's objective for an EAGLE head: the contexts of drafting, and the tokens that matter.
 
 Zhang et al. 2025, "Learning Harmonized Representations for Speculative Sampling". *Harmonized
 context alignment* (section 3.2): at step n every slot stands for the n-th token of a draft. It
@@ -9,7 +9,7 @@ losses.
 
 The released code multiplies attention logits by the alignment mask, which leaves masked columns in
 the softmax; here they are excluded. Features carry no gradient from step to step. The paper has one
-stage of training; the released recipe has two, which are trainings of their own here.
+stage of training; the released recipe has two, which are separate trainings here.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_token
+from specjax.core.settings import setting
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.layered import Stream
 from specjax.training.blocks import map_slots
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import Prediction, Step
-from specjax.training.objectives.eagle import EagleTraining, Slots
+from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.ranges import check_at_least_one, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -40,51 +38,45 @@ class HassTraining(EagleTraining):
 
     top_weight: float = 1.0
     """The weight of that loss (w); 0 leaves it out."""
-    align_steps: int = 3
+    align_steps: int = setting(3, at_least=1)
     """Steps of harmonized context alignment (n); 1 aligns nothing."""
-    step_decay: float = 1.0
+    step_decay: float = setting(1.0, at_least=0)
     """Weight of each step's loss relative to the step before (beta, Table 5)."""
-    token_alignment: float = 0.0
+    token_alignment: float = setting(0.0, at_least=0, at_most=1)
     """Probability that a slot reads the token drafted one step before instead of the text's
     (appendix B)."""
 
     epochs: ClassVar[float] = 40.0
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least_one(self, "align_steps")
-        check_not_negative(self, "step_decay")
-        if not 0 <= self.token_alignment <= 1:
-            raise SpecjaxError(f"token_alignment {self.token_alignment} is outside [0, 1]")
-
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         # Time grows with `align_steps`, and memory by the keys and values that each step adds.
-        slots = self.slots(step)
-        embedded, features, predictions = slots.embedded, slots.features, []
-        streams: tuple[Stream, ...] = ()
+        embedded = text = step.embed(1)
+        features = self.noisy_features(step)
+        streams, predictions = (), []
         for number in range(self.align_steps):
-            predicted, own = step.checkpoint(head.step)(
-                params, embedded, features, streams, slots.positions, slots.segments
-            )
+            predicted, streams = step.run_head(head, params, embedded, features, streams)
             predictions.append(Prediction(1, predicted))
-            streams = (*streams, own)
             predicted = jax.lax.stop_gradient(predicted)
-            features = next_features(features, predicted, slots.segments)
+            features = next_features(features, predicted, step.batch["segments"])
             if self.token_alignment > 0:
                 drafted = map_slots(lambda x: {"token": best_token(step.logits(x))}, predicted)
                 drafted = step.target.embed(step.frozen, drafted["token"])
                 key = jax.random.fold_in(step.key, number)
-                embedded = self.with_drafted(slots, drafted, key)
+                embedded = self.align_tokens(text, drafted, step.batch["segments"], key)
         decays = [self.step_decay**number for number in range(self.align_steps)]
         return self.feature_losses(step, predictions, decays)
 
-    def with_drafted(
-        self, slots: Slots, embedded: Float[Array, "B T D"], key: Key[Array, ""]
+    def align_tokens(
+        self,
+        text: Float[Array, "B T D"],
+        drafted: Float[Array, "B T D"],
+        segments: Int[Array, "B T"],
+        key: Key[Array, ""],
     ) -> Float[Array, "B T D"]:
-        """Gives some slots the token that the step before drafted one slot earlier."""
-        is_drafted = jax.random.bernoulli(key, self.token_alignment, slots.segments.shape)
-        is_drafted = is_drafted & ~_is_first(slots.segments)
-        return jnp.where(is_drafted[..., None], jnp.roll(embedded, 1, axis=1), slots.embedded)
+        """Gives some slots the token that was drafted one slot earlier, the others the text's."""
+        is_drafted = jax.random.bernoulli(key, self.token_alignment, segments.shape)
+        is_drafted = is_drafted & ~_is_first(segments)
+        return jnp.where(is_drafted[..., None], jnp.roll(drafted, 1, axis=1), text)
 
 
 @dataclass(frozen=True)

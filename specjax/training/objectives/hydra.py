@@ -1,4 +1,4 @@
-"""Trains Hydra's heads: each learns the target's distribution at its own depth.
+"""Hydra's objective: each head learns the target's distribution at its own depth.
 
 Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding", with the loss
 of the released code: cross-entropy to the target's own distribution, equally weighted over heads.
@@ -22,13 +22,7 @@ from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import (
-    HeadTraining,
-    Prediction,
-    Step,
-    Wanted,
-    later,
-)
+from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher, later
 from specjax.training.optimizer import OptimizerOptions
 
 
@@ -44,7 +38,7 @@ class HydraTraining(HeadTraining):
     prefix: bool = False
     """Hydra++: a layer over the whole text prepares what the heads read."""
     lm_heads: bool = True
-    """Each head has an LM head of its own, as published; with --no-lm-heads all use the target's.
+    """Each head has a separate LM head, as published; with --no-lm-heads all use the target's.
     """
 
     flags: ClassVar = MappingProxyType(
@@ -63,37 +57,33 @@ class HydraTraining(HeadTraining):
     epochs: ClassVar[float] = 10.0
 
     def new_head(self, target: TransformerConfig) -> HydraHeads:
-        return HydraHeads(
-            HydraConfig.for_target(
-                target,
-                has_prefix=self.prefix,
-                num_heads=self.num_heads,
-                num_layers=self.num_layers,
-                has_lm_heads=self.lm_heads,
-            )
+        config = HydraConfig.for_target(
+            target,
+            has_prefix=self.prefix,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            has_lm_heads=self.lm_heads,
         )
+        return HydraHeads(config)
 
     def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, weights = step.batch["tokens"], {"logit_loss": 1.0, "top_loss": self.top_weight}
         prepared = step.checkpoint(lambda params: prefixed(head, params, step))(params)
 
-        def values_of(params: Any, at: Prediction, wanted: Wanted) -> SlotValues:
-            embedded = jnp.stack(
-                [step.target.embed(step.frozen, each) for each in at.fixed], axis=2
-            )
+        def values_of(params: Any, at: Prediction, teacher: Teacher) -> SlotValues:
+            embedded = [step.target.embed(step.frozen, tokens) for tokens in at.fixed]
+            embedded = jnp.stack(embedded, axis=2)
             logits = head.logits(params, step.target, step.frozen, at.ahead, at.inputs, embedded)
-            return self.logit_values(logits, wanted.logits)
+            return self.logit_values(logits, teacher.logits)
 
-        def prediction(depth: int) -> Prediction:
-            before = tuple(later(tokens, ahead) for ahead in range(1, depth + 1))
-            return Prediction(depth, prepared, before)
-
-        predictions = [prediction(depth) for depth in range(1, head.config.num_heads + 1)]
+        depths = range(1, head.config.num_heads + 1)
+        before = [later(tokens, ahead) for ahead in depths]
+        predictions = [Prediction(depth, prepared, tuple(before[:depth])) for depth in depths]
         return step.losses(values_of, predictions, weights, trained=params)
 
 
 def prefixed(head: HydraHeads, params: Any, step: Step) -> Float[Array, "B T D"]:
-    """Returns what the heads read at every slot of whole texts, which see only themselves."""
+    """Returns the features that the heads read at every slot, after the prefix layer if any."""
     tokens, positions, segments = (step.batch[name] for name in ("tokens", "positions", "segments"))
     batch, length = tokens.shape
     cache = KVCache.create(head.config.layers, batch, length, step.features.dtype)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
+from specjax.core.settings import check_fields, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
@@ -33,7 +34,6 @@ from specjax.training.draft_features import (
 )
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
-from specjax.training.ranges import check_at_least_one, check_choice, check_positive
 from specjax.training.run_folder import check_out
 
 Ids = Sequence[int]
@@ -42,27 +42,20 @@ Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continua
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """Shape and training of the classifier; values out of range are refused."""
+    """Shape and training of the classifier."""
 
-    hidden_size: int = 64
+    hidden_size: int = setting(64, at_least=1)
     position: PositionKind = "draft"
     labels: LabelKind = "match"
-    num_steps: int = 3000
-    batch_size: int = 512  # tokens
-    learning_rate: float = 3e-3  # falls to zero over the run, by a cosine
-    weight_decay: float = 1e-4
-    validation_fraction: float = 0.15  # of the prompts
+    num_steps: int = setting(3000, at_least=1)
+    batch_size: int = setting(512, at_least=1)  # tokens
+    learning_rate: float = setting(3e-3, above=0)  # falls to zero over the run, by a cosine
+    weight_decay: float = setting(1e-4, at_least=0)
+    validation_fraction: float = setting(0.15, above=0, below=1)  # of the prompts
     seed: int = 0
 
     def __post_init__(self):
-        check_at_least_one(self, "hidden_size", "num_steps", "batch_size")
-        if not 0 < self.validation_fraction < 1:
-            raise SpecjaxError(
-                f"validation_fraction {self.validation_fraction} is outside (0, 1); try 0.15"
-            )
-        check_positive(self, "learning_rate")
-        check_choice(self, "position", get_args(PositionKind))
-        check_choice(self, "labels", get_args(LabelKind))
+        check_fields(self)
 
 
 def train_classifier(
@@ -74,15 +67,11 @@ def train_classifier(
     out: str | Path,
     resume: bool = False,
 ) -> TrainedClassifier:
-    """Trains a classifier on the draft's mistakes in the target's own texts.
+    """Trains a classifier on the draft's mistakes in the target's texts.
 
     `generate` returns the target's greedy continuations, with the end token; it gets all prompts at
-    once, so that it can batch them. `out` is the run folder, and the classifier is in
+    once, so that it can batch them. `out` is the run folder; the classifier is written to
     `out/classifier`.
-
-    Raises:
-        SpecjaxError: if `out` holds a run and `resume` is false, the models do not fit together,
-            the prompts are too few or their labels all the same, or files cannot be written.
     """
     out = expand_user(out)
     check_out(out, resume, CLASSIFIER)  # before the slow part
@@ -114,18 +103,14 @@ def fit(
     run_folder: str | Path | None = None,
     resume: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Trains on part of the prompts, validates on the rest; returns params and scores.
-
-    Raises:
-        SpecjaxError: for fewer than two prompts, or if all labels of one part are the same.
-    """
+    """Trains on part of the prompts, validates on the rest; returns params and scores."""
     training, validation = split_by_prompt(data, settings.validation_fraction, settings.seed)
     for name, part in (("training", training), ("validation", validation)):
         if len(set(part.is_match.tolist())) == 1:
             kind = "accepted" if part.is_match[0] else "rejected"
             raise SpecjaxError(
-                f"all {len(part.is_match)} draft tokens of the {name} prompts would be {kind}, so "
-                "there is nothing to learn; give more or other prompts, or another draft"
+                f"all {len(part.is_match)} draft tokens of the {name} prompts would be {kind}, "
+                "which teaches nothing; give more or other prompts, or another draft"
             )
     model = LengthClassifier(settings.hidden_size)
     decay = optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)
@@ -133,8 +118,8 @@ def fit(
 
     def batch_at(step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((settings.seed, step))
-        rows = rng.integers(len(training.labels), size=settings.batch_size)  # with replacement
-        return {"features": training.features[rows], "labels": training.labels[rows]}
+        chosen = rng.integers(len(training.labels), size=settings.batch_size)  # with replacement
+        return {"features": training.features[chosen], "labels": training.labels[chosen]}
 
     trained = train(
         loss_of(model),
@@ -165,9 +150,9 @@ def loss_of(model: LengthClassifier) -> LossFn:
 def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[str, Any]:
     """Scores the classifier at its best threshold, and the best static length.
 
-    Both predict acceptance at temperature 0, whatever labels were trained on. A static rule
-    predicts that the first `static_length` tokens of a draft are accepted and the others are not;
-    its length is chosen on the same data as the threshold, and null means unlimited.
+    Both predict acceptance at temperature 0, whichever labels were trained on. A static rule
+    predicts that exactly the first `static_length` tokens of a draft are accepted; its length is
+    chosen on the same data as the threshold, and null means unlimited.
     """
     threshold = best_threshold(_confidence(model, params, data), data.is_match)
     static_length = best_static_length(data.depth, data.is_match)
@@ -186,7 +171,7 @@ def score(
     threshold: float,
     static_length: int | None,
 ) -> dict[str, Any]:
-    """Scores a classifier with a threshold, and a static length, on texts of any origin."""
+    """Scores a classifier with a threshold, and a static length, on any texts."""
     static = data.depth < (np.inf if static_length is None else static_length)
     return {
         **scores_of(_confidence(model, params, data) >= threshold, data.is_match),

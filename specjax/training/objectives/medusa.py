@@ -1,4 +1,4 @@
-"""Trains Medusa's heads: each predicts the text's token at its own depth.
+"""Medusa's objective: each head predicts the text's token at its own depth.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
 equation 1, which Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative
@@ -17,30 +17,21 @@ import optax
 from jaxtyping import Array
 
 from specjax.core.ranking import best_token
+from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics
-from specjax.training.objectives.base import (
-    HeadTraining,
-    Prediction,
-    Step,
-    Wanted,
-)
+from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions
-from specjax.training.ranges import check_not_negative
 
 
 @dataclass(frozen=True)
 class TokenTraining(HeadTraining):
     """Trains heads that predict the tokens of the text, by Medusa's loss."""
 
-    head_decay: float = 0.8
+    head_decay: float = setting(0.8, at_least=0)
     """Weight of each head's loss relative to the head before."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_not_negative(self, "head_decay")
 
     def token_losses(
         self,
@@ -52,13 +43,13 @@ class TokenTraining(HeadTraining):
     ) -> LossAndMetrics:
         """Returns the loss of predictions from which `logits_of` computes logits, and its parts."""
 
-        def values_of(trained: Any, predicted: Prediction, wanted: Wanted) -> SlotValues:
-            logits, labels = logits_of(trained, predicted), wanted.labels
+        def values_of(trained: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
+            logits, labels = logits_of(trained, predicted), teacher.labels
             values = {
                 "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
                 "is_right": best_token(logits) == labels,
             }
-            return values | self.top_values(logits, wanted.logits)
+            return values | self.top_values(logits, teacher.logits)
 
         weights = {"token_loss": 1.0, "top_loss": self.top_weight}
         return step.losses(values_of, predictions, weights, decays, trained)
@@ -74,7 +65,7 @@ class MedusaTraining(TokenTraining):
     num_layers: int = 1
     """Residual blocks of each head."""
     lm_heads: bool = True
-    """Each head has an LM head of its own (version 1); with --no-lm-heads all use the target's
+    """Each head has a separate LM head (version 1); with --no-lm-heads all use the target's
     (version 2)."""
 
     flags: ClassVar = MappingProxyType({"has_lm_heads": "--no-lm-heads"})

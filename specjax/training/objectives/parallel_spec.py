@@ -1,4 +1,4 @@
-"""Trains a ParallelSpec head: each slot and its masks, a group, learn what follows there.
+"""ParallelSpec's objectives: each slot and its masks, a group, learn the tokens that follow.
 
 Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", section 4.3.
 Medusa's kind learns the tokens of the text (equation 3), EAGLE's kind the target's features and
@@ -28,8 +28,8 @@ class ParallelTraining(HeadTraining):
     """The shape of a ParallelSpec head, of both kinds."""
 
     num_masks: int = 4
-    """Masks per group (K). A draft is then up to K + 1 tokens deep, where its tree is: Medusa's
-    has 4 levels, EAGLE's 5, a dynamic or a tuned one K + 1."""
+    """Masks per group (K). A draft is then at most K + 1 tokens deep; Medusa's tree has 4 levels,
+    EAGLE's 5, and a dynamic or a tuned one K + 1."""
     num_layers: int = 1
     """Layers of the head; the paper uses 1. With 2, masks can look for what the text repeats."""
     fc_bias: bool = False
@@ -54,18 +54,11 @@ class ParallelTraining(HeadTraining):
     def group(
         self, head: ParallelHead, params: Any, step: Step, features: Float[Array, "B T F"]
     ) -> list[Prediction]:
-        """Returns what the head predicts at each depth of the groups, which run one after another.
-
-        `features` are what the head reads of the target's.
-        """
-        embedded, places = step.embed(1), (step.batch["positions"], step.batch["segments"])
-        predictions, streams = [], ()
+        """Runs the head depth by depth; `features` are those it reads of the target's."""
+        embedded, predictions, streams = step.embed(1), [], ()
         for depth in range(1, head.config.num_depths + 1):
-            predicted, own = step.checkpoint(head.step)(
-                params, embedded, features, streams, *places
-            )
+            predicted, streams = step.run_head(head, params, embedded, features, streams)
             predictions.append(Prediction(depth, predicted))
-            streams = (*streams, own)
         return predictions
 
 
@@ -110,5 +103,5 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
         return self.parallel_head(target, True)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        predictions = self.group(head, params, step, self.slots(step).features)
+        predictions = self.group(head, params, step, self.noisy_features(step))
         return self.feature_losses(step, predictions)
