@@ -13,11 +13,10 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree
-from specjax.models.target import ModelOutput, Target
+from specjax.models.target import Target
 
 CYCLE_ROUNDS = 100  # rounds after which a script starts over, so hundredths can be asked for
 
@@ -61,11 +60,9 @@ class Scripted(Drafter):
             raise SpecjaxError("Scripted needs a script as params; make one with script_of")
         self.inner.check(target, params["inner"])
 
-    def init(
-        self, target: Target, params: Params, prompt: Prompt, prefill: ModelOutput, *room: int
-    ) -> ScriptedState:
-        inner = self.inner.init(target, _of_inner(params), prompt, prefill, *room)
-        return ScriptedState(inner, jnp.zeros((), jnp.int32), prompt.length)
+    def init(self, start: Start) -> ScriptedState:
+        inner = self.inner.init(start._replace(params=_of_inner(start.params)))
+        return ScriptedState(inner, jnp.zeros((), jnp.int32), start.prompt.length)
 
     def propose(
         self, target: Target, params: Params, state: ScriptedState, context: Context, draw: Draw

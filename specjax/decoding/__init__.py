@@ -1,6 +1,6 @@
 """The engine: drafters propose, the target decides, one loop serves all."""
 
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal, Start
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
@@ -28,6 +28,7 @@ __all__ = [
     "Outcome",
     "Probe",
     "Proposal",
+    "Start",
     "chain",
     "from_choices",
     "merge_paths",

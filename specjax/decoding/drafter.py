@@ -30,6 +30,17 @@ class Params(NamedTuple):
     drafter: Any = None  # weights, a classifier, a datastore, or None
 
 
+class Start(NamedTuple):
+    """The inputs from which a drafter makes its first state."""
+
+    target: Target
+    params: Params
+    prompt: Prompt
+    prefill: ModelOutput  # tapped hidden states of `prompt[:-1]`; no logits, no attention
+    num_slots: int  # limits the positions of the text and of one pass together
+    max_depth: int  # drafted tokens of the longest path; in a hybrid perhaps the other drafter's
+
+
 class Context(NamedTuple):
     """The committed text of each row; entries of `tokens` beyond `length` are arbitrary."""
 
@@ -148,21 +159,8 @@ class Drafter(ABC):
                 "drafter: pass the pair that specjax.load_drafter returned"
             )
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> State:
-        """Returns the state before the first round.
-
-        `prefill` holds the tapped hidden states of `prompt[:-1]` (no logits, no attention);
-        `num_slots` bounds the positions of text and rows together, and `max_depth` the drafted
-        tokens of a path: in a hybrid they may be more than this drafter's own.
-        """
+    def init(self, start: Start) -> State:
+        """Returns the state before the first round."""
         return None
 
     @abstractmethod

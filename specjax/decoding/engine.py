@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.compilation import jit_loops
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import check_program
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, row_keys
@@ -300,7 +300,7 @@ def _prefill(
         is_done=jnp.zeros((batch,), bool),
         row_keys=row_keys(key, batch),
         cache=replace(cache, length=prompt.length - 1),
-        drafter=drafter.init(target, params, prompt, prefilled, slots, drafter.max_depth),
+        drafter=drafter.init(Start(target, params, prompt, prefilled, slots, drafter.max_depth)),
         stats=Stats(
             rounds=jnp.zeros((batch,), jnp.int32),
             drafted=jnp.zeros((batch,), jnp.int32),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters import auto
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -80,7 +80,7 @@ def writer(break_even: float, is_gated: bool) -> Callable[[jax.Array], jax.Array
     @jax.jit
     def write(tokens):
         start = jnp.array([PROMPT])
-        state = gate.init(model, params, Prompt(tokens, start), nothing, LENGTH, 0)
+        state = gate.init(Start(model, params, Prompt(tokens, start), nothing, LENGTH, 0))
         carry = state, start, jnp.zeros(())
         goes_on = lambda carry: carry[1][0] < LENGTH  # noqa: E731
         return jax.lax.while_loop(goes_on, lambda carry: one_round(tokens, carry), carry)[2]

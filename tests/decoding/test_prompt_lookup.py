@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.core.settings import SettingError
-from specjax.decoding.drafter import Context, Drafter, Params
+from specjax.decoding.drafter import Context, Drafter, Params, Start
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, row_keys
@@ -40,7 +40,7 @@ def propose(drafter: Drafter, tokens, length, hidden=None, **known) -> DraftTree
     """
     params = Params(None)
     prefill = ModelOutput(logits=None, hidden=None if hidden is None else hidden[:, :, None])
-    state = drafter.init(MODEL, params, Prompt(tokens, length), prefill, SLOTS + 3, 0)
+    state = drafter.init(Start(MODEL, params, Prompt(tokens, length), prefill, SLOTS + 3, 0))
     state = replace(state, **known) if known else state
     draw = Draw(row_keys(jax.random.key(0), len(tokens)), length, Sampling())
     return drafter.propose(MODEL, params, state, Context(tokens, length), draw)[0].tree

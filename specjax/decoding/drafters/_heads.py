@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
 from specjax.models.heads.layered import DRAFT_TOKENS
@@ -94,20 +93,13 @@ class HeadDrafter(Drafter):
     def check(self, target: Target, params: Any) -> None:
         check_head(self.head, target, params)
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> HeadState:
-        features = self._features(prefill, prompt.tokens)
+    def init(self, start: Start) -> HeadState:
+        target, params, prompt = start.target, start.params, start.prompt
+        features = self._features(start.prefill, prompt.tokens)
         batch, width, _ = features.shape
         leaves = jax.tree.leaves(params.drafter)
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
-        slots = num_slots + self.num_fed
+        slots = start.num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
         next_tokens = prompt.tokens[:, 1:]
         next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
@@ -116,7 +108,7 @@ class HeadDrafter(Drafter):
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
             cache=cache,
-            pending=jnp.pad(last, ((0, 0), (0, max_depth), (0, 0))),
+            pending=jnp.pad(last, ((0, 0), (0, start.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
             lm_head=self.head.lm_head_rows(params.drafter, target, params.target),
         )

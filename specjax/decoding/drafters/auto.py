@@ -24,12 +24,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, root_only
 from specjax.decoding.widths import if_in_place
-from specjax.models.target import ModelOutput, Taps, Target
+from specjax.models.target import Taps, Target
 
 # Chosen by replaying prompt lookup and heads over predictable, random and misleading texts.
 KEPT = 0.7  # weight of earlier drafts in the mean, at each new one
@@ -93,18 +92,10 @@ class Auto(Drafter):
             )
         self.inner.check(target, params)
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> GateState:
-        none = jnp.zeros_like(prompt.length)
+    def init(self, start: Start) -> GateState:
+        none = jnp.zeros_like(start.prompt.length)
         return GateState(
-            inner=self.inner.init(target, params, prompt, prefill, num_slots, max_depth),
+            inner=self.inner.init(start),
             mean=jnp.full(none.shape, CREDIT),
             budget=jnp.asarray(CREDIT, jnp.float32),  # a weak type would compile `run` twice
             shadow=jnp.zeros((*none.shape, self.num_nodes - 1), jnp.int32),

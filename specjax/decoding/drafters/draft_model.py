@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_token
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.drafters.length_rules import (
     Confidence,
     Disco,
@@ -28,7 +28,7 @@ from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import PositionKind
 from specjax.models.prefill import prefill, whole_chunks
 from specjax.models.shapes import shape_mismatches
-from specjax.models.target import ModelOutput, Taps, Target, causal_rows
+from specjax.models.target import Taps, Target, causal_rows
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
 
@@ -158,18 +158,11 @@ class DraftModel(Drafter):
             )
         self.length_rule.check(params["rule"])
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> DraftState:
-        batch = prompt.length.shape[0]
+    def init(self, start: Start) -> DraftState:
+        prompt, batch = start.prompt, len(start.prompt.length)
+        weights = start.params.drafter["draft"]
         return DraftState(
-            cache=_prefilled(self.draft, params.drafter["draft"], prompt, num_slots),
+            cache=_prefilled(self.draft, weights, prompt, start.num_slots),
             rule=self.length_rule.init(batch),
             prompt_length=prompt.length,
             is_finished=jnp.zeros((batch,), bool),
@@ -177,7 +170,7 @@ class DraftModel(Drafter):
             num_passes=jnp.zeros((), jnp.int32),
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
             num_drafted=jnp.zeros((batch,), jnp.int32),
-            max_missing=2 if max_depth == self.max_depth else max_depth + 1,
+            max_missing=2 if start.max_depth == self.max_depth else start.max_depth + 1,
         )
 
     def propose(

@@ -11,9 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, State
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.drafters._trees import best_of_pool
-from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree, root_only
 from specjax.decoding.verify import follow
@@ -120,31 +119,24 @@ class Hybrid(Drafter):
                 )
             part.check(target, params[name])
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> HybridState:
-        def start(part: Drafter, own: Params) -> State:
-            seen = self._seen_by(part, prefill)
-            others = max(max_depth, part.max_depth + 1)  # a round may take a path of the other part
-            return part.init(target, own, prompt, seen, num_slots, others)
+    def init(self, start: Start) -> HybridState:
+        def start_part(part: Drafter, params: Params) -> State:
+            prefill = self._seen_by(part, start.prefill)
+            # A round may take a path of the other part.
+            max_depth = max(start.max_depth, part.max_depth + 1)
+            return part.init(start._replace(params=params, prefill=prefill, max_depth=max_depth))
 
         def nothing(part: Drafter) -> DraftTree:
-            nodes = jnp.zeros((len(prompt.length), part.num_nodes), jnp.int32)
+            nodes = jnp.zeros((len(start.prompt.length), part.num_nodes), jnp.int32)
             return DraftTree(nodes, nodes, nodes, nodes > 0)
 
-        none = jnp.zeros((len(prompt.length), 2, 2))
+        none = jnp.zeros((len(start.prompt.length), 2, 2))
         return HybridState(
-            parts=tuple(map(start, self.parts, _params(params))),
+            parts=tuple(map(start_part, self.parts, _params(start.params))),
             drafted=tuple(map(nothing, self.parts)),
             right=none,
             wrong=none,
-            is_finished=prompt.length < 0,
+            is_finished=start.prompt.length < 0,
         )
 
     def propose(

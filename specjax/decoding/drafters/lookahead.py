@@ -23,11 +23,12 @@ from specjax.decoding.drafter import (
     Params,
     Probe,
     Proposal,
+    Start,
 )
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, merge_paths
-from specjax.models.target import ModelOutput, Taps, Target
+from specjax.models.target import Taps, Target
 
 EMPTY = -1  # marks an entry of the pool that holds no n-gram
 PROMPT_CHUNK = 32  # n-grams of the prompt inserted at once
@@ -104,17 +105,9 @@ class Lookahead(Drafter):
     def num_probes(self) -> int:
         return self.window_length - 1 + self.num_levels * self.window_length
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> LookaheadState:
-        batch = prompt.length.shape[0]
-        shape = (batch, target.config.vocab_size, self.num_guesses, self.max_depth)
+    def init(self, start: Start) -> LookaheadState:
+        prompt, batch = start.prompt, len(start.prompt.length)
+        shape = (batch, start.target.config.vocab_size, self.num_guesses, self.max_depth)
         pool = jnp.full(shape, EMPTY, jnp.int32)
         if self.pool_from_prompt:
             pool = insert_text(pool, prompt.tokens, prompt.length)

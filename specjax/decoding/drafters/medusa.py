@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.decoding.drafter import Context, Outcome, Params, Proposal
+from specjax.decoding.drafter import Context, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.decoding.drafters._heads import LAST_HIDDEN
-from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.medusa import MedusaHeads
-from specjax.models.target import ModelOutput, Target
+from specjax.models.target import Target
 
 Feature = Float[Array, "B D"]  # the state: the target's, of the last token before the root
 
@@ -38,17 +37,9 @@ class Medusa(DepthTreeDrafter):
     def num_depths(self) -> int:
         return self.head.config.num_heads
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> Feature:
-        assert prefill.hidden is not None
-        return _row(prefill.hidden[:, :, 0], prompt.length - 2)
+    def init(self, start: Start) -> Feature:
+        assert start.prefill.hidden is not None
+        return _row(start.prefill.hidden[:, :, 0], start.prompt.length - 2)
 
     def propose(
         self, target: Target, params: Params, state: Feature, context: Context, draw: Draw

@@ -17,12 +17,19 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, CopyDrafter, Outcome, Params, Proposal, State
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.drafter import (
+    Context,
+    CopyDrafter,
+    Outcome,
+    Params,
+    Proposal,
+    Start,
+    State,
+)
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.target import ModelOutput, Taps, Target
+from specjax.models.target import Taps, Target
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
@@ -122,22 +129,15 @@ class PromptLookupPlus(RankedLookup):
         """
         return max(1, min(9, round(config.num_hidden_layers * 9 / 32)))
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> SeenHidden:
-        assert prefill.hidden is not None
+    def init(self, start: Start) -> SeenHidden:
+        hidden = start.prefill.hidden
+        assert hidden is not None
         back = self.prefix_length - 1
-        hidden = jnp.pad(prefill.hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
-        states = jnp.pad(
-            self._means(hidden), ((0, 0), (0, num_slots - prefill.hidden.shape[1]), (0, 0))
-        )
-        return SeenHidden(states, _slice(hidden, prompt.length - 1, back), prompt.length)
+        missing = start.num_slots - hidden.shape[1]
+        hidden = jnp.pad(hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
+        states = jnp.pad(self._means(hidden), ((0, 0), (0, missing), (0, 0)))
+        length = start.prompt.length
+        return SeenHidden(states, _slice(hidden, length - 1, back), length)
 
     def update(
         self, target: Target, params: Params, state: SeenHidden, outcome: Outcome
@@ -217,17 +217,9 @@ class PromptLookupPlusAttention(RankedLookup):
         layer = config.num_hidden_layers // 2 if layer is None else layer
         return tuple((layer, head) for head in range(config.num_attention_heads))
 
-    def init(
-        self,
-        target: Target,
-        params: Params,
-        prompt: Prompt,
-        prefill: ModelOutput,
-        num_slots: int,
-        max_depth: int,
-    ) -> SeenAttention:
-        weights = jnp.zeros((prompt.length.shape[0], num_slots))
-        return SeenAttention(weights, prompt.length)
+    def init(self, start: Start) -> SeenAttention:
+        length = start.prompt.length
+        return SeenAttention(jnp.zeros((len(length), start.num_slots)), length)
 
     def update(
         self, target: Target, params: Params, state: SeenAttention, outcome: Outcome
