@@ -106,7 +106,7 @@ def _rounds(params: Params, state: LoopState, engine: Engine, num_rounds: int) -
 
 @partial(jax.jit, static_argnames=("engine", "num_rounds"))
 def _drafts(state: LoopState, outcome: Outcome, engine: Engine, num_rounds: int):
-    draw = Draw(state.row_keys, state.length, Sampling())
+    draw = Draw(state.sequence_keys, state.length, Sampling())
     context, no_params = Context(state.tokens, state.length), Params(None)
     drafter, target = engine.drafter, engine.target
 

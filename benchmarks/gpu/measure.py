@@ -219,7 +219,7 @@ class GpuBench:
             if isinstance(own, Failure):
                 rows.append(row | own.row)
                 continue
-            row["rows"] = case.made.drafter.num_rows
+            row["rows"] = case.made.drafter.pass_width
             row["compile_seconds"] = case.run.programs.seconds
             rows.append(row | _figures(own, step, 1 + case.made.num_bytes / num_bytes))
         return rows

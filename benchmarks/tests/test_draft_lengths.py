@@ -12,7 +12,7 @@ from benchmarks.draft_lengths import LengthOptions
 from benchmarks.oracle_file import ORACLE, read_oracle
 from specjax import load
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.widths import ROW_WIDTHS
+from specjax.decoding.widths import DEFAULT_WIDTHS
 from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, load_draft
 from specjax.loading.tuned import Tuned, tuned_file, write_tuned
 from specjax.models.fingerprint import fingerprint
@@ -45,7 +45,7 @@ def write_pair(folder: Path) -> dict[str, str]:
 
 
 def test_rules_and_oracle_are_measured_side_by_side(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(ROW_WIDTHS, 32, ())  # one width of a pass compiles faster
+    monkeypatch.setitem(DEFAULT_WIDTHS, 32, ())  # one width of a pass compiles faster
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "def total(values):"}\n{"prompt": "for value in values:"}\n')
     options = LengthOptions(

@@ -26,7 +26,7 @@ from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.widths import ROW_WIDTHS
+from specjax.decoding.widths import DEFAULT_WIDTHS
 from tests.decoding.heads import EAGLE2
 from tests.decoding.tiny import prompt, target
 
@@ -93,7 +93,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 
 def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setitem(ROW_WIDTHS, 32, ())  # one width of a pass compiles faster
+    monkeypatch.setitem(DEFAULT_WIDTHS, 32, ())  # one width of a pass compiles faster
     some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
     monkeypatch.setattr(gpu_measure, "NUM_BYTES", {"cpu": 2**12})
     monkeypatch.setattr(gpu_measure, "MANY_BYTES", 2**12)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import TextMatch, TextPair, exactly
 from specjax.decoding.prompt import Prompt, from_ids
-from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, row_keys
+from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, sequence_keys
 from specjax.decoding.widths import padded_pass_width, run_padded
 from specjax.loading.targets import LoadedTarget
 from specjax.models.prefill import PREFILL_CHUNK, prefill
@@ -69,7 +69,7 @@ class NearTies:
         logits, scores = _next_token(
             self.target.params,
             from_ids([(*texts.ids, *texts.plain[:at])], bucket=PREFILL_CHUNK),
-            row_keys(trial_key(self.seed, texts.trial), texts.num_rows)[texts.row, None],
+            sequence_keys(trial_key(self.seed, texts.trial), texts.num_rows)[texts.row, None],
             jnp.asarray([len(texts.ids)]),
             target=self.target.model,
             sampling=self.sampling,

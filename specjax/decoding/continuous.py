@@ -24,7 +24,7 @@ from specjax.models.target import Target
 ROUNDS = 16  # between two looks at which rows are done
 
 
-class Ask(NamedTuple):
+class QueuedPrompt(NamedTuple):
     """A prompt that waits for its continuation."""
 
     name: Any
@@ -34,14 +34,14 @@ class Ask(NamedTuple):
 
 def generate_many(
     params: Any,
-    waiting: list[Ask],
+    waiting: list[QueuedPrompt],
     *,
     target: Target,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
     batch_size: int = 32,
-) -> Iterator[tuple[Ask, list[int]]]:
+) -> Iterator[tuple[QueuedPrompt, list[int]]]:
     """Yields each prompt with its new tokens, EOS included, in the order in which they end.
 
     A continuation depends on its prompt and key alone: it is that of `speculative_generate`,
@@ -65,7 +65,7 @@ def generate_many(
     engine = Engine(target, Autoregressive(), sampling, max_new_tokens, as_tuple(eos, target))
     while waiting:
         width = min(_width(ask) for ask in waiting)
-        rows: dict[int, Ask] = {}
+        rows: dict[int, QueuedPrompt] = {}
         state = None
         while True:
             for row in sorted(set(range(batch_size)) - set(rows)):
@@ -91,7 +91,7 @@ def generate_many(
                     yield rows.pop(row), tokens[row, : lengths[row]].tolist()
 
 
-def _width(ask: Ask) -> int:
+def _width(ask: QueuedPrompt) -> int:
     width = PREFILL_CHUNK
     while width < len(ask.ids):
         width *= 2

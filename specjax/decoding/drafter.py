@@ -138,7 +138,7 @@ class Drafter(ABC):
         check_fields(self)
 
     @property
-    def num_rows(self) -> int:
+    def pass_width(self) -> int:
         """The rows of a pass: nodes and probe."""
         return self.num_nodes + self.num_probes
 

@@ -23,7 +23,7 @@ from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_memory, check_request
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
@@ -72,12 +72,12 @@ class Engine:
         if (batch := prompt.tokens.shape[0]) > 1:
             check_rows(self.mesh, batch, "a batch of")
         shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
-        check_memory(params, shape, self.num_rows, slots, self.target, self.mesh)
+        check_memory(params, shape, self.pass_width, slots, self.target, self.mesh)
 
     @property
-    def num_rows(self) -> int:
+    def pass_width(self) -> int:
         """The rows of a pass: nodes and probe, and those that fill it up."""
-        return padded_pass_width(self.target, self.drafter.num_rows)
+        return padded_pass_width(self.target, self.drafter.pass_width)
 
     def num_slots(self, prompt_length: int) -> int:
         """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
@@ -87,7 +87,7 @@ class Engine:
         """
         # A pass writes a full round's rows after the committed text, even in finished rows.
         text = whole_chunks(prompt_length) + self.max_new_tokens
-        return align(text) + align(self.num_rows)
+        return align(text) + align(self.pass_width)
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
         """Caches the prompt without its last token and lets the drafter prepare; compiled."""
@@ -258,7 +258,7 @@ class Engine:
         return replace(self, sampling=Sampling(), eos=())
 
     def _draw(self, state: LoopState) -> Draw:
-        return Draw(state.row_keys, state.length, self.sampling)
+        return Draw(state.sequence_keys, state.length, self.sampling)
 
 
 @partial(jit_loops, static_argnames=("engine", "is_conversation"))
@@ -298,7 +298,7 @@ def _prefill(
         prompt_length=prompt.length,
         is_finite=jnp.ones((batch,), bool),
         is_done=jnp.zeros((batch,), bool),
-        row_keys=row_keys(key, batch),
+        sequence_keys=sequence_keys(key, batch),
         cache=replace(cache, length=prompt.length - 1),
         drafter=drafter.init(Start(target, params, prompt, prefilled, slots, drafter.max_depth)),
         stats=Stats(

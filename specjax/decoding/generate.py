@@ -101,7 +101,7 @@ def stream(
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
     state = engine.prefill(params, prompt, key)
-    return (generation for generation, _ in parts_of(engine, params, state, rounds_per_call))
+    return (generation for generation, _ in stream_states(engine, params, state, rounds_per_call))
 
 
 def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
@@ -131,7 +131,7 @@ def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
         raise SpecjaxError(f"max_new_tokens {max_new_tokens!r} is not a whole number; pass one")
 
 
-def parts_of(
+def stream_states(
     engine: Engine, params: Params, state: LoopState, rounds_per_call: int = 4
 ) -> Iterator[tuple[Generation, LoopState]]:
     """Yields the text so far, and the state, which the next step donates.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, Key
 
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.models.target import Target, causal_rows
 
 
@@ -41,7 +41,7 @@ def reference_generate(
 def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     batch, padded = prompt.tokens.shape
     num_slots = padded + max_new_tokens
-    keys = row_keys(key, batch)
+    keys = sequence_keys(key, batch)
 
     def next_token(_, carry):
         tokens, length, is_done = carry

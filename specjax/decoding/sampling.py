@@ -142,7 +142,7 @@ class Draw:
     of those R tokens alone.
     """
 
-    row_keys: Key[Array, " B"]
+    sequence_keys: Key[Array, " B"]
     round_start: Int[Array, " B"]  # committed length at the start of the round
     sampling: Sampling = static()
     drafted: Int[Array, " R"] | None = None  # None: all
@@ -202,10 +202,10 @@ class Draw:
                 key = jax.random.fold_in(jax.random.fold_in(key, stream), start)
             return jax.vmap(lambda position: jax.random.fold_in(key, position))(row_positions)
 
-        return jax.vmap(of_row)(self.row_keys, self.round_start, positions)
+        return jax.vmap(of_row)(self.sequence_keys, self.round_start, positions)
 
 
-def row_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
+def sequence_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
     """Returns a key per row: `fold_in(key, b)`, but the key itself for a batch of one.
 
     So row b of a batch equals its prompt run alone with `fold_in(key, b)`.

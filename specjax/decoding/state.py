@@ -70,7 +70,7 @@ class LoopState:
     prompt_length: Int[Array, " B"]
     is_finite: Bool[Array, " B"]  # False: logits were not, and the row is done
     is_done: Bool[Array, " B"]  # such rows no longer change
-    row_keys: Key[Array, " B"]
+    sequence_keys: Key[Array, " B"]
     cache: KVCache  # length - 1 committed rows
     drafter: Any
     stats: Stats

@@ -24,7 +24,7 @@ from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # For drafters whose drafts vary in length, by bits of the weights: those of at most half the nodes.
 # In 16 bits only the widest of them, since 8 rows cost little more than one.
-ROW_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
+DEFAULT_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 
 Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
 
@@ -37,7 +37,7 @@ def compiled_widths(drafter: Drafter, dtype: DTypeLike, padded_width: int = 0) -
     widths = () if padded_width else drafter.pass_widths
     if widths is None:
         bits = jnp.finfo(dtype).bits
-        widths = [width for width in ROW_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
+        widths = [width for width in DEFAULT_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
         widths = widths[-1:] if bits == 16 else widths
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 
@@ -102,19 +102,19 @@ def verify_pass(
     return switch_in_place(narrowest, passes, given, (*placeholder, cache))
 
 
-def padded_pass_width(target: Target, num_rows: int) -> int:
-    """Returns how many rows of each text a pass has that is asked for `num_rows`.
+def padded_pass_width(target: Target, pass_width: int) -> int:
+    """Returns how many rows of each text a pass has that is asked for `pass_width`.
 
     Raises:
         SpecjaxError: if these are more than the target's `padded_width`.
     """
     limit = target.padded_width
-    if limit and limit < num_rows:
+    if limit and limit < pass_width:
         raise SpecjaxError(
-            f"this method's passes have {num_rows} rows, more than padded_width {limit}; load the "
-            f"target with {num_rows} or more (--padded-width {num_rows}), or draft fewer tokens"
+            f"this method's passes hold {pass_width} tokens, more than padded_width {limit}; load "
+            f"the target with --padded-width {pass_width} or more, or draft fewer tokens"
         )
-    return limit or num_rows
+    return limit or pass_width
 
 
 def run_padded(

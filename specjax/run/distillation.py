@@ -19,7 +19,7 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
 from specjax.core.settings import check_fields, setting
 from specjax.data.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
-from specjax.decoding.continuous import Ask, generate_many
+from specjax.decoding.continuous import QueuedPrompt, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
@@ -55,7 +55,7 @@ def answers_of(
 
     def answers(prompts: Sequence[Ids]) -> list[list[int]]:
         key = jax.random.key(0)
-        waiting = [Ask(number, tuple(ids), key) for number, ids in enumerate(prompts)]
+        waiting = [QueuedPrompt(number, tuple(ids), key) for number, ids in enumerate(prompts)]
         done = _continued(target, waiting, Sampling(), max_new_tokens, DistillOptions.distill_batch)
         found = {
             ask.name: ids for _, (ask, ids) in zip(watch(range(len(prompts))), done, strict=True)
@@ -147,7 +147,7 @@ def own_questions(
     key = jax.random.key(seed)
 
     def produce(numbers: Sequence[int]) -> Rows:
-        waiting = [Ask(number, ids, jax.random.fold_in(key, number)) for number in numbers]
+        waiting = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
         size, tokens = options.distill_batch, options.distill_tokens
         for ask, said in _continued(target, waiting, Sampling(1.0), tokens, size):
             text = tokenizer.decode(said[:-1], skip_special_tokens=True).strip()
@@ -210,16 +210,16 @@ def _answered(
     new_tokens = options.distill_tokens
     found: dict[int, Conversation | None] = {}
 
-    def next_ask(number: int) -> Ask | None:
+    def next_ask(number: int) -> QueuedPrompt | None:
         asked, so_far = conversations[number], found.get(number)
         if so_far is not None and so_far.is_cut:
             return None
         turn = 0 if so_far is None else len(so_far.turns)
         ids = prompt_of(target, asked, longest, new_tokens, so_far)
         own_key = jax.random.fold_in(jax.random.fold_in(key, number), turn)
-        return Ask(number, tuple(ids), own_key) if ids else None
+        return QueuedPrompt(number, tuple(ids), own_key) if ids else None
 
-    waiting: list[Ask] = []
+    waiting: list[QueuedPrompt] = []
     for number in conversations:
         if ask := next_ask(number):
             waiting.append(ask)
@@ -288,11 +288,11 @@ def _with_answer(
 
 def _continued(
     target: LoadedTarget,
-    waiting: list[Ask],
+    waiting: list[QueuedPrompt],
     sampling: Sampling,
     max_new_tokens: int,
     batch_size: int,
-) -> Iterator[tuple[Ask, list[int]]]:
+) -> Iterator[tuple[QueuedPrompt, list[int]]]:
     model = target.model.clone(padded_width=0)  # a single method needs no padding
     return generate_many(
         target.params,

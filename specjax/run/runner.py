@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 
 from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import parts_of
+from specjax.decoding.generate import stream_states
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
@@ -197,7 +197,7 @@ class Runner:
         is_over: Callable[[Generation], bool],
     ) -> tuple[Generation, LoopState, float]:
         started = time.perf_counter()
-        parts = parts_of(self.engine, self.params, state)
+        parts = stream_states(self.engine, self.params, state)
         (generation, state), seconds = next(parts), time.perf_counter() - started
         while True:
             show(generation)

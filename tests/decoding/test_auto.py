@@ -19,7 +19,7 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import Verification, chain
 from specjax.decoding.widths import compiled_widths
 from specjax.models.target import ModelOutput
@@ -61,7 +61,7 @@ def writer(break_even: float, is_gated: bool) -> Callable[[jax.Array], jax.Array
 
     def one_round(tokens, carry):
         state, length, taken = carry
-        draw = Draw(row_keys(jax.random.key(0), 1), length, Sampling())
+        draw = Draw(sequence_keys(jax.random.key(0), 1), length, Sampling())
         (tree, _), state = gate.propose(model, params, state, Context(tokens, length), draw)
         following = jax.lax.dynamic_slice_in_dim(tokens, length[0], gate.max_depth, axis=1)
         is_right = (tree.tokens[:, 1:] == following) & tree.valid[:, 1:]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.continuous import Ask, generate_many
+from specjax.decoding.continuous import QueuedPrompt, generate_many
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.generate import speculative_generate
@@ -16,15 +16,17 @@ from tests.decoding.tiny import target
 NEW_TOKENS, EOS, SAMPLING = 40, (3, 17, 29), Sampling(0.8)
 
 
-def asks(lengths: list[int]) -> list[Ask]:
+def asks(lengths: list[int]) -> list[QueuedPrompt]:
     numbers = np.random.default_rng(1)
     return [
-        Ask(number, tuple(numbers.integers(0, 40, length).tolist()), jax.random.key(number))
+        QueuedPrompt(
+            number, tuple(numbers.integers(0, 40, length).tolist()), jax.random.key(number)
+        )
         for number, length in enumerate(lengths)
     ]
 
 
-def alone(ask: Ask) -> list[int]:
+def alone(ask: QueuedPrompt) -> list[int]:
     model, params = target()
     found = speculative_generate(
         Params(params),
@@ -39,7 +41,7 @@ def alone(ask: Ask) -> list[int]:
     return found.tokens[0, : int(found.length[0])].tolist()
 
 
-def many(waiting: list[Ask]):
+def many(waiting: list[QueuedPrompt]):
     model, params = target()
     return generate_many(
         params,

@@ -11,7 +11,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE, DepthTreeDrafter
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
 
@@ -37,7 +37,7 @@ class Given(DepthTreeDrafter):
 
 
 def tree_of(drafter: Given, sampling: Sampling):
-    draw = Draw(row_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
+    draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
     tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
     assert_well_formed(tree)
     return tree, draw

@@ -161,7 +161,7 @@ def test_every_chain_is_what_the_draft_says_and_as_long_as_the_rule_wants(rule, 
         before, tree = found.before, found.tree
         logits, _ = draft_pass(weights("near"), jnp.asarray(with_draft(found)))
         places = jnp.arange(1, logits.shape[1] + 1)[None, :] + jnp.zeros((BATCH, 1), jnp.int32)
-        draw = Draw(before.row_keys, jnp.asarray(before.length), SAMPLINGS[sampling])
+        draw = Draw(before.sequence_keys, jnp.asarray(before.length), SAMPLINGS[sampling])
         said = np.argmax(draw.perturbed(logits, places), axis=-1)
         probs = np.asarray(jax.nn.softmax(logits, axis=-1))
         for row in np.flatnonzero(~before.is_done):
@@ -274,7 +274,7 @@ def test_no_pass_is_run_for_tokens_that_nobody_wants():
     longest = []
     for found in rounds("heuristic", "sampled"):
         state = jax.tree.map(jnp.asarray, found.before)
-        draw = Draw(state.row_keys, state.length, SAMPLINGS["sampled"])
+        draw = Draw(state.sequence_keys, state.length, SAMPLINGS["sampled"])
         CALLS.clear()
         jax.block_until_ready(
             propose(params, state.drafter, Context(state.tokens, state.length), draw)
@@ -329,7 +329,7 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     state = Engine(target()[0], own, max_new_tokens=NEW_TOKENS).prefill(params, prompt(), KEY)
 
     def propose(own, sampling, state):
-        draw = Draw(state.row_keys, state.length, sampling)
+        draw = Draw(state.sequence_keys, state.length, sampling)
         context = Context(state.tokens, state.length)
         return own.propose(target()[0], params, state.drafter, context, draw)[0].tree
 

@@ -103,7 +103,7 @@ def assert_by_choices(
 ):
     choices = headed.drafter.choices
     for state, tree in zip(states, trees, strict=True):
-        draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
+        draw = Draw(jnp.asarray(state.sequence_keys), jnp.asarray(state.length), sampling)
         assert (tree.draft_probs is not None) == sampling.needs_draft_probs
         for row in np.flatnonzero(~state.is_done):
             text = state.tokens[row, : state.length[row]].tolist()
@@ -189,7 +189,7 @@ def by_confidence(headed: Headed, draw: Draw, row: int, literal: Literal) -> Pat
 
 def assert_by_confidence(headed: Headed, sampling: Sampling, state: LoopState, tree: DraftTree):
     assert tree.draft_probs is None
-    draw = Draw(jnp.asarray(state.row_keys), jnp.asarray(state.length), sampling)
+    draw = Draw(jnp.asarray(state.sequence_keys), jnp.asarray(state.length), sampling)
     for row in np.flatnonzero(~state.is_done):
         text = state.tokens[row, : state.length[row]].tolist()
         expected = by_confidence(headed, draw, row, literal(headed, text))

@@ -19,7 +19,7 @@ from specjax.decoding.drafters.lookahead import (
 )
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import LoopState
 from specjax.decoding.widths import query_rows
 from specjax.models.cache import KVCache
@@ -106,7 +106,7 @@ def test_probe_rows_stand_and_see_as_the_definition_says(settings):
     root_slot = np.arange(len(filled)) * 3
     text = jnp.zeros((len(filled), 1), jnp.int32) + 7
     context = Context(text, jnp.ones((len(filled),), jnp.int32))
-    draw = Draw(row_keys(jax.random.key(0), len(filled)), context.length, Sampling())
+    draw = Draw(sequence_keys(jax.random.key(0), len(filled)), context.length, Sampling())
     propose = jax.jit(partial(drafter.propose, target()[0]))
     (tree, probe), _ = propose(Params(None), state, context, draw)
     assert tree.num_nodes == drafter.num_nodes
@@ -315,7 +315,7 @@ def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     guesses = np.array([[[3, 4, 5], [3, 4, 6]], [[1, 2, 3], [2, 2, 2]], [[7, 8, 9], [EMPTY] * 3]])
     state = with_guesses(state, guesses)
     context = Context(state.tokens, state.length)
-    draw = Draw(state.row_keys, state.length, Sampling())
+    draw = Draw(state.sequence_keys, state.length, Sampling())
     (tree, _), _ = SMALL.propose(target()[0], Params(None), state.drafter, context, draw)
     rows = zip(tree.tokens, tree.num_valid(), strict=True)
     drafted = [row[1:count].tolist() for row, count in rows]

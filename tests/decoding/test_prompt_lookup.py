@@ -12,7 +12,7 @@ from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context, Drafter, Params, Start
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree
 from specjax.models.target import ModelOutput
 from tests.decoding.tiny import target
@@ -42,7 +42,7 @@ def propose(drafter: Drafter, tokens, length, hidden=None, **known) -> DraftTree
     prefill = ModelOutput(logits=None, hidden=None if hidden is None else hidden[:, :, None])
     state = drafter.init(Start(MODEL, params, Prompt(tokens, length), prefill, SLOTS + 3, 0))
     state = replace(state, **known) if known else state
-    draw = Draw(row_keys(jax.random.key(0), len(tokens)), length, Sampling())
+    draw = Draw(sequence_keys(jax.random.key(0), len(tokens)), length, Sampling())
     return drafter.propose(MODEL, params, state, Context(tokens, length), draw)[0].tree
 
 

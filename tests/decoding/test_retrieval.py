@@ -14,7 +14,7 @@ from specjax.data.datastore import build, params
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from tests.decoding.tiny import target
 
@@ -52,7 +52,7 @@ def texts(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @partial(jax.jit, static_argnames="drafter")
 def propose(drafter: Retrieval, arrays, tokens, length) -> DraftTree:
-    draw = Draw(row_keys(jax.random.key(0), len(tokens)), length, Sampling())
+    draw = Draw(sequence_keys(jax.random.key(0), len(tokens)), length, Sampling())
     context = Context(tokens, length)
     return drafter.propose(MODEL, Params(None, arrays), None, context, draw)[0].tree
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, row_keys
+from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, sequence_keys
 
 VOCAB = 11
 DRAWS = 6000
@@ -88,7 +88,7 @@ def test_bfloat16_logits_are_filtered_in_float32(sampling):
 
 
 def draw(sampling: Sampling, rows: int = 1, start: int = 7, seed: int = 0) -> Draw:
-    return Draw(row_keys(jax.random.key(seed), rows), jnp.full((rows,), start), sampling)
+    return Draw(sequence_keys(jax.random.key(seed), rows), jnp.full((rows,), start), sampling)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -190,11 +190,11 @@ def test_noise_depends_on_the_key(sampling):
 @SETTINGS
 def test_row_b_of_a_batch_draws_as_it_would_alone(sampling, batch):
     key, positions = jax.random.key(5), jnp.arange(4)[None]
-    together = Draw(row_keys(key, batch), jnp.full((batch,), 7), sampling)
+    together = Draw(sequence_keys(key, batch), jnp.full((batch,), 7), sampling)
     noise = together.noise(jnp.tile(positions, (batch, 1)), VOCAB)
     for row in range(batch):
         own = key if batch == 1 else jax.random.fold_in(key, row)
-        alone = Draw(row_keys(own, 1), jnp.array([7]), sampling)
+        alone = Draw(sequence_keys(own, 1), jnp.array([7]), sampling)
         np.testing.assert_array_equal(noise[row], alone.noise(positions, VOCAB)[0])
 
 

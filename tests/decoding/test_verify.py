@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree, Verification, chain, from_choices
 from specjax.decoding.verify import follow, reject, verify
 
@@ -220,7 +220,7 @@ def verified(tree: DraftTree, logits, sampling: Sampling) -> Verification:
 
 
 def draws(rows: int, sampling: Sampling) -> Draw:
-    return Draw(row_keys(jax.random.key(3), rows), jnp.full(rows, START + 1), sampling)
+    return Draw(sequence_keys(jax.random.key(3), rows), jnp.full(rows, START + 1), sampling)
 
 
 def slow_typical(tree: DraftTree, probs: np.ndarray, row: int, sampling: Sampling) -> list[int]:

@@ -17,7 +17,7 @@ from specjax.decoding.drafter import Drafter, Probe, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     compiled_widths,
@@ -141,7 +141,7 @@ def verified(proposal: Proposal, drafter: Reader, padded_width: int = 0):
 @partial(jax.jit, static_argnums=(3, 4))
 def _verified(proposal: Proposal, cache: KVCache, params, drafter: Drafter, padded_width: int):
     model = target(VOCAB)[0].clone(padded_width=padded_width)
-    draw = Draw(row_keys(jax.random.key(3), BATCH), cache.length + 1, Sampling())
+    draw = Draw(sequence_keys(jax.random.key(3), BATCH), cache.length + 1, Sampling())
     return verify_pass(model, drafter, params, cache, proposal, draw)
 
 

@@ -14,7 +14,7 @@ from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.sampling import Draw, Sampling, row_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree
 from specjax.decoding.widths import verify_pass
 from specjax.models.fingerprint import FrozenModel, fingerprint
@@ -100,7 +100,7 @@ def test_a_gpu_multiplies_a_single_row_by_quantised_weights_alone():
     few = quantize_params(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), "int8")
     one = jnp.zeros((1, 1), jnp.int32)
     tree = DraftTree(one, one - 1, one, one == 0)
-    draw = Draw(row_keys(jax.random.key(0), 1), jnp.ones(1, jnp.int32), Sampling())
+    draw = Draw(sequence_keys(jax.random.key(0), 1), jnp.ones(1, jnp.int32), Sampling())
     cache = model.new_cache(few, 1, 16)
     proposal = Proposal(tree, None)
     one_pass = partial(verify_pass, model, Autoregressive(), few, cache, proposal, draw)
