@@ -19,7 +19,7 @@ from jax import lax
 from benchmarks.harness import default_size, device, in_turn, main, option, random_target, table
 from specjax import Drafter, Engine, Params, Target, from_ids
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Outcome, Proposal
+from specjax.decoding.drafter import Context, Outcome, Proposal, copied_chain
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
@@ -127,7 +127,7 @@ def _outcome(engine: Engine, state: LoopState) -> Outcome:
     hidden = jnp.ones((1, rows, layers, width), state.cache.keys[0].dtype)
     attention = jnp.ones((1, heads, 1, state.cache.num_slots))
     return Outcome(
-        tree=context.copied(state.length - rows, jnp.ones(1, bool), drafter.max_depth),
+        tree=copied_chain(context, state.length - rows, jnp.ones(1, bool), drafter.max_depth),
         output=ModelOutput(None, hidden, attention if heads else None),
         verification=Verification(
             path=jnp.arange(rows, dtype=jnp.int32)[None, :],

@@ -58,9 +58,6 @@ def generate_many(
             position.
         eos: token or tokens that end a continuation.
         batch_size: rows that are decoded together.
-
-    Raises:
-        SpecjaxError: for a prompt that cannot be served, or if logits are NaN or infinite.
     """
     engine = Engine(target, Autoregressive(), sampling, max_new_tokens, as_tuple(eos, target))
     while waiting:
@@ -120,4 +117,4 @@ def _put(
     def put(many: Array, one: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(many, one, row, 0) if many.ndim else many
 
-    return engine.spread(jax.tree.map(put, batch, state))
+    return engine.constrain(jax.tree.map(put, batch, state))

@@ -1,11 +1,10 @@
 """The contract between the loop and a drafting method.
 
-A drafter proposes tokens and learns from the outcome; it does not decide what is generated
-(unless acceptance is `typical`).
+A drafter proposes tokens and observes the outcome; the target decides which are generated.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -20,11 +19,11 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.models.target import ModelOutput, Taps, Target
 
-State = Any  # a pytree of the drafter's own
+State = Any  # a pytree that the drafter defines
 
 
 class Params(NamedTuple):
-    """The arrays of one request: all weights, and whatever else the drafter reads."""
+    """The arrays of one request: the weights, and any other data that the drafter reads."""
 
     target: Any
     drafter: Any = None  # weights, a classifier, a datastore, or None
@@ -42,7 +41,7 @@ class Start(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The committed text of each row; entries of `tokens` beyond `length` are arbitrary."""
+    """The committed tokens of each sequence; entries beyond `length` are arbitrary."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]
@@ -52,31 +51,19 @@ class Context(NamedTuple):
         """The last committed token, which is not in the target's cache yet."""
         return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
 
-    def copied(
-        self, start: Int[Array, " B"], found: Bool[Array, " B"], num_tokens: int
-    ) -> DraftTree:
-        """Returns a chain of the known tokens from `start` on; an empty one unless `found`.
-
-        The token before `start` counts as the source of the root.
-        """
-        source = start[:, None] - 1 + jnp.arange(num_tokens + 1)[None, :]
-        drafted = jnp.take_along_axis(self.tokens, source[:, 1:], axis=1, mode="clip")
-        count = jnp.where(found, jnp.clip(self.length - start, 0, num_tokens), 0)
-        return chain(self.root, drafted, count, source=source)
-
 
 @pytree
 class Probe:
-    """W extra target rows: computed for the drafter's sake, never accepted."""
+    """W extra tokens of a pass, whose outputs the drafter reads; they are never accepted."""
 
     tokens: Int[Array, "B W"]
     offset: Int[Array, "B W"]  # position relative to the root
     anchor: Int[Array, "B W"]  # sees this valid node and its ancestors (0: the root)
-    visible: Bool[Array, "B W W"]  # and these probe rows
+    visible: Bool[Array, "B W W"]  # and these probe tokens
 
 
 class Proposal(NamedTuple):
-    """A draft for the target to verify in one pass, and perhaps a probe."""
+    """A draft for the target to verify in one pass, with an optional probe."""
 
     tree: DraftTree
     probe: Probe | None = None
@@ -87,33 +74,32 @@ class Outcome:
     """One finished round, as `Drafter.update` sees it. Unused parts cost nothing under jit."""
 
     tree: DraftTree
-    # N node rows, then W probe rows; those of invalid nodes are arbitrary. Attention has a single
-    # row: that of the deepest accepted node.
+    # Of N nodes, then W probe tokens; arbitrary at invalid nodes. Attention is that of the deepest
+    # accepted node alone.
     output: ModelOutput
     verification: Verification
     context: Context  # after the commit
-    root_slot: Int[Array, " B"]  # position of the root in the text before the commit
+    root_slot: Int[Array, " B"]  # position of this round's root
 
     @property
     def num_committed(self) -> Int[Array, " B"]:
-        """Tokens added to each row: path and bonus, unless EOS or the limit cut them."""
+        """Tokens added to each sequence: path and bonus, unless EOS or the limit cut them."""
         return self.context.length - 1 - self.root_slot
 
-    def along_path(self, rows: Array) -> Array:
-        """Returns the rows `[B, N(+W), ...]` of the accepted path, `[B, P, ...]`, root first."""
-        path = self.verification.path
-        return jax.vmap(lambda row, nodes: row[nodes])(rows, path)
+    def along_path(self, values: Array) -> Array:
+        """Returns the entries of `values [B, N + W, ...]` on the path, `[B, P, ...]`."""
+        return jax.vmap(lambda entries, path: entries[path])(values, self.verification.path)
 
     def last_attention(self) -> Float[Array, "B A S"]:
         """Returns the attention of the tapped heads at the deepest accepted node.
 
-        Column s is position s of the text; rows of rejected nodes may lie beyond its end.
+        Column s is position s of the text; columns beyond its end may hold rejected nodes.
         """
         assert self.output.attention is not None
         return self.output.attention[:, :, 0]
 
     def probe_logits(self) -> Float[Array, "B W V"]:
-        """Returns the target's logits at the probe rows."""
+        """Returns the target's logits at the probe tokens."""
         assert self.output.logits is not None
         return self.output.logits[:, self.tree.num_nodes :]
 
@@ -122,16 +108,16 @@ class Outcome:
 class Drafter(ABC):
     """A drafting method. Subclasses are frozen, hashable dataclasses; their fields are settings.
 
-    A subclass has `num_nodes` and `propose`. It overrides the rest where it must: `init` and
-    `update` if it carries a state, `taps` if it reads more of the target than its tokens, `check`
-    if it reads params. `params` are those of the request: `params.target` and `params.drafter`.
+    A subclass defines `num_nodes` and `propose`. It overrides `init` and `update` if it carries a
+    state, `taps` if it reads more of the target than its tokens, and `check` if it reads params.
+    `params` are those of the request: `params.target` and `params.drafter`.
     """
 
     num_nodes: ClassVar[int]  # N: nodes of the tree, root included
-    num_probes: ClassVar[int] = 0  # W: rows of the probe
-    taps: ClassVar[Taps] = Taps(logits=False)  # what the target must reveal
-    # Nodes (root included) of the narrower passes to compile; None: the engine's choice. A target
-    # that fills up its passes has none.
+    num_probes: ClassVar[int] = 0  # W: tokens of the probe
+    taps: ClassVar[Taps] = Taps(logits=False)  # target outputs the drafter reads
+    # Nodes (root included) of the narrower passes to compile; None: the engine chooses. A target
+    # with a `padded_width` has none.
     pass_widths: ClassVar[tuple[int, ...] | None] = None
 
     def __post_init__(self):
@@ -139,20 +125,16 @@ class Drafter(ABC):
 
     @property
     def pass_width(self) -> int:
-        """The rows of a pass: nodes and probe."""
+        """Tokens of a pass per sequence: nodes and probe."""
         return self.num_nodes + self.num_probes
 
     @property
     def max_depth(self) -> int:
-        """D: tokens of the longest path, root not counted."""
+        """D: drafted tokens of the longest path."""
         return self.num_nodes - 1
 
     def check(self, target: Target, params: Any) -> None:
-        """Checks that settings and `params.drafter`, passed as `params`, fit the target.
-
-        Raises:
-            SpecjaxError: if they do not.
-        """
+        """Checks that settings and `params.drafter`, passed as `params`, fit the target."""
         if params is not None:
             raise SpecjaxError(
                 f"{type(self).__name__} has no params but was given some; they belong to another "
@@ -172,14 +154,14 @@ class Drafter(ABC):
     def skip(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> State:
-        """Returns the state as `propose` would leave it in a round whose draft nobody reads.
+        """Advances the state for a round whose draft is discarded.
 
-        Override it if that is cheaper without drafting.
+        Override it if that is cheaper than drafting.
         """
         return self.propose(target, params, state, context, draw)[1]
 
     def update(self, target: Target, params: Params, state: State, outcome: Outcome) -> State:
-        """Returns the state after a round, from what the target accepted and revealed."""
+        """Returns the state after a round."""
         return state
 
 
@@ -193,3 +175,17 @@ class CopyDrafter(Drafter):
     @property
     def num_nodes(self) -> int:
         return self.num_tokens + 1
+
+
+def copied_chain(
+    context: Context, start: Int[Array, " B"], has_match: Bool[Array, " B"], num_tokens: int
+) -> DraftTree:
+    """Returns a chain of the committed tokens from `start` on; an empty one without a match.
+
+    The token before `start` counts as the source of the root.
+    """
+    source = start[:, None] - 1 + jnp.arange(num_tokens + 1)[None, :]
+    drafted = jnp.take_along_axis(context.tokens, source[:, 1:], axis=1, mode="clip")
+    num_left = jnp.clip(context.length - start, 0, num_tokens)
+    tree = chain(context.root, drafted, jnp.where(has_match, num_left, 0))
+    return replace(tree, source=source)

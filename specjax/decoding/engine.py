@@ -1,9 +1,9 @@
-"""The engine: prefill once, then rounds until every row is done.
+"""The engine: prefill once, then rounds until every sequence is done.
 
 The tokens `tokens[:length]` are committed. The last one, the root, is not in the target's cache
-yet, so the cache holds `length - 1` rows. A round feeds the root and the draft, keeps one path, and
-the bonus becomes the next root. Prefill caches the prompt without its last token, so the first
-round is like any other.
+yet, so the cache holds `length - 1` tokens. A round feeds the root and the draft, keeps one path,
+and the bonus becomes the next root. Prefill caches the prompt without its last token, so the first
+round is not special.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.stages import Lowered
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from specjax.core.compilation import jit_loops
 from specjax.core.errors import SpecjaxError
@@ -45,10 +45,10 @@ class Engine:
 
     Attributes:
         target: the model.
-        drafter: the method; it decides the speed, not the text.
+        drafter: the method; it affects the speed, not the tokens.
         sampling: temperature, filters, and the verification rule.
-        max_new_tokens: new tokens per row at most; a row also ends at the target's last position.
-        eos: tokens that end a row.
+        max_new_tokens: new tokens per sequence; it also ends at the target's last position.
+        eos: tokens that end a sequence.
     """
 
     target: Target
@@ -58,13 +58,12 @@ class Engine:
     eos: tuple[int, ...] = ()
 
     def check(self, params: Params, prompt: Prompt, room: int | None = None) -> None:
-        """Checks a request before anything is compiled.
+        """Validates a request before compilation; `room` new tokens must fit the positions.
 
-        `room` is how many new tokens must fit the target's positions, by default `max_new_tokens`.
+        Under an outer `jit` only shapes are checked.
 
         Raises:
-            SpecjaxError: if it cannot be served. Values that are still traced (under an outer
-                `jit`) are not checked; shapes are.
+            SpecjaxError: if the request is invalid or needs more memory than there is.
         """
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
@@ -76,42 +75,41 @@ class Engine:
 
     @property
     def pass_width(self) -> int:
-        """The rows of a pass: nodes and probe, and those that fill it up."""
+        """Tokens of a pass per sequence: nodes, probe and padding."""
         return padded_pass_width(self.target, self.drafter.pass_width)
 
     def num_slots(self, prompt_length: int) -> int:
-        """Returns the slots per row of the KV cache; `prompt_length` includes the padding.
+        """Returns the slots per sequence of the KV cache; `prompt_length` includes the padding.
 
-        The text and a round are both rounded up, so that all drafters of at most 128 rows have the
-        same slots: how the attention of a prompt rounds depends on their number.
+        The text and the pass are both rounded up, so that all drafters with passes of at most 128
+        tokens have the same slots: the rounding of attention depends on their number.
         """
-        # A pass writes a full round's rows after the committed text, even in finished rows.
+        # Each pass writes all its tokens after the committed ones, in finished sequences too.
         text = whole_chunks(prompt_length) + self.max_new_tokens
         return align(text) + align(self.pass_width)
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
-        """Caches the prompt without its last token and lets the drafter prepare; compiled."""
+        """Caches the prompt without its last token and makes the drafter's state; compiled."""
         return _prefill(params, prompt, key, self._for_prefill)
 
     def resume(
         self, params: Params, state: LoopState | None, prompt: Prompt, key: Key[Array, ""]
     ) -> LoopState:
-        """Prefills the next turn of a conversation: what the text so far lacks; compiled.
+        """Prefills the next turn of a conversation, reusing the cached prefix; compiled.
 
-        The prompt holds the whole conversation. Its longest beginning that is in the cache of
-        `state`, in all rows alike, is not read again by the target; a draft model, and a head,
-        prepare as for a new text. The tokens that follow are those of a fresh start, if the target
-        computes a token's keys and values alike in all passes.
+        The prompt holds the whole conversation. The longest prefix cached for every sequence is not
+        recomputed by the target; draft models and heads start anew. The generated tokens equal
+        those after `prefill` if the target's keys and values do not depend on the pass.
 
         Args:
             params: of target and drafter.
-            state: what `run` made of a state of `resume`, with the same target and drafter; None
-                begins a conversation. It is not donated, and may be resumed several times.
+            state: from `run` after an earlier `resume`, with the same target and drafter; None
+                starts a conversation. It is not donated, so it may be resumed several times.
             prompt: as for `prefill`; its padding may differ from turn to turn.
-            key: decides the text of this turn.
+            key: decides the tokens of this turn.
 
         Raises:
-            SpecjaxError: if the state is of `prefill`, and so lacks what the drafter reads.
+            SpecjaxError: if the state comes from `prefill` and lacks hidden states.
         """
         if state is not None and state.hidden is None and self.drafter.taps.hidden_layers:
             raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")
@@ -126,14 +124,13 @@ class Engine:
 
     @partial(jit_loops, static_argnums=0, donate_argnames="state")
     def run(self, params: Params, state: LoopState, max_rounds: Int[Array, ""] | int) -> LoopState:
-        """Runs rounds until all rows are done, or `max_rounds` have run since `prefill`; compiled.
+        """Runs rounds until all sequences are done or `max_rounds` since `prefill`; compiled.
 
-        Call it again with more `max_rounds` to see the text grow. The state is donated, and comes
-        back in the same memory.
+        To stream, call it repeatedly with a growing `max_rounds`. The state is donated.
         """
         return lax.while_loop(
             lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),
-            lambda state: self.spread(self.round(params, state)),
+            lambda state: self.constrain(self.round(params, state)),
             state,
         )
 
@@ -145,9 +142,9 @@ class Engine:
     # ---- Ahead of timing ------------------------------------------------------------------------
 
     def lower(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> tuple[Lowered, Lowered]:
-        """Lowers the programs of `prefill` and `run`, to be compiled ahead of time.
+        """Lowers the programs of `prefill` and `run` for ahead-of-time compilation.
 
-        On a mesh this compiles `prefill`: XLA decides where the state lies that `run` takes.
+        On a mesh this compiles `prefill`, since XLA chooses the shardings of the state.
         """
         state = _prefill.eval_shape(params, prompt, key, self._for_prefill)
         prefill = _prefill.lower(params, prompt, key, self._for_prefill)
@@ -163,13 +160,13 @@ class Engine:
         key: Key[Array, ""],
         begin: Callable[[Params, Prompt, Key[Array, ""]], LoopState] | None = None,
     ) -> None:
-        """Compiles everything and runs one round at each width, which loads that pass's code.
+        """Compiles everything and runs one round at each width.
 
-        Otherwise the first round that drafts enough for a wider pass takes many times as long.
-        `begin` replaces `prefill`, for a conversation; its programs are not checked for memory.
+        The first run of a pass is many times slower, as its code is loaded then. `begin` replaces
+        `prefill` for a conversation; its programs are not checked for memory.
 
         Raises:
-            SpecjaxError: before anything runs, if a program needs more memory than there is.
+            SpecjaxError: if a program needs more memory than there is; nothing runs then.
         """
         for lowered in () if begin else self.lower(params, prompt, key):
             check_program("the request", lowered, params)
@@ -186,12 +183,12 @@ class Engine:
         """The devices of the target; None: a single one."""
         return self.target.mesh
 
-    def spread(self, state: LoopState) -> LoopState:
+    def constrain(self, state: LoopState) -> LoopState:
         """Constrains the shardings of the state inside a compiled program; see `constrain_rows`."""
         return constrain_rows(state, self.mesh, state.length.shape[0])
 
     def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
-        """Asks the drafter for a proposal; rows that are done get no nodes but the root."""
+        """Lets the drafter propose; sequences that are done keep only the root."""
         context = Context(state.tokens, state.length)
         (tree, probe), drafter_state = self.drafter.propose(
             self.target, params, state.drafter, context, self._draw(state)
@@ -199,7 +196,7 @@ class Engine:
         if tree.num_nodes > self.drafter.num_nodes:  # the cache would be too small
             raise SpecjaxError(
                 f"{type(self.drafter).__name__} drafted a tree of {tree.num_nodes} nodes, but its "
-                f"num_nodes is {self.drafter.num_nodes}; set it to the largest, root included"
+                f"num_nodes is {self.drafter.num_nodes}; set it to the maximum, root included"
             )
         is_root = jnp.arange(tree.num_nodes)[None, :] == 0
         tree = replace(tree, valid=tree.valid & (~state.is_done[:, None] | is_root))
@@ -227,17 +224,19 @@ class Engine:
         output: ModelOutput,
         verification: Verification,
     ) -> LoopState:
-        """Commits what was accepted, keeps its rows in the cache, and updates the drafter.
+        """Commits the accepted path and the bonus, in tokens and cache, and updates the drafter.
 
         `state` holds the caches as `propose` and `verify` left them.
         """
-        root_slot = state.length - 1
-        longest = state.prompt_length + self.max_new_tokens
-        longest = jnp.minimum(longest, self.target.config.longest_from(state.prompt_length))
-        state, count = append(state, tree, verification, longest, self.eos)
-        path, cache = verification.path, state.cache
-        is_chain, rows = tree.is_chain, tree.num_nodes
-        cache = cache.advance(count) if is_chain else cache.keep(path, count, rows)
+        root_slot, cache = state.length - 1, state.cache
+        max_length = state.prompt_length + self.max_new_tokens
+        max_length = jnp.minimum(max_length, self.target.config.longest_from(state.prompt_length))
+        state = record_sources(state, tree, verification)
+        state, count = append(state, tree, verification, max_length, self.eos)
+        if tree.is_chain:
+            cache = cache.advance(count)
+        else:
+            cache = cache.keep(verification.path, count, tree.num_nodes)
         outcome = Outcome(
             tree=tree,
             output=output,
@@ -249,12 +248,12 @@ class Engine:
         state = replace(state, cache=cache, drafter=drafter_state)
         if state.hidden is None or output.hidden is None:
             return state
-        fresh = outcome.along_path(output.hidden)
-        return replace(state, hidden=write_slots(state.hidden, fresh, root_slot, axis=1))
+        on_path = outcome.along_path(output.hidden)
+        return replace(state, hidden=write_slots(state.hidden, on_path, root_slot, axis=1))
 
     @property
     def _for_prefill(self) -> "Engine":
-        # Sampling and EOS play no part yet, so engines that differ in them share the program.
+        # Prefill does not depend on sampling and EOS, so their values share a program.
         return replace(self, sampling=Sampling(), eos=())
 
     def _draw(self, state: LoopState) -> Draw:
@@ -277,13 +276,14 @@ def _prefill(
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = engine.num_slots(prompt_length)
     cache = target.new_cache(params.target, batch, slots, prompt.length)
-    given, known = tokens, None
+    fed, cached_hidden = tokens, None
     if earlier is not None:
-        cache, known = _known(earlier, prompt, cache, target.config)
-        given = jnp.pad(tokens, ((0, 0), (0, PREFILL_CHUNK)))
-        known = None if known is None else resized(known, given.shape[1], axis=1)
+        cache = _cached_prefix(earlier, prompt, cache, target.config)
+        fed = jnp.pad(tokens, ((0, 0), (0, PREFILL_CHUNK)))
+        if earlier.hidden is not None:
+            cached_hidden = resized(earlier.hidden, fed.shape[1], axis=1)
     prefilled, cache = prefill(
-        params.target, given, prompt.length - 1, cache, target, drafter.taps, known
+        params.target, fed, prompt.length - 1, cache, target, drafter.taps, cached_hidden
     )
     count = max_new_tokens + drafter.max_depth + 1
     hidden = prefilled.hidden
@@ -310,59 +310,50 @@ def _prefill(
         min_width=jnp.ones((), jnp.int32),
         hidden=hidden,
     )
-    return engine.spread(state)
+    return engine.constrain(state)
 
 
-def _known(
+def _cached_prefix(
     earlier: LoopState, prompt: Prompt, empty: KVCache, config: TransformerConfig
-) -> tuple[KVCache, Float[Array, "B S T D"] | None]:
-    """Returns what a conversation has cached of a prompt, in the place of an empty cache."""
+) -> KVCache:
+    """Returns the part of a conversation's cache that holds a prefix of the prompt."""
     width = min(prompt.tokens.shape[1], earlier.tokens.shape[1])
     same = prompt.tokens[:, :width] == earlier.tokens[:, :width]
     num_same = jnp.sum(jnp.cumprod(same, axis=1), axis=1, dtype=jnp.int32)
-    num_known = jnp.min(jnp.minimum(num_same, jnp.minimum(earlier.length, prompt.length) - 1))
+    num_cached = jnp.min(jnp.minimum(num_same, jnp.minimum(earlier.length, prompt.length) - 1))
     if config.rope.rope_type in ("dynamic", "longrope"):  # keys depend on the prompt's length
-        num_known = jnp.zeros_like(num_known)
-    cache = replace(
+        num_cached = jnp.zeros_like(num_cached)
+    return replace(
         earlier.cache.with_slots(empty.num_slots),
-        length=jnp.broadcast_to(num_known, empty.length.shape),
+        length=jnp.broadcast_to(num_cached, empty.length.shape),
         prompt_length=empty.prompt_length,
     )
-    return cache, earlier.hidden
 
 
 def append(
     state: LoopState,
     tree: DraftTree,
     verification: Verification,
-    longest: Int[Array, " B"],
+    max_length: Int[Array, " B"],
     eos: tuple[int, ...],
 ) -> tuple[LoopState, Int[Array, " B"]]:
-    """Appends path and bonus, cut after EOS and at the `longest` text; returns how many per row.
+    """Appends path and bonus, cut after EOS and at `max_length`; returns the numbers of tokens.
 
-    A row whose logits are not finite is done, and keeps the text it had.
+    A sequence whose logits are not finite is done and keeps its tokens.
     """
     steps = jnp.arange(verification.path.shape[1])[None, :]
     is_drafted = steps < verification.num_accepted[:, None]
     below_root = jnp.pad(verification.path[:, 1:], ((0, 0), (0, 1)))
     drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
-    fresh = jnp.where(is_drafted, drafted, verification.bonus[:, None])
+    new_tokens = jnp.where(is_drafted, drafted, verification.bonus[:, None])
 
-    room = jnp.maximum(longest - state.length, 0)
+    room = jnp.maximum(max_length - state.length, 0)
     count = jnp.minimum(verification.num_accepted + 1, room)
-    ends = jnp.isin(fresh, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
-    has_eos = jnp.any(ends, axis=1)
-    count = jnp.where(has_eos, jnp.argmax(ends, axis=1) + 1, count)
+    is_eos = jnp.isin(new_tokens, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
+    has_eos = jnp.any(is_eos, axis=1)
+    count = jnp.where(has_eos, jnp.argmax(is_eos, axis=1) + 1, count)
     is_finite = verification.bonus != NO_BONUS
     count = jnp.where(state.is_done | ~is_finite, 0, count).astype(jnp.int32)
-
-    root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
-    sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
-    if tree.source is not None:
-        # Column 0 is the root: it counts as copied if the first drafted token was accepted.
-        on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
-        is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
-        sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)
 
     is_active = (~state.is_done).astype(jnp.int32)
     stats = Stats(
@@ -375,8 +366,7 @@ def append(
     )
     new_state = replace(
         state,
-        source=write_slots(state.source, sources, state.length - 1, axis=1),
-        tokens=write_slots(state.tokens, fresh, state.length, axis=1),
+        tokens=write_slots(state.tokens, new_tokens, state.length, axis=1),
         from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
         length=state.length + count,
         is_finite=state.is_finite & (state.is_done | is_finite),
@@ -384,3 +374,17 @@ def append(
         stats=stats,
     )
     return new_state, count
+
+
+def record_sources(state: LoopState, tree: DraftTree, verification: Verification) -> LoopState:
+    """Records the positions that the root and the new tokens were copied from, for attribution."""
+    steps = jnp.arange(verification.path.shape[1])[None, :]
+    is_drafted = steps < verification.num_accepted[:, None]
+    root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
+    sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
+    if tree.source is not None:
+        # Column 0 is the root: it counts as copied if the first drafted token was accepted.
+        on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
+        is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
+        sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)
+    return replace(state, source=write_slots(state.source, sources, state.length - 1, axis=1))

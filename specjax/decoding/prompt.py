@@ -24,11 +24,7 @@ class Prompt:
 
 
 def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
-    """Pads rows of token ids to the next multiple of `bucket`.
-
-    Raises:
-        SpecjaxError: for no rows, an empty row, or one that does not hold token ids.
-    """
+    """Pads rows of token ids to the next multiple of `bucket`."""
     if len(ids) == 0:
         raise SpecjaxError("no prompts given; pass at least one row of token ids")
     rows = [_row_of(number, tokens) for number, tokens in enumerate(ids)]
@@ -42,9 +38,6 @@ def padded_length(rows: Sequence[Sized], bucket: int = BUCKET) -> int:
     """Returns the length to which `from_ids` pads these prompts.
 
     Pass it as `bucket` so that several batches share one compiled program.
-
-    Raises:
-        ValueError: for no rows.
     """
     return -(-max(map(len, rows)) // bucket) * bucket
 
@@ -61,11 +54,7 @@ def _row_of(number: int, tokens: Sequence[int]) -> np.ndarray:
 
 
 def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
-    """Tokenizes texts, with the BOS that the tokenizer adds, and pads them.
-
-    Raises:
-        SpecjaxError: for an empty text or no texts.
-    """
+    """Tokenizes texts, with the BOS that the tokenizer adds, and pads them."""
     if isinstance(texts, str):
         raise SpecjaxError("encode takes a list of texts; wrap the single text in [...]")
     for row, text in enumerate(texts):

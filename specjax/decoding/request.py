@@ -24,10 +24,6 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
     """Checks what concerns the target alone; `params` are its own.
 
     `max_new_tokens` must fit into the target's positions.
-
-    Raises:
-        SpecjaxError: if the request cannot be served. Values that are still traced (under an outer
-            `jit`) are not checked; shapes are.
     """
     check_at_least("max_new_tokens", max_new_tokens, 1)
     target.check(params)
@@ -75,11 +71,7 @@ def check_memory(
 
 
 def as_tuple(eos: Any, target: Target) -> tuple[int, ...]:
-    """Returns the end tokens as they are compiled in: sorted, each once.
-
-    Raises:
-        SpecjaxError: for something other than token ids, or ids that the target cannot say.
-    """
+    """Returns the end tokens as they are compiled in: sorted, each once."""
     tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)
     try:
         tokens = tuple(sorted({operator.index(token) for token in tokens}))

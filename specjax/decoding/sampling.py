@@ -1,10 +1,10 @@
-"""Drawing tokens: the filters, and noise that belongs to a position of the text.
+"""Sampling: the filters, and noise that depends on the position in the text.
 
-Under `coupled` verification (the default) the token at absolute position t of a row is
-`argmax(filtered logits + gumbel(fold_in(row_key, t)))`, whoever computes it and however often. So
-the text depends on the key alone, never on the drafter. `rejection` must not reuse noise
-that already affected an earlier decision, so its noise also depends on the round. `typical` draws
-as `coupled` does, but accepts any drafted token that is typical: it is LOSSY.
+Under `coupled` verification (the default) the token at absolute position t of a sequence is
+`argmax(filtered logits + gumbel(fold_in(sequence_key, t)))`, so the generated tokens depend on the
+key alone, never on the drafter. `rejection` must not reuse noise that affected an earlier decision,
+so its noise also depends on the round. `typical` draws as `coupled` does, but accepts any drafted
+token that is typical: it is LOSSY.
 """
 
 import math
@@ -20,10 +20,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_tokens
 
-# Streams of `rejection` noise: for drafters' draws, for acceptance, for the bonus.
+# Streams of `rejection` noise: for the drafter, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
-MIN_TEMPERATURE = 1e-30  # anything below is as good as greedy, and would be 0 in float32
-MIN_TOP_P = 1e-30  # anything below keeps the most likely token only, and would be 0 in float32
+MIN_TEMPERATURE = 1e-30  # smaller values underflow in float32; treat them as greedy
+MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
 VERIFICATIONS = ("coupled", "rejection", "typical")
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
 
@@ -83,23 +83,22 @@ class Sampling:
 
     @property
     def needs_draft_probs(self) -> bool:
-        """Whether verification asks for the distributions that drafted tokens were drawn from."""
+        """Whether verification needs the distributions that drafted tokens were drawn from."""
         return self.verification == "rejection" and not self.is_greedy
 
     @property
     def noise_is_known(self) -> bool:
-        """Whether a drafter may look at the noise that decides the target's tokens.
+        """Whether drafters may use the noise that decides the target's tokens.
 
-        Under `rejection` it may not, and typical acceptance looks at probabilities, not at draws.
+        `rejection` forbids it, and `typical` accepts by probabilities, not by draws.
         """
         return self.verification == "coupled" and not self.is_greedy
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
-        """Returns log-probabilities after temperature, top-k and top-p, float32; -inf where cut.
+        """Returns float32 log-probabilities after temperature, top-k and top-p; -inf where cut.
 
         Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and any that tie
-        with its last one.
-        Greedy decoding ignores the filters: they never remove the most likely token.
+        with its last one. Greedy decoding skips the filters.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
@@ -108,21 +107,21 @@ class Sampling:
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
         logits = logits / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = best_tokens(logits, self.top_k)[0][..., -1:]
-            logits = jnp.where(logits >= least, logits, -jnp.inf)
+            threshold = best_tokens(logits, self.top_k)[0][..., -1:]
+            logits = jnp.where(logits >= threshold, logits, -jnp.inf)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         if self.top_p < 1:
-            is_kept = _most_likely(log_probs, max(self.top_p, MIN_TOP_P))
+            is_kept = _top_p_mask(log_probs, max(self.top_p, MIN_TOP_P))
             log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
         return log_probs
 
 
-def _most_likely(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, "... V"]:
-    """Returns which tokens are needed to reach `top_p`: those above them have less in total.
+def _top_p_mask(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, "... V"]:
+    """Whether a token is needed to reach `top_p`: more likely ones have less in total.
 
-    The limit is found bit by bit, without sorting the vocabulary.
+    The threshold is found bit by bit, without sorting the vocabulary.
     """
-    # As whole numbers, floats that are not negative keep their order.
+    # The bits of non-negative floats, read as integers, have the same order.
     rank = lax.bitcast_convert_type(jnp.maximum(-log_probs, 0.0), jnp.int32)
     probs = jnp.exp(log_probs)
 
@@ -138,30 +137,29 @@ def _most_likely(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, 
 class Draw:
     """The random draws of one round, shared by the drafter and the verifier.
 
-    A drafter with a draft vocabulary sees them `among` its tokens: logits, noise and ranks are then
-    of those R tokens alone.
+    With a draft vocabulary, draws are restricted to its R tokens: so are logits, noise and ranks.
     """
 
     sequence_keys: Key[Array, " B"]
     round_start: Int[Array, " B"]  # committed length at the start of the round
     sampling: Sampling = static()
-    drafted: Int[Array, " R"] | None = None  # None: all
+    draft_vocab: Int[Array, " R"] | None = None  # None: all tokens
     vocab_size: int = static(default=0)  # of the target; 0 without a draft vocabulary
 
-    def among(self, tokens: Int[Array, " R"], vocab_size: int) -> "Draw":
-        """Returns the draws among some tokens of a vocabulary."""
-        return replace(self, drafted=tokens, vocab_size=vocab_size)
+    def restricted_to(self, draft_vocab: Int[Array, " R"], vocab_size: int) -> "Draw":
+        """Returns the draws restricted to some tokens of a vocabulary."""
+        return replace(self, draft_vocab=draft_vocab, vocab_size=vocab_size)
 
     def tokens(self, ranked: Int[Array, "..."]) -> Int[Array, "..."]:
-        """Returns the tokens at these places of the logits."""
-        return ranked if self.drafted is None else self.drafted[ranked]
+        """Returns the token ids for these indices of the logits."""
+        return ranked if self.draft_vocab is None else self.draft_vocab[ranked]
 
-    def spread(self, probs: Float[Array, "... R"]) -> Float[Array, "... V"]:
-        """Returns the probabilities of the whole vocabulary; 0 where nothing is drafted."""
-        if self.drafted is None:
+    def over_vocabulary(self, probs: Float[Array, "... R"]) -> Float[Array, "... V"]:
+        """Returns the probabilities of the whole vocabulary; 0 outside the draft vocabulary."""
+        if self.draft_vocab is None:
             return probs
-        nothing = jnp.zeros((*probs.shape[:-1], self.vocab_size), probs.dtype)
-        return nothing.at[..., self.drafted].set(probs)
+        zeros = jnp.zeros((*probs.shape[:-1], self.vocab_size), probs.dtype)
+        return zeros.at[..., self.draft_vocab].set(probs)
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Returns the log-probabilities that tokens are drawn from; see `Sampling.filtered`."""
@@ -173,7 +171,7 @@ class Draw:
         """Returns Gumbel noise for the tokens that will stand at `positions` of the text."""
         keys, size = self._position_keys(positions, stream), self.vocab_size or vocab_size
         noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,))))(keys)
-        return noise if self.drafted is None else noise[..., self.drafted]
+        return noise if self.draft_vocab is None else noise[..., self.draft_vocab]
 
     def uniform(
         self, positions: Int[Array, "B N"], count: int, stream: int = ACCEPT
@@ -197,19 +195,19 @@ class Draw:
         return self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
 
     def _position_keys(self, positions: Int[Array, "B N"], stream: int) -> Key[Array, "B N"]:
-        def of_row(key, start, row_positions):
+        def of_sequence(key, start, positions):
             if self.sampling.verification == "rejection":
                 key = jax.random.fold_in(jax.random.fold_in(key, stream), start)
-            return jax.vmap(lambda position: jax.random.fold_in(key, position))(row_positions)
+            return jax.vmap(lambda position: jax.random.fold_in(key, position))(positions)
 
-        return jax.vmap(of_row)(self.sequence_keys, self.round_start, positions)
+        return jax.vmap(of_sequence)(self.sequence_keys, self.round_start, positions)
 
 
 def sequence_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
-    """Returns a key per row: `fold_in(key, b)`, but the key itself for a batch of one.
+    """Returns a key per sequence: `fold_in(key, b)`, but the key itself for a batch of one.
 
-    So row b of a batch equals its prompt run alone with `fold_in(key, b)`.
+    Sequence b of a batch therefore equals its prompt run alone with `fold_in(key, b)`.
     """
     if batch == 1:
         return key[None]
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(batch))

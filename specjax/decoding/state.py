@@ -1,4 +1,4 @@
-"""The state that the loop carries from round to round, and the result it returns."""
+"""The state of the loop, and its result."""
 
 from typing import Any
 
@@ -16,18 +16,17 @@ NO_SOURCE = -1
 
 @pytree
 class Stats:
-    """Counts over the rounds of each row. L = max_depth + 2."""
+    """Counts over the rounds of each sequence. L = max_depth + 2."""
 
     rounds: Int[Array, " B"]  # target passes, prefill not counted
     drafted: Int[Array, " B"]  # valid nodes offered, roots not counted
-    accepted: Int[Array, " B"]  # drafted tokens on the paths, those cut off the text too
-    accepted_lengths: Int[
-        Array, "B L"
-    ]  # histogram: entry n counts the rounds that committed n tokens
+    accepted: Int[Array, " B"]  # drafted tokens on the paths, also those cut off at the end
+    # Histogram: entry n counts the rounds that committed n tokens.
+    accepted_lengths: Int[Array, "B L"]
 
     @property
     def mean_accepted_length(self) -> jax.Array:
-        """Committed tokens per target pass, bonus included, over all rows."""
+        """Committed tokens per target pass, bonus included, over all sequences."""
         lengths = jnp.arange(self.accepted_lengths.shape[1])
         rounds = jnp.maximum(jnp.sum(self.rounds), 1)
         return jnp.sum(self.accepted_lengths * lengths[None, :]) / rounds
@@ -35,27 +34,24 @@ class Stats:
 
 @pytree
 class Generation:
-    """New tokens of each row. M = max_new_tokens."""
+    """New tokens of each sequence. M = max_new_tokens."""
 
     tokens: Int[Array, "B M"]  # zero beyond length
     length: Int[Array, " B"]  # EOS included
     from_draft: Bool[Array, "B M"]  # the token was drafted and accepted, not added by the target
-    # Position in the text (prompt, then new tokens) that it was copied from, or NO_SOURCE. A bonus
-    # token gets a source in the next round, if the continuation of that source is accepted.
+    # Position (in the prompt and new tokens) that each token was copied from, or NO_SOURCE. A bonus
+    # token gets its source in the next round, if the continuation of that source is accepted.
     source: Int[Array, "B M"]
     stats: Stats
-    is_finite: Bool[Array, " B"]  # False: the row ended early, because logits were NaN or infinite
+    is_finite: Bool[Array, " B"]  # False: it ended early, at NaN or infinite logits
 
     def check(self) -> None:
-        """Waits for the result and checks that every logit was finite.
-
-        Raises:
-            SpecjaxError: if a row ended early because its logits were NaN or infinite.
-        """
-        for row in np.flatnonzero(~np.asarray(self.is_finite)):
+        """Waits for the result and checks that every logit was finite."""
+        for sequence in np.flatnonzero(~np.asarray(self.is_finite)):
             raise SpecjaxError(
-                f"row {row}: the target's logits are NaN or infinite after {self.length[row]} new "
-                "tokens; use dtype bfloat16 or float32, or check the weights"
+                f"sequence {sequence}: the target's logits are NaN or infinite after "
+                f"{self.length[sequence]} new tokens; use dtype bfloat16 or float32, or check the "
+                "weights"
             )
 
 
@@ -68,14 +64,14 @@ class LoopState:
     source: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, root included
     prompt_length: Int[Array, " B"]
-    is_finite: Bool[Array, " B"]  # False: logits were not, and the row is done
-    is_done: Bool[Array, " B"]  # such rows no longer change
+    is_finite: Bool[Array, " B"]  # False: logits were not, and the sequence is done
+    is_done: Bool[Array, " B"]  # such sequences no longer change
     sequence_keys: Key[Array, " B"]
-    cache: KVCache  # length - 1 committed rows
+    cache: KVCache  # length - 1 committed tokens
     drafter: Any
     stats: Stats
-    min_width: Int[Array, ""]  # of the next pass, in nodes: 1, or more to load a wider pass's code
-    # The tapped hidden states of the text without its root, in a conversation: see `Engine.resume`.
+    min_width: Int[Array, ""]  # nodes of the next pass; more than 1 only to warm up
+    # Tapped hidden states without the root's, in a conversation: see `Engine.resume`.
     hidden: Float[Array, "B S T D"] | None = None
 
     def generation(self, max_new_tokens: int) -> Generation:

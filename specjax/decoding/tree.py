@@ -1,4 +1,4 @@
-"""DraftTree: the drafted tokens of one round in static shapes, and the result of verifying them.
+"""Draft trees in static shapes, and the result of verifying them.
 
 Node 0 is the root (committed, but not yet in the target's cache). Parents stand before their
 children and valid nodes before invalid ones, so the first n nodes are always a tree themselves.
@@ -26,13 +26,11 @@ class DraftTree:
     parents: Int[Array, "B N"]  # NO_PARENT at the root
     depth: Int[Array, "B N"]  # 0 at the root
     valid: Bool[Array, "B N"]  # the root is always valid
-    # Row n: what node n's children were drawn from; None: children were chosen, not drawn.
+    # Entry n: the distribution that node n's children were drawn from; None: they were chosen.
     draft_probs: Float[Array, "B N V"] | None = None
-    # Where in the text each token was copied from, if the drafter copies.
-    source: Int[Array, "B N"] | None = None
-    # How likely the path to each node is, as a log-probability, if the drafter says so.
-    scores: Float[Array, "B N"] | None = None
-    is_chain: bool = static(default=False)  # node i's parent is i - 1, for all rows
+    source: Int[Array, "B N"] | None = None  # position in the text it was copied from, if any
+    scores: Float[Array, "B N"] | None = None  # log-probability of each path, if the drafter knows
+    is_chain: bool = static(default=False)  # node i's parent is i - 1, in all sequences
 
     @property
     def num_nodes(self) -> int:
@@ -49,11 +47,11 @@ class DraftTree:
 
 @pytree
 class Verification:
-    """Which nodes the target accepted, and the token it adds. P = max_depth + 1."""
+    """The accepted path and the bonus token. P = max_depth + 1."""
 
     path: Int[Array, "B P"]  # accepted nodes, root first, zero padded
     num_accepted: Int[Array, " B"]  # root not counted
-    bonus: Int[Array, " B"]  # the token the target adds after the path, or NO_BONUS
+    bonus: Int[Array, " B"]  # the target's token after the path, or NO_BONUS
 
 
 def chain(
@@ -61,7 +59,6 @@ def chain(
     drafted: Int[Array, "B D"],
     count: Int[Array, " B"],
     draft_probs: Float[Array, "B N V"] | None = None,
-    source: Int[Array, "B N"] | None = None,
 ) -> DraftTree:
     """Returns a tree without branches: the root, then the first `count[b]` drafted tokens."""
     tokens = jnp.concatenate([root[:, None], drafted], axis=1)
@@ -73,13 +70,12 @@ def chain(
         depth=steps,
         valid=steps <= count[:, None],
         draft_probs=draft_probs,
-        source=source,
         is_chain=True,
     )
 
 
 def root_only(like: DraftTree, root: Int[Array, " B"]) -> DraftTree:
-    """Returns a tree of this form, arrays or shapes, that drafts nothing."""
+    """Returns a tree with the shapes of `like` (arrays or shapes) that drafts nothing."""
     tree = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     return replace(
         tree,
@@ -98,18 +94,14 @@ def from_choices(
 
     Choice (r1, ..., rd) is a node at depth d with the token `candidates[:, d - 1, rd]`, a child of
     choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
-
-    Raises:
-        SpecjaxError: if a choice is empty or has a negative rank, if its parent is not among the
-            choices, or if there is no candidate of its depth and rank.
     """
     ordered, parents = sorted_choices(choices)
-    _, deepest, count = candidates.shape
+    _, num_depths, num_candidates = candidates.shape
     for choice in ordered:
-        if len(choice) > deepest or max(choice) >= count:
+        if len(choice) > num_depths or max(choice) >= num_candidates:
             raise SpecjaxError(
                 f"tree choice {choice} needs {len(choice)} depths of {max(choice) + 1} candidates, "
-                f"but there are {deepest} of {count}; draft more candidates or drop the choice"
+                f"but there are {num_depths} of {num_candidates}; draft more or drop the choice"
             )
     depth = np.array([0] + [len(choice) for choice in ordered])
     rank = np.array([choice[-1] for choice in ordered])
@@ -126,16 +118,11 @@ def from_choices(
 def sorted_choices(
     choices: tuple[tuple[int, ...], ...],
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Returns the choices as nodes 1, 2, ... of a tree, by depth and rank, and all parents `[N]`.
-
-    Raises:
-        SpecjaxError: if a choice is empty or has a negative rank, or its parent is not among the
-            choices.
-    """
+    """Returns the choices by depth and rank, as nodes 1, 2, ..., and the parents of all nodes."""
     for choice in choices:
         if not choice or min(choice) < 0:
             raise SpecjaxError(
-                f"tree choice {choice} is not a path; write ranks from 0 on, such as (0,) or (0, 1)"
+                f"tree choice {choice} is not a path of ranks; write it as in (0,) or (0, 1)"
             )
     ordered = sorted(set(choices), key=lambda choice: (len(choice), choice))
     index = {(): 0} | {choice: node for node, choice in enumerate(ordered, start=1)}
@@ -148,15 +135,11 @@ def sorted_choices(
 
 
 def valid_first(tree: DraftTree) -> DraftTree:
-    """Moves the valid nodes to the front, keeping their order.
-
-    Parents must stand before their children, and parents of valid nodes must be valid, as in every
-    tree.
-    """
+    """Moves the valid nodes to the front, keeping their order."""
     order = jnp.argsort(~tree.valid, axis=1, stable=True)
-    place = jnp.argsort(order, axis=1)  # where each node goes
-    moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, nodes: row[nodes])(leaf, order), tree)
-    parents = jnp.take_along_axis(place, jnp.maximum(moved.parents, 0), axis=1)
+    new_index = jnp.argsort(order, axis=1)
+    moved = jax.tree.map(lambda leaf: jax.vmap(lambda values, at: values[at])(leaf, order), tree)
+    parents = jnp.take_along_axis(new_index, jnp.maximum(moved.parents, 0), axis=1)
     return replace(moved, parents=parents.at[:, 0].set(NO_PARENT))
 
 
@@ -168,16 +151,16 @@ def merge_paths(
 ) -> DraftTree:
     """Returns the prefix tree of G drafted continuations.
 
-    Path g has `lengths[b, g]` tokens. Where they do not all fit into `num_nodes` (root included),
-    nodes of later paths are dropped.
+    Path g has `lengths[b, g]` tokens. If they do not fit into `num_nodes` (root included), nodes of
+    later paths are dropped.
     """
-    batch, count, longest = paths.shape
-    steps = jnp.arange(longest)
+    batch, num_paths, max_length = paths.shape
+    steps = jnp.arange(max_length)
     used = steps[None, None, :] < lengths[..., None]  # [B, G, L]
     same = paths[:, :, None] == paths[:, None, :]
     prefix = jnp.cumprod(same & used[:, None, :], axis=-1).astype(bool)  # [B, g, g', L]
     owner = jnp.argmax(prefix, axis=2)  # the first path with the same tokens up to here
-    is_new = used & (owner == jnp.arange(count)[None, :, None])
+    is_new = used & (owner == jnp.arange(num_paths)[None, :, None])
     rank = jnp.cumsum(is_new.reshape(batch, -1), axis=1).reshape(is_new.shape)
     node = jnp.take_along_axis(rank, owner, axis=1)  # path-major, the root is node 0
     parent = jnp.pad(node[..., :-1], ((0, 0), (0, 0), (1, 0)))
@@ -186,7 +169,7 @@ def merge_paths(
     def place(values, empty):
         flat = jnp.broadcast_to(values, is_new.shape).reshape(batch, -1)
         blank = jnp.full((batch, num_nodes), empty, flat.dtype)
-        return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(blank, slot, flat)
+        return jax.vmap(lambda old, at, new: old.at[at].set(new, mode="drop"))(blank, slot, flat)
 
     return DraftTree(
         tokens=place(paths, 0).at[:, 0].set(root),
@@ -197,9 +180,9 @@ def merge_paths(
 
 
 def ancestors(tree: DraftTree, max_depth: int) -> Bool[Array, "B N N"]:
-    """Returns whether node j is node i or one of its ancestors, at entry [b, i, j].
+    """Whether node j is node i or one of its ancestors, at entry [b, i, j].
 
-    Each pass doubles the distance looked back, so log2(depth) passes suffice.
+    Each step doubles the distance covered, so log2(depth) steps suffice.
     """
     batch, num_nodes = tree.tokens.shape
     if tree.is_chain:

@@ -1,10 +1,10 @@
-"""Verification: which drafted nodes the target agrees with, and the token it adds.
+"""Verification of a draft tree: accepts a path and adds the bonus token.
 
-`coupled`: the target's token after each node is a function of the text and the key alone, and
-nodes carrying exactly those tokens are accepted. `rejection`: Leviathan's rule on chains and the
-recursive rule over siblings on trees (ParallelSpec, Algorithm 1); tokens then equal those of plain
-decoding in distribution only. `typical`: any token that is likely enough is accepted (Medusa,
-section 2.3.1); neither tokens nor distribution are then those of plain decoding.
+`coupled`: the target's token after each node depends on the text and the key alone; nodes that
+carry these tokens are accepted. `rejection`: Leviathan's rule on chains, and the recursive rule
+over siblings on trees (ParallelSpec, Algorithm 1); tokens equal those of plain decoding in
+distribution only. `typical`: any token that is likely enough is accepted (Medusa, section 2.3.1);
+neither tokens nor distribution are those of plain decoding.
 """
 
 from dataclasses import replace
@@ -26,10 +26,10 @@ def verify(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """Accepts the path of `tree` that the target agrees with, and adds the bonus token.
+    """Verifies a draft tree: accepts a path and adds the bonus token.
 
-    `logits[b, n]` are the target's for the token after node n; the root stands at position
-    `root_slot` of the text. Where the logits after the path are not finite, there is no bonus.
+    `logits[b, n]` are the target's for the token after node n; `root_slot` is the root's position.
+    If the logits after the path are not finite, the bonus is NO_BONUS.
     """
     if draw.sampling.needs_draft_probs:
         verification = _rejection(tree, logits, draw, root_slot, max_depth)
@@ -37,30 +37,30 @@ def verify(
         verification = _typical(tree, logits, draw, root_slot, max_depth)
     else:
         after = root_slot[:, None] + tree.depth + 1
-        wanted = best_token(draw.perturbed(logits, after))
-        verification = follow(tree, wanted, max_depth)
-    # A slice per text: a gather with an index per token would cost as much as the argmax.
-    best = jax.vmap(lambda rows, path, count: jnp.max(rows[path[count]]))(
+        target_tokens = best_token(draw.perturbed(logits, after))
+        verification = follow(tree, target_tokens, max_depth)
+    # A slice per sequence: a gather with an index per token would cost as much as the argmax.
+    best = jax.vmap(lambda logits, path, count: jnp.max(logits[path[count]]))(
         logits, verification.path, verification.num_accepted
     )
     return replace(verification, bonus=jnp.where(jnp.isfinite(best), verification.bonus, NO_BONUS))
 
 
-def follow(tree: DraftTree, wanted: Int[Array, "B N"], max_depth: int) -> Verification:
-    """Accepts the path from the root along children that carry their parent's wanted token.
+def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], max_depth: int) -> Verification:
+    """Accepts the path of children that carry the target's token after their parent.
 
-    All nodes at once: going node by node would cost a GPU several kernel launches per node.
+    It works on all nodes at once; a loop would cost a GPU several kernel launches per node.
     """
     seen = ancestors(tree, max_depth)
-    parent_wants = jnp.take_along_axis(wanted, jnp.maximum(tree.parents, 0), axis=1)
-    accepted = _accepted(tree.valid & (tree.tokens == parent_wants), seen)
+    after_parent = jnp.take_along_axis(target_tokens, jnp.maximum(tree.parents, 0), axis=1)
+    accepted = _accepted(tree.valid & (tree.tokens == after_parent), seen)
     last = jnp.argmax(jnp.where(accepted, tree.depth, -1), axis=1)
-    bonus = jnp.take_along_axis(wanted, last[:, None], axis=1)[:, 0]
+    bonus = jnp.take_along_axis(target_tokens, last[:, None], axis=1)[:, 0]
     return _path_to(last, bonus, tree, seen, max_depth)
 
 
 def _accepted(agrees: Bool[Array, "B N"], seen: Bool[Array, "B N N"]) -> Bool[Array, "B N"]:
-    """Returns the nodes that agree, as do all their ancestors below the root."""
+    """Whether a node and all its ancestors below the root agree with the target."""
     return jnp.all(agrees.at[:, 0].set(True)[:, None, :] | ~seen, axis=-1)
 
 
@@ -74,12 +74,12 @@ def _path_to(
     """Returns the path from the root to node `last`, zero padded, and the bonus after it."""
     on_path = jnp.take_along_axis(seen, last[:, None, None], axis=1)[:, 0]
 
-    def of_row(on_path, depth):
+    def of_sequence(on_path, depth):
         slot = jnp.where(on_path, depth, max_depth + 1)
         empty = jnp.zeros((max_depth + 1,), jnp.int32)
         return empty.at[slot].set(jnp.arange(tree.num_nodes, dtype=jnp.int32), mode="drop")
 
-    path = jax.vmap(of_row)(on_path, tree.depth)
+    path = jax.vmap(of_sequence)(on_path, tree.depth)
     return Verification(path, jnp.take_along_axis(tree.depth, last[:, None], axis=1)[:, 0], bonus)
 
 
@@ -90,15 +90,15 @@ def _typical(
     root_slot: Int[Array, " B"],
     max_depth: int,
 ) -> Verification:
-    """Accepts the longest path of typical tokens (ties go to the likeliest); draws the bonus."""
+    """Accepts the longest path of typical tokens (ties: the most likely); draws the bonus."""
     seen = ancestors(tree, max_depth)
     log_probs = draw.filtered(logits)
     parents = jnp.maximum(tree.parents, 0)
-    token_log_probs = jax.vmap(lambda row, above, token: row[above, token])(
+    token_log_probs = jax.vmap(lambda values, parent, token: values[parent, token])(
         log_probs, parents, tree.tokens
     )
-    least = jnp.take_along_axis(typical_threshold(log_probs, draw.sampling), parents, axis=1)
-    accepted = _accepted(tree.valid & (jnp.exp(token_log_probs) > least), seen)
+    threshold = jnp.take_along_axis(typical_threshold(log_probs, draw.sampling), parents, axis=1)
+    accepted = _accepted(tree.valid & (jnp.exp(token_log_probs) > threshold), seen)
     depth = jnp.where(accepted, tree.depth, -1)
     is_longest = depth == jnp.max(depth, axis=1, keepdims=True)
     below_root = seen & (tree.depth > 0)[:, None, :]
@@ -111,7 +111,7 @@ def _typical(
 
 
 def typical_threshold(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
-    """Returns the probability that a typical token exceeds (Medusa, section 2.3.1)."""
+    """Returns the probability that typical tokens exceed (Medusa, section 2.3.1)."""
     probs = jnp.exp(log_probs)
     entropy = -jnp.sum(probs * jnp.log(probs + 1e-5), axis=-1)
     return jnp.minimum(sampling.typical_epsilon, sampling.typical_delta * jnp.exp(-entropy))
@@ -150,29 +150,29 @@ def reject(
     uniform: Float[Array, " N"],
     num_tried: Int[Array, ""],
 ) -> tuple[Int[Array, ""], Float[Array, " V"]]:
-    """Tries the nodes of one tree in order; returns the deepest accepted one and the distribution
-    of the bonus.
+    """Tries the nodes of a tree in order; returns the deepest accepted one and the bonus's
+    distribution.
 
     A child of the current node is accepted with probability p / q. After a rejection p becomes the
-    residual distribution, max(p - q, 0) normalised, for the remaining siblings and the bonus; q
-    drops the rejected token (siblings are drawn without replacement). Nodes that were chosen and
-    have no `draft_probs` count as drawn with certainty. Only the first `num_tried` nodes are tried.
+    residual distribution, max(p - q, 0) normalised, for the remaining siblings and the bonus, and
+    q loses the rejected token (siblings are drawn without replacement). Without `draft_probs` nodes
+    count as drawn with certainty. Only the first `num_tried` nodes are tried.
     """
 
     def try_node(node, carry):
-        here, p, q = carry
+        current, p, q = carry
         token = tokens[node]
-        own = jax.nn.one_hot(token, p.shape[0])
-        q = own if draft_probs is None else q
-        is_child = valid[node] & (parents[node] == here)
-        hit = is_child & (q[token] > 0) & (uniform[node] * q[token] < p[token])
+        certain = jax.nn.one_hot(token, p.shape[0])
+        q = certain if draft_probs is None else q
+        is_child = valid[node] & (parents[node] == current)
+        is_accepted = is_child & (q[token] > 0) & (uniform[node] * q[token] < p[token])
         residual = _normalise(jax.nn.relu(p - q), otherwise=p)
-        rest = _normalise(q * (1 - own), otherwise=q)
-        next_q = own if draft_probs is None else draft_probs[node]
+        rest = _normalise(q * (1 - certain), otherwise=q)
+        next_q = certain if draft_probs is None else draft_probs[node]
         return (
-            jnp.where(hit, node, here),
-            jnp.where(hit, target[node], jnp.where(is_child, residual, p)),
-            jnp.where(hit, next_q, jnp.where(is_child, rest, q)),
+            jnp.where(is_accepted, node, current),
+            jnp.where(is_accepted, target[node], jnp.where(is_child, residual, p)),
+            jnp.where(is_accepted, next_q, jnp.where(is_child, rest, q)),
         )
 
     first_q = jnp.zeros_like(target[0]) if draft_probs is None else draft_probs[0]
@@ -182,6 +182,6 @@ def reject(
 
 
 def _normalise(weights: Float[Array, " V"], otherwise: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Scales `weights` to sum 1; returns `otherwise` where they are all 0 (p equals q)."""
+    """Scales `weights` to sum 1; returns `otherwise` if they are all 0 (p equals q)."""
     total = jnp.sum(weights)
     return jnp.where(total > 0, weights / jnp.maximum(total, 1e-30), otherwise)

@@ -53,7 +53,8 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
         prompts = from_ids([tokens[: root + 1] for root in roots], bucket=16)
         state = engine.prefill(given, prompts, KEY)
         context = Context(state.tokens, state.length)
-        features, _ = Hydra(module).catch_up(TARGET, given, state.drafter, context)
+        drafter = Hydra(module)
+        features, _ = drafter.catch_up(drafter.bind(TARGET, given), state.drafter, context)
         for row, root in enumerate(roots):
             for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
                 behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))

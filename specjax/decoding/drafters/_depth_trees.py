@@ -49,11 +49,6 @@ class DepthTreeDrafter(Drafter):
     most likely nodes (`num_tokens` counts the root), down to `depth` (0: as deep as the head
     predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it does not read: they
     may have been tuned for the head.
-
-    Raises:
-        SpecjaxError: for choices that do not form a tree or leave out a rank better than one they
-            have, settings by which nothing would be drafted, or a static tree with settings that
-            only a dynamic tree reads.
     """
 
     head: Any
@@ -168,7 +163,8 @@ class DepthTreeDrafter(Drafter):
         draft_probs = None
         if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
             below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
-            draft_probs = jnp.take_along_axis(draw.spread(jnp.exp(log_probs)), below, axis=1)
+            probs = draw.over_vocabulary(jnp.exp(log_probs))
+            draft_probs = jnp.take_along_axis(probs, below, axis=1)
         tree = replace(
             tree,
             valid=jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True),

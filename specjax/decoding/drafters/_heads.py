@@ -1,8 +1,8 @@
-"""The base of drafters with a head, and the state of a head that follows the committed text."""
+"""The base of drafters with a head, and the head's state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +28,14 @@ class HeadState:
     """The state of a head. P = max_depth of a round + 1, H the width of a feature."""
 
     cache: KVCache  # of the head: slots made of the target's own features only
-    pending: Float[Array, "B P H"]  # the target's features of the tokens committed last
-    num_pending: Int[Array, " B"]  # how many of them; the head has not seen them yet
-    # The rows of the target's LM head for a draft vocabulary; None without one.
-    lm_head: Weight | None = None
+    pending: Float[Array, "B P H"]  # the target's features that the head has not read yet
+    num_pending: Int[Array, " B"]
+    lm_head: Weight | None = None  # rows of the target's LM head for a draft vocabulary, if any
 
 
 @runtime_checkable
 class FeatureHead(Protocol):
-    """A head with layers of its own over the text, such as `EagleHead`: see there."""
+    """A head with layers over the text; see `LayeredHead`."""
 
     @property
     def config(self) -> Any: ...  # with layers, hidden_size and vocab_size
@@ -63,18 +62,85 @@ class FeatureHead(Protocol):
     def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> Weight | None: ...
 
 
+class BoundHead(NamedTuple):
+    """A head with its weights, its target and the target's weights."""
+
+    module: FeatureHead
+    params: Any
+    target: Target
+    target_params: Any
+
+    def run(
+        self, rows: QueryRows, features: Float[Array, "B Q H"], cache: KVCache
+    ) -> tuple[Float[Array, "B Q D"], KVCache]:
+        """Runs the head's layers; see `LayeredHead.run`."""
+        weights = self.params, self.target, self.target_params
+        return self.module.run(*weights, rows, features, cache)
+
+    def logits(self, hidden: Float[Array, "B Q D"], state: HeadState) -> Float[Array, "B Q R"]:
+        """Returns the logits of the tokens that the head may draft."""
+        weights = self.params, self.target, self.target_params
+        return self.module.logits(*weights, hidden, state.lm_head)
+
+    def restrict(self, draw: Draw) -> Draw:
+        """Restricts the draws to the tokens that the head may draft."""
+        draft_vocab = self.params.get(DRAFT_TOKENS)
+        if draft_vocab is None:
+            return draw
+        return draw.restricted_to(draft_vocab, self.target.config.vocab_size)
+
+    def feed(
+        self,
+        cache: KVCache,
+        tokens: Int[Array, "B F"],
+        features: Float[Array, "B F H"],
+        visible: Bool[Array, "B F C"],
+        slot: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B F H"], KVCache]:
+        """Predicts the features of F nodes of one depth from those of their parents.
+
+        `visible` marks, of the C nodes fed so far, a node's ancestors and itself.
+        """
+        rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
+        return self.run(rows, features, cache)
+
+    def prefill(
+        self,
+        tokens: Int[Array, "B W"],
+        features: Float[Array, "B W H"],
+        length: Int[Array, " B"],
+        cache: KVCache,
+    ) -> KVCache:
+        """Fills the first `length` slots of an empty cache in chunks; W is whole chunks.
+
+        `tokens[b, t]` follows the token whose feature is `features[b, t]`.
+        """
+        chunk = min(PREFILL_CHUNK, tokens.shape[1])
+
+        def write_chunk(index, cache):
+            part, part_features = (
+                lax.dynamic_slice_in_dim(values, index * chunk, chunk, axis=1)
+                for values in (tokens, features)
+            )
+            _, cache = self.run(causal_rows(part, cache.length), part_features, cache)
+            return cache.advance(jnp.full_like(cache.length, chunk))
+
+        num_chunks = (jnp.max(length) + chunk - 1) // chunk
+        return replace(lax.fori_loop(0, num_chunks, write_chunk, cache), length=length)
+
+
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
-    """Feeds a head with the target's features; how it drafts is left to the methods.
+    """Feeds a head with the target's features; subclasses draft with it.
 
     Slot t of the head takes the target's feature of token t and the embedding of token t + 1. With
     the root at position r, the features up to r - 1 are known. `propose` first feeds those that the
-    last round revealed, one to P in the same pass, and drafts from the last row of that pass (where
+    last round added, one to P in the same pass, and drafts from the last output of that pass (where
     an EAGLE head predicts the feature of the root). Slots of drafted tokens are dropped after the
-    round. Embedding and LM head are the target's; of the LM head only the rows of the head's draft
-    vocabulary are read, if it has one.
+    round. Embedding and LM head are the target's; with a draft vocabulary only its rows of the LM
+    head are read.
 
-    `params.drafter` is the weights of `head`.
+    `params.drafter` holds the weights of `head`.
     """
 
     head: FeatureHead
@@ -93,41 +159,34 @@ class HeadDrafter(Drafter):
     def check(self, target: Target, params: Any) -> None:
         check_head(self.head, target, params)
 
+    def bind(self, target: Target, params: Params) -> BoundHead:
+        """Returns the head with all weights of a request."""
+        return BoundHead(self.head, params.drafter, target, params.target)
+
     def init(self, start: Start) -> HeadState:
-        target, params, prompt = start.target, start.params, start.prompt
+        prompt, weights = start.prompt, start.params.drafter
         features = self._features(start.prefill, prompt.tokens)
         batch, width, _ = features.shape
-        leaves = jax.tree.leaves(params.drafter)
+        leaves = jax.tree.leaves(weights)
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = start.num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
         next_tokens = prompt.tokens[:, 1:]
         next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
         length = prompt.length - 2  # one feature stays pending, so that no round is special
-        cache = prefill_head(self.head, target, params, next_tokens, features, length, cache)
+        head = self.bind(start.target, start.params)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
-            cache=cache,
+            cache=head.prefill(next_tokens, features, length, cache),
             pending=jnp.pad(last, ((0, 0), (0, start.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
-            lm_head=self.head.lm_head_rows(params.drafter, target, params.target),
+            lm_head=self.head.lm_head_rows(weights, start.target, start.params.target),
         )
-
-    def logits(
-        self, target: Target, params: Params, state: HeadState, hidden: Float[Array, "B Q D"]
-    ) -> Float[Array, "B Q R"]:
-        """Returns the logits of the tokens that the head may draft."""
-        return self.head.logits(params.drafter, target, params.target, hidden, state.lm_head)
-
-    def among(self, target: Target, params: Params, draw: Draw) -> Draw:
-        """Returns the draws among the tokens that the head may draft."""
-        drafted = params.drafter.get(DRAFT_TOKENS)
-        return draw if drafted is None else draw.among(drafted, target.config.vocab_size)
 
     def skip(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> HeadState:
-        return self.catch_up(target, params, state, context)[1]
+        return self.catch_up(self.bind(target, params), state, context)[1]
 
     def update(
         self, target: Target, params: Params, state: HeadState, outcome: Outcome
@@ -139,20 +198,15 @@ class HeadDrafter(Drafter):
         return replace(state, pending=pending, num_pending=outcome.num_committed)
 
     def catch_up(
-        self,
-        target: Target,
-        params: Params,
-        state: HeadState,
-        context: Context,
-        num_masks: int = 0,
+        self, head: BoundHead, state: HeadState, context: Context, num_masks: int = 0
     ) -> tuple[Float[Array, "B M H"], HeadState]:
         """Feeds the pending features; returns the head's output at the last of them.
 
-        With masks, also returns the feature predicted at each of them, from the same pass; M is
-        `num_masks` + 1. Mask i, from 0, is the token `vocab_size + i` at i + 1 slots after the last
-        pending one; it sees what that one sees, and the masks before it.
+        It also returns the features predicted at the masks of that pass; M is `num_masks` + 1. Mask
+        i, from 0, is the token `vocab_size + i` at i + 1 slots after the last pending one; it sees
+        that one, all it sees, and the masks before it.
 
-        A row that is done has none pending: nothing is committed for it, and its draft is ignored.
+        A sequence that is done has none pending, and its draft is ignored.
         """
         cache, count, pending = state.cache, state.num_pending, state.pending
         width = pending.shape[1]
@@ -162,11 +216,13 @@ class HeadDrafter(Drafter):
         if num_masks:
             rows = with_masks(rows, last, num_masks, self.head.config.vocab_size)
             pending = jnp.pad(pending, ((0, 0), (0, num_masks), (0, 0)))
-        features, cache = self.head.run(params.drafter, target, params.target, rows, pending, cache)
+        features, cache = head.run(rows, pending, cache)
         masks = jnp.broadcast_to(width + jnp.arange(num_masks), (len(last), num_masks))
-        wanted = jnp.concatenate([last[:, None], masks], axis=1)
-        ahead = jnp.take_along_axis(features, wanted[:, :, None], axis=1)
-        return ahead, replace(state, cache=cache.advance(count), num_pending=jnp.zeros_like(count))
+        outputs = jnp.concatenate([last[:, None], masks], axis=1)
+        predicted = jnp.take_along_axis(features, outputs[:, :, None], axis=1)
+        return predicted, replace(
+            state, cache=cache.advance(count), num_pending=jnp.zeros_like(count)
+        )
 
     def _features(self, prefill: ModelOutput, tokens: Int[Array, "B P"]) -> Float[Array, "B W H"]:
         """Returns the target's features of the prompt; of width 0 if the head reads none."""
@@ -176,46 +232,25 @@ class HeadDrafter(Drafter):
         batch, length = tokens.shape
         return jnp.zeros((batch, whole_chunks(length), 0))
 
-    def feed(
-        self,
-        target: Target,
-        params: Params,
-        cache: KVCache,
-        tokens: Int[Array, "B F"],
-        features: Float[Array, "B F H"],
-        visible: Bool[Array, "B F C"],
-        slot: Int[Array, " B"],
-    ) -> tuple[Float[Array, "B F H"], KVCache]:
-        """Predicts the features of F nodes of one depth from those of their parents.
-
-        `visible` marks, of the C nodes fed so far, a node's ancestors and itself.
-        """
-        rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
-        return self.head.run(params.drafter, target, params.target, rows, features, cache)
-
 
 def side_by_side(hidden: Float[Array, "B Q T D"]) -> Float[Array, "B Q F"]:
-    """Joins the hidden states of all tapped layers to one feature of each row."""
+    """Concatenates the hidden states of all tapped layers to one feature per token."""
     return hidden.reshape(*hidden.shape[:2], -1)
 
 
 def check_head(head: Any, target: Target, params: Any) -> None:
-    """Checks that a head was made for the target, and that `params` are its weights.
-
-    Raises:
-        SpecjaxError: if not.
-    """
+    """Checks that a head was made for the target, and that `params` are its weights."""
     for name in ("hidden_size", "vocab_size"):
-        mine, its = getattr(head.config, name), getattr(target.config, name)
-        if mine != its:
+        expected, actual = getattr(head.config, name), getattr(target.config, name)
+        if expected != actual:
             raise SpecjaxError(
-                f"the head was made for a target of {name} {mine}, this one has {its}; use a "
-                "head that was trained for this target"
+                f"the head was made for a target of {name} {expected}, this one has {actual}; use "
+                "a head that was trained for this target"
             )
-    wrong = shape_mismatches(params, head) if isinstance(params, Mapping) else "there are none"
-    if wrong:
+    mismatch = shape_mismatches(params, head) if isinstance(params, Mapping) else "there are none"
+    if mismatch:
         raise SpecjaxError(
-            f"the params are not the weights of this head ({wrong}); pass those that were "
+            f"the params are not the weights of this head ({mismatch}); pass those that were "
             "loaded with it"
         )
 
@@ -223,53 +258,18 @@ def check_head(head: Any, target: Target, params: Any) -> None:
 def with_masks(
     rows: QueryRows, last: Int[Array, " B"], num_masks: int, vocab_size: int
 ) -> QueryRows:
-    """Returns the rows of a text and of masks after row `last`; see `HeadDrafter.catch_up`."""
+    """Adds masks after token `last` of a pass; see `HeadDrafter.catch_up`."""
     batch, width = rows.tokens.shape
     steps = jnp.broadcast_to(jnp.arange(num_masks), (batch, num_masks))
     start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)
     is_real = jnp.arange(width)[None, :] <= last[:, None]
-    of_text = jnp.pad(rows.visible, ((0, 0), (0, 0), (0, num_masks)))
-    of_masks = jnp.concatenate(
-        [
-            jnp.broadcast_to(is_real[:, None, :], (batch, num_masks, width)),
-            jnp.broadcast_to(
-                jnp.tril(jnp.ones((num_masks, num_masks), bool)), (batch, num_masks, num_masks)
-            ),
-        ],
-        axis=2,
-    )
+    by_text = jnp.pad(rows.visible, ((0, 0), (0, 0), (0, num_masks)))
+    text_seen = jnp.broadcast_to(is_real[:, None, :], (batch, num_masks, width))
+    masks_seen = jnp.tril(jnp.ones((num_masks, num_masks), bool))
+    masks_seen = jnp.broadcast_to(masks_seen, (batch, num_masks, num_masks))
+    by_masks = jnp.concatenate([text_seen, masks_seen], axis=2)
     return QueryRows(
         tokens=jnp.concatenate([rows.tokens, vocab_size + steps], axis=1),
         positions=jnp.concatenate([rows.positions, start + 1 + steps], axis=1),
-        visible=jnp.concatenate([of_text, of_masks], axis=1),
+        visible=jnp.concatenate([by_text, by_masks], axis=1),
     )
-
-
-def prefill_head(
-    head: FeatureHead,
-    target: Target,
-    params: Params,
-    tokens: Int[Array, "B W"],
-    features: Float[Array, "B W H"],
-    length: Int[Array, " B"],
-    cache: KVCache,
-) -> KVCache:
-    """Writes the first `length` slots of each text to an empty cache in chunks; W is whole chunks.
-
-    `tokens[b, t]` follows the token whose feature is `features[b, t]`.
-    """
-    chunk = min(PREFILL_CHUNK, tokens.shape[1])
-
-    def write_chunk(index, cache):
-        parts = (
-            lax.dynamic_slice_in_dim(values, index * chunk, chunk, axis=1)
-            for values in (tokens, features)
-        )
-        part, part_features = parts
-        rows = causal_rows(part, cache.length)
-        _, cache = head.run(params.drafter, target, params.target, rows, part_features, cache)
-        return cache.advance(jnp.full_like(cache.length, chunk))
-
-    num_chunks = (jnp.max(length) + chunk - 1) // chunk
-    cache = lax.fori_loop(0, num_chunks, write_chunk, cache)
-    return replace(cache, length=length)

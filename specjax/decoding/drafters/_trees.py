@@ -45,12 +45,7 @@ class Level(NamedTuple):
 
 @cache
 def levels_of(choices: Choices) -> tuple[Level, ...]:
-    """Returns the plan by which a static tree is drafted, by depth.
-
-    Raises:
-        SpecjaxError: for no choices, choices that do not form a tree, or a choice that leaves out a
-            rank better than its own.
-    """
+    """Returns the plan by which a static tree is drafted, by depth."""
     ordered, _ = sorted_choices(choices)
     if not ordered:
         raise SpecjaxError("there are no tree choices: nothing would be drafted; write some")
@@ -124,7 +119,7 @@ def level_tree(
         if draw.sampling.needs_draft_probs:
             log_probs = draw.filtered(logits)
             scores = log_probs + draw.noise(position[:, None], log_probs.shape[-1])
-            level_probs.append(draw.spread(jnp.exp(log_probs)))
+            level_probs.append(draw.over_vocabulary(jnp.exp(log_probs)))
         else:
             scores = with_coupled_noise(logits, position, draw)
         best, ranked = best_tokens(scores, level.width)

@@ -87,10 +87,6 @@ class DraftModel(Drafter):
     Args:
         draft: the draft model.
         rule: a name, or a `LengthRule`.
-
-    Raises:
-        SpecjaxError: for `max_length < 1`, an unknown rule, or one that asks for more than
-            `max_length` tokens.
     """
 
     draft: Target

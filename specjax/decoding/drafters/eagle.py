@@ -8,13 +8,7 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import (
-    Choices,
-    Level,
-    check_widths,
-    level_tree,
-    levels_of,
-)
+from specjax.decoding.drafters._trees import Choices, Level, check_widths, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -37,10 +31,6 @@ class Eagle(HeadDrafter):
 
     `choices` are paths of ranks, as Medusa's. But rank r below a node is that node's own r-th
     token, and only nodes with children cost a row of the head.
-
-    Raises:
-        SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
-            have.
     """
 
     choices: Choices = PUBLISHED_TREE
@@ -68,22 +58,23 @@ class Eagle(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        draw = self.among(target, params, draw)
-        features, state = self.catch_up(target, params, state, context)
+        head = self.bind(target, params)
+        draw = head.restrict(draw)
+        features, state = self.catch_up(head, state, context)
 
         def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
             features, cache = nodes
             above = features[:, level.parent[level.fed]]
             visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
-            slot = context.length - 2 + depth  # a token's place, less one; the root has depth 0
-            return self.feed(target, params, cache, tokens, above, visible, slot)
+            slot = context.length - 2 + depth  # a token's position, less one
+            return head.feed(cache, tokens, above, visible, slot)
 
         tree, (_, cache) = level_tree(
             self.choices,
             context,
             draw,
             (features, state.cache),
-            logits_below=lambda nodes, _: self.logits(target, params, state, nodes[0]),
+            logits_below=lambda nodes, _: head.logits(nodes[0], state),
             feed=feed,
         )
         return Proposal(tree), replace(state, cache=cache)

@@ -43,9 +43,6 @@ class Eagle2(HeadDrafter):
     chosen, not drawn: under `rejection` each counts as drawn with certainty.
 
     Defaults are the published ones, except `noise_share`, which as published would be 0.
-
-    Raises:
-        SpecjaxError: for settings by which nothing would be drafted, or a share outside [0, 1].
     """
 
     top_k: int = 10
@@ -95,8 +92,9 @@ class Eagle2(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        draw = self.among(target, params, draw)
-        feature, state = self.catch_up(target, params, state, context)
+        head = self.bind(target, params)
+        draw = head.restrict(draw)
+        feature, state = self.catch_up(head, state, context)
         cache = state.cache
         batch, top_k = context.length.shape[0], self.top_k
         beam = Beam(feature, jnp.zeros((batch, 1)), jnp.full((batch, 1), -1))
@@ -105,9 +103,9 @@ class Eagle2(HeadDrafter):
         pool = []  # tokens, scores and parents of each depth
         for depth in range(self.max_depth):
             position = context.length + depth
-            logits = self.logits(target, params, state, beam.features)
-            own, best = most_likely(logits, position, draw, self.noise_share, top_k)
-            scores = (beam.scores[..., None] + own).reshape(batch, -1)
+            logits = head.logits(beam.features, state)
+            log_probs, best = most_likely(logits, position, draw, self.noise_share, top_k)
+            scores = (beam.scores[..., None] + log_probs).reshape(batch, -1)
             tokens = best.reshape(batch, -1)
             pool.append((tokens, scores, jnp.repeat(beam.place, top_k, axis=1)))
             if depth == self.max_depth - 1:
@@ -118,7 +116,7 @@ class Eagle2(HeadDrafter):
             seen = jnp.take_along_axis(visible, parent, axis=1)
             visible = jnp.concatenate([seen, itself], axis=2)
             fed = jnp.take_along_axis(tokens, chosen, axis=1)
-            features, cache = self.feed(target, params, cache, fed, above, visible, position - 1)
+            features, cache = head.feed(cache, fed, above, visible, position - 1)
             beam = Beam(features, kept, chosen + int(np.sum(self.pool_depth <= depth)))
         tokens, scores, parents = (
             jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)

@@ -56,9 +56,6 @@ class Hybrid(Drafter):
 
     `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
     both parts choose their tokens, and each counts as drawn with certainty.
-
-    Raises:
-        SpecjaxError: for a budget of fewer than 2 nodes.
     """
 
     copy: str | Drafter = "pld-plus"
@@ -78,11 +75,7 @@ class Hybrid(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, Drafter]:
-        """Both drafters.
-
-        Raises:
-            SpecjaxError: if they are still names.
-        """
+        """Both drafters."""
         if isinstance(self.copy, str) or isinstance(self.head, str):
             raise SpecjaxError("a hybrid needs two drafters, not names; use specjax.load_drafter")
         return self.copy, self.head

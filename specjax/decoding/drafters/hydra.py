@@ -13,13 +13,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import (
-    Choices,
-    Level,
-    check_widths,
-    level_tree,
-    levels_of,
-)
+from specjax.decoding.drafters._trees import Choices, Level, check_widths, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.target import Target
@@ -36,10 +30,6 @@ class Hydra(HeadDrafter):
 
     `choices` are paths of ranks, as Medusa's, whose published tree Hydra shares. But rank r below a
     node is that node's own r-th token. Choices deeper than there are heads are left out.
-
-    Raises:
-        SpecjaxError: for choices that do not form a tree, or leave out a rank better than one they
-            have.
     """
 
     head: HydraHeads
@@ -70,7 +60,7 @@ class Hydra(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        feature, state = self.catch_up(target, params, state, context)
+        feature, state = self.catch_up(self.bind(target, params), state, context)
 
         def logits_below(embedded: Float[Array, "B F K D"], depth: int) -> Float[Array, "B F V"]:
             batch, count = embedded.shape[:2]
@@ -80,8 +70,8 @@ class Hydra(HeadDrafter):
             )
 
         def feed(embedded, level: Level, tokens: Int[Array, "B F"], depth: int):
-            own = target.embed(params.target, tokens)[:, :, None]
-            return jnp.concatenate([embedded[:, level.parent[level.fed]], own], axis=2)
+            newest = target.embed(params.target, tokens)[:, :, None]
+            return jnp.concatenate([embedded[:, level.parent[level.fed]], newest], axis=2)
 
         root = target.embed(params.target, context.root[:, None])[:, :, None]
         tree, _ = level_tree(self.used_choices, context, draw, root, logits_below, feed)

@@ -38,11 +38,7 @@ class LengthRule(ABC):
     """The contract, with the defaults of a rule that has no params and no state."""
 
     def longest(self, max_length: int) -> int:
-        """Returns the most tokens that it ever drafts, where `max_length` are allowed.
-
-        Raises:
-            SpecjaxError: if its settings ask for more.
-        """
+        """Returns the most tokens that it ever drafts, where `max_length` are allowed."""
         return max_length
 
     def check(self, params: Any) -> None:
@@ -70,11 +66,7 @@ class LengthRule(ABC):
 
 @dataclass(frozen=True)
 class Fixed(LengthRule):
-    """Always `length` tokens, as in Leviathan et al. 2023 and Chen et al. 2023.
-
-    Raises:
-        SpecjaxError: for a length below 1.
-    """
+    """Always `length` tokens, as in Leviathan et al. 2023 and Chen et al. 2023."""
 
     length: int = 5
 
@@ -96,9 +88,6 @@ class Heuristic(LengthRule):
     The schedule of that name in transformers. There, a length may grow beyond what is ever drafted
     and must shrink back before that has an effect; here it is capped at the longest draft. It
     belongs to the row and restarts with each request (transformers keeps it for the next one).
-
-    Raises:
-        SpecjaxError: for a start below 1.
     """
 
     start: int = 5
@@ -125,11 +114,7 @@ class Heuristic(LengthRule):
 
 @dataclass(frozen=True)
 class ThresholdRule(LengthRule):
-    """Stops after a token whose score is below `threshold`; it is still verified.
-
-    Raises:
-        SpecjaxError: for a threshold outside (0, 1).
-    """
+    """Stops after a token whose score is below `threshold`; it is still verified."""
 
     threshold: float = 0.5
 
@@ -187,9 +172,6 @@ class Disco(ThresholdRule):
     place within the draft (the paper's equation) or within the new text (its appendix). The paper
     leaves open whether the doubtful token is still verified; here it is, since its draft pass is
     already paid for.
-
-    Raises:
-        SpecjaxError: for a threshold outside (0, 1) or an unknown position.
     """
 
     position: PositionKind = "draft"

@@ -66,9 +66,6 @@ class Lookahead(Drafter):
     rows; drafting starts in the first rounds, which leave out the columns that nothing would read;
     n-grams of the generated text come from the window alone; sampling follows
     `Sampling.verification`, as for all methods.
-
-    Raises:
-        SpecjaxError: for n-grams of fewer than 3 tokens, an empty window or no guesses.
     """
 
     ngram_length: int = 5

@@ -36,10 +36,10 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        features, state = self.catch_up(target, params, state, context, num_masks=self.num_fed)
-        logits = self.logits(target, params, state, features)
-        draw = self.among(target, params, draw)
-        return Proposal(self.tree_of(logits, context, draw)), state
+        head = self.bind(target, params)
+        features, state = self.catch_up(head, state, context, num_masks=self.num_fed)
+        logits = head.logits(features, state)
+        return Proposal(self.tree_of(logits, context, head.restrict(draw))), state
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.settings import SettingError, setting
-from specjax.decoding.drafter import Context, CopyDrafter, Params, Proposal, State
+from specjax.decoding.drafter import (
+    Context,
+    CopyDrafter,
+    Params,
+    Proposal,
+    State,
+    copied_chain,
+)
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -42,7 +49,7 @@ class PromptLookup(CopyDrafter):
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         start, found = jax.vmap(self._find)(context.tokens, context.length)
-        return Proposal(context.copied(start, found, self.num_tokens)), state
+        return Proposal(copied_chain(context, start, found, self.num_tokens)), state
 
     def _find(
         self, tokens: Int[Array, " S"], length: Int[Array, ""]

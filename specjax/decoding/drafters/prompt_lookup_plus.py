@@ -25,6 +25,7 @@ from specjax.decoding.drafter import (
     Proposal,
     Start,
     State,
+    copied_chain,
 )
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import write_slots
@@ -40,9 +41,6 @@ class RankedLookup(CopyDrafter):
 
     `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole `text` or in
     the `prompt` alone (equation 1 allows the first, the paper's prose mentions only the input).
-
-    Raises:
-        SpecjaxError: for fewer than 1 token, or unknown candidates.
     """
 
     num_tokens: int = 70
@@ -68,7 +66,7 @@ class RankedLookup(CopyDrafter):
         scores = jnp.where(is_candidate, scores, -jnp.inf)
         best = jnp.argmax(scores, axis=1)  # ties go to the first
         found = jnp.max(scores, axis=1) >= least
-        return Proposal(context.copied(best + 1, found, self.num_tokens)), state
+        return Proposal(copied_chain(context, best + 1, found, self.num_tokens)), state
 
     @abstractmethod
     def _scores(self, state: State, context: Context) -> tuple[Float[Array, "B T"], float]:
@@ -97,9 +95,6 @@ class PromptLookupPlus(RankedLookup):
     `layer` is numbered as in `Taps`; the paper takes 9 of Vicuna-7B's 32, and up to 70 tokens.
     `prefix_length` m compares means over the last m states (appendix B.2); candidates below
     `min_similarity` are not drafted (appendix B.3).
-
-    Raises:
-        SpecjaxError: for fewer than 1 token or position, or a similarity outside [-1, 1].
     """
 
     layer: int = 9
@@ -184,9 +179,6 @@ class PromptLookupPlusAttention(RankedLookup):
     `specjax tune induction-heads` finds those of a target. `aggregate` combines them by max
     (equation 2) or sum (section 7.1). Prefill returns no attention, so the first draft copies
     from the first occurrence.
-
-    Raises:
-        SpecjaxError: for fewer than 1 token, no heads, or an unknown aggregate.
     """
 
     heads: Heads = ()

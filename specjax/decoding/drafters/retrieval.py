@@ -43,9 +43,6 @@ class Retrieval(Drafter):
       well before its 64 nodes are used; here the budget counts nodes, and ties are broken as above;
     - drafts token 100 where nothing is found; here nothing;
     - searches on one CPU thread; here the search is part of the compiled round.
-
-    Raises:
-        SpecjaxError: for settings that draft nothing, or look further than suffixes are sorted.
     """
 
     longest_query: int = 16
