@@ -122,6 +122,10 @@ class Drafter(ABC):
 
     def __post_init__(self):
         check_fields(self)
+        self.check_settings()
+
+    def check_settings(self) -> None:  # noqa: B027 - most have nothing to check
+        """Checks combinations of settings; must not read fields without a default."""
 
     @property
     def pass_width(self) -> int:

@@ -1,4 +1,4 @@
-"""Text from a prompt: all at once, or as it grows."""
+"""Generation from a prompt, at once or as a stream."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -32,31 +32,29 @@ def speculative_generate(
     eos: Iterable[int] | int | None = None,
     max_rounds: Int[Array, ""] | int | None = None,
 ) -> Generation:
-    """Generates up to `max_new_tokens` per row: the tokens of plain decoding with the same key.
+    """Generates up to `max_new_tokens` per sequence: the tokens of plain decoding with this key.
 
-    That holds under `coupled` verification; see `Sampling` for the others. There, row b of a batch
-    also equals its prompt alone under `jax.random.fold_in(key, b)`. Under the others the
-    tokens drawn may depend on the rest of the batch.
+    This holds under `coupled` verification, where sequence b of a batch also equals its prompt
+    alone under `jax.random.fold_in(key, b)`. Under other rules the tokens may depend on the batch.
 
-    One program is compiled per shape of prompt and static settings. A row whose logits become NaN
-    or infinite ends early; `Generation.check` raises an error for it.
+    One program is compiled per shape of prompt and static settings. A sequence whose logits become
+    NaN or infinite ends early; `Generation.check` raises an error for it.
 
     Args:
-        params: the target's weights and whatever the drafter reads.
-        prompt: at least 2 tokens per row.
-        key: decides the text above temperature 0; from `jax.random.key`. An old-style key is
-            refused: wrap it with `jax.random.wrap_key_data`.
-        target: the model; static, as is everything after it but `max_rounds`.
-        drafter: the method; it decides the speed, not the text.
+        params: the weights of the target, and the data that the drafter reads.
+        prompt: at least 2 tokens per sequence.
+        key: decides the tokens above temperature 0; from `jax.random.key`. Wrap an old-style key
+            with `jax.random.wrap_key_data`.
+        target: the model; static, as are all further arguments but `max_rounds`.
+        drafter: the method; it affects the speed, not the tokens.
         sampling: temperature, filters, and the verification rule.
-        max_new_tokens: new tokens per row at most.
-        eos: token or tokens of the vocabulary that end a row.
-        max_rounds: stop after this many rounds, even in the middle of the text. It is not static,
-            so a short warm-up run compiles the same program as a full one.
+        max_new_tokens: maximum number of new tokens per sequence.
+        eos: token or tokens that end a sequence.
+        max_rounds: stop after this many rounds, even before the end. It is not static, so a short
+            warm-up run compiles the same program as a full one.
 
     Raises:
-        SpecjaxError: for a request that cannot be served. Values are checked where they are
-            concrete, that is outside an outer `jit`.
+        SpecjaxError: if the request is invalid. Under an outer `jit` only shapes are checked.
     """
     check_arguments(
         *(params, prompt, key),
@@ -84,11 +82,10 @@ def stream(
     eos: Iterable[int] | int | None = None,
     rounds_per_call: int = 4,
 ) -> Iterator[Generation]:
-    """Generates as `speculative_generate` does, yielding the text so far every few rounds.
+    """Generates as `speculative_generate` does, yielding all new tokens so far every few rounds.
 
     Raises:
-        SpecjaxError: at once, for a request that cannot be served or fewer than 1 round per call;
-            later, where the target's logits are NaN or infinite.
+        SpecjaxError: at once if the request is invalid; later if logits are NaN or infinite.
     """
     check_at_least("rounds_per_call", rounds_per_call, 1)
     check_arguments(
@@ -105,21 +102,17 @@ def stream(
 
 
 def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
-    """Checks what callers mix up: `named` are the other arguments of `speculative_generate`.
-
-    Raises:
-        SpecjaxError: for an argument of another kind, with what to pass instead.
-    """
-    wanted = {
+    """Checks the types of the arguments of `speculative_generate`."""
+    expected = {
         "params": (params, Params, "specjax.Params(target.params, drafter_params)"),
-        "prompt": (prompt, Prompt, "what specjax.encode(tokenizer, [text]) returns"),
-        "target": (named["target"], Target, "target.model, of the target that load returned"),
-        "drafter": (named["drafter"], Drafter, "the first of what specjax.load_drafter returns"),
+        "prompt": (prompt, Prompt, "specjax.encode(tokenizer, [text])"),
+        "target": (named["target"], Target, "target.model, from specjax.load"),
+        "drafter": (named["drafter"], Drafter, "the drafter from specjax.load_drafter"),
         "sampling": (named["sampling"], Sampling, "specjax.Sampling(temperature=...)"),
     }
-    for name, (value, kind, form) in wanted.items():
+    for name, (value, kind, advice) in expected.items():
         if not isinstance(value, kind):
-            raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {form}")
+            raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {advice}")
     dtype = getattr(key, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
         raise SpecjaxError(
@@ -134,11 +127,7 @@ def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
 def stream_states(
     engine: Engine, params: Params, state: LoopState, rounds_per_call: int = 4
 ) -> Iterator[tuple[Generation, LoopState]]:
-    """Yields the text so far, and the state, which the next step donates.
-
-    Raises:
-        SpecjaxError: where the target's logits are NaN or infinite.
-    """
+    """Yields all new tokens so far and the state, which the next step donates."""
     is_done, max_rounds = False, 0
     while not is_done:
         max_rounds += rounds_per_call

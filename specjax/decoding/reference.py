@@ -25,13 +25,13 @@ def reference_generate(
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
-    """Generates the tokens that every method must produce; returns them and their number per row.
+    """Generates the tokens that every method must produce; returns tokens and lengths.
 
-    Runs the whole text through the target for every token. `params` are the target's; tokens beyond
-    the length are 0.
+    It runs the whole text through the target for every token. `params` are the target's; tokens
+    beyond the length are 0.
 
     Raises:
-        SpecjaxError: for a request that cannot be served, as `speculative_generate` does.
+        SpecjaxError: if the request is invalid.
     """
     check_request(params, prompt, target, max_new_tokens)
     return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos, target))
@@ -52,7 +52,7 @@ def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)
         scores = Draw(keys, length, sampling).perturbed(last, length[:, None])
         token = jnp.where(is_done, 0, jnp.argmax(scores[:, 0], axis=-1)).astype(jnp.int32)
-        tokens = jax.vmap(lambda row, at, new: row.at[at].set(new))(tokens, length, token)
+        tokens = jax.vmap(lambda old, at, new: old.at[at].set(new))(tokens, length, token)
         is_done = is_done | jnp.isin(token, jnp.asarray(eos, jnp.int32))
         return tokens, jnp.where(carry[2], length, length + 1), is_done
 

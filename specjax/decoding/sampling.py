@@ -7,7 +7,6 @@ so its noise also depends on the round. `typical` draws as `coupled` does, but a
 token that is typical: it is LOSSY.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_tokens
+from specjax.core.settings import check_fields, setting
 
 # Streams of `rejection` noise: for the drafter, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
@@ -34,38 +33,17 @@ class Sampling:
 
     Under `typical` verification a drafted token is accepted if its probability exceeds
     min(`typical_epsilon`, `typical_delta` exp(-entropy)) (Medusa, section 2.3.1).
-
-    Raises:
-        SpecjaxError: for a temperature that is negative or not finite, `top_k < 1`, `top_p` outside
-            (0, 1], an unknown verification, or an epsilon or delta outside [0, 1].
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    temperature: float = setting(0.0, at_least=0, advice="0 means greedy")
+    top_k: int | None = setting(None, at_least=1, advice="omit it to keep all tokens")
+    top_p: float = setting(1.0, above=0, at_most=1, advice="1 keeps all tokens")
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
-    typical_epsilon: float = 0.09
-    typical_delta: float = 0.3
+    typical_epsilon: float = setting(0.09, at_least=0, at_most=1)
+    typical_delta: float = setting(0.3, at_least=0, at_most=1)
 
     def __post_init__(self):
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise SpecjaxError(
-                f"temperature {self.temperature} is not a finite number >= 0; 0 means greedy"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise SpecjaxError(f"top_k {self.top_k} must be at least 1; leave it out to keep all")
-        if not 0 < self.top_p <= 1:
-            raise SpecjaxError(f"top_p {self.top_p} is outside (0, 1]; 1 keeps all tokens")
-        if self.verification not in VERIFICATIONS:
-            raise SpecjaxError(
-                f"verification {self.verification!r} is unknown; use 'coupled' or 'rejection', or "
-                "'typical', which is lossy"
-            )
-        for name in ("typical_epsilon", "typical_delta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpecjaxError(
-                    f"{name} {getattr(self, name)} is outside [0, 1]; lower values accept more"
-                )
+        check_fields(self)
 
     @property
     def is_greedy(self) -> bool:

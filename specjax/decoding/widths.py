@@ -1,6 +1,7 @@
-"""The widths of a target pass that are compiled, and the switch between them.
+"""The compiled widths of a target pass, and the switch between them.
 
-A pass costs by its rows, so a round runs the narrowest compiled pass that holds its draft.
+The cost of a pass grows with its tokens, so a round runs the narrowest compiled pass that holds its
+draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +23,15 @@ from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
-# For drafters whose drafts vary in length, by bits of the weights: those of at most half the nodes.
-# In 16 bits only the widest of them, since 8 rows cost little more than one.
+# For drafts of varying length, by bits of the weights: those up to half the nodes. In 16 bits only
+# the widest of these, since 8 tokens cost little more than one.
 DEFAULT_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
 
-Branch = Callable[[Any, Any], Any]  # from `given` and `carry` to the next `carry`
+Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`
 
 
 def compiled_widths(drafter: Drafter, dtype: DTypeLike, padded_width: int = 0) -> list[int]:
-    """Returns how many nodes each compiled pass holds, in ascending order.
+    """Returns the number of nodes of each compiled pass, ascending.
 
     `dtype` is that of the target's weights, and `padded_width` its setting.
     """
@@ -53,18 +54,18 @@ def verify_pass(
 ) -> tuple[ModelOutput, Verification, KVCache]:
     """Verifies a proposal in one target pass, as narrow as the draft and `min_width` allow.
 
-    Everything that grows with the rows happens at the chosen width; only what the drafter taps is
-    padded back to all N rows. Attention is read at the deepest accepted node only.
+    Only the drafter's taps are padded back to all N nodes. Attention is that of the deepest
+    accepted node.
     """
     num_nodes, dtype = proposal.tree.num_nodes, target.dtype(params)
-    given = proposal, cache.length
+    inputs = proposal, cache.length
 
-    def at_width(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
-        with jax.named_scope(f"pass_of_{width}"):  # how profiles and `benchmarks.compiled` see it
-            return run(width, given, cache)
+    def at_width(width: int, inputs: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+        with jax.named_scope(f"pass_of_{width}"):  # profiles and `benchmarks.compiled` read it
+            return run(width, inputs, cache)
 
-    def run(width: int, given: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
-        (tree, probe), root_slot = given
+    def run(width: int, inputs: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+        (tree, probe), root_slot = inputs
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         taps = replace(drafter.taps, logits=True)
@@ -91,23 +92,19 @@ def verify_pass(
 
     widths = compiled_widths(drafter, dtype, target.padded_width)
     if len(widths) == 1:
-        return at_width(num_nodes, given, cache)
+        return at_width(num_nodes, inputs, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
-    shapes = jax.eval_shape(partial(at_width, num_nodes), given, cache)[:2]
+    shapes = jax.eval_shape(partial(at_width, num_nodes), inputs, cache)[:2]
     placeholder = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     passes = [
-        lambda given, carry, width=width: at_width(width, given, carry[2]) for width in widths
+        lambda inputs, carry, width=width: at_width(width, inputs, carry[2]) for width in widths
     ]
-    return switch_in_place(narrowest, passes, given, (*placeholder, cache))
+    return switch_in_place(narrowest, passes, inputs, (*placeholder, cache))
 
 
 def padded_pass_width(target: Target, pass_width: int) -> int:
-    """Returns how many rows of each text a pass has that is asked for `pass_width`.
-
-    Raises:
-        SpecjaxError: if these are more than the target's `padded_width`.
-    """
+    """Returns the tokens per sequence of a pass, with the padding to `padded_width`."""
     limit = target.padded_width
     if limit and limit < pass_width:
         raise SpecjaxError(
@@ -129,16 +126,17 @@ def run_padded(
     count = rows.tokens.shape[1]
     missing = padded_pass_width(target, count) - count
     below, unseen = ((0, 0), (0, missing)), ((0, 0), (0, 0), (0, missing))
-    filled = QueryRows(
+    padded = QueryRows(
         tokens=jnp.pad(rows.tokens, below, "edge"),
         positions=jnp.pad(rows.positions, below, "edge"),
         visible=jnp.pad(jnp.pad(rows.visible, unseen), (*below, (0, 0)), "edge"),
     )
-    # What surrounds the pass stays out of its kernels, which are then alike in all programs.
-    filled = lax.optimization_barrier(filled)
-    output, cache = lax.optimization_barrier(target.run(params, filled, cache, taps))
-    own = {"logits": output.logits, "hidden": output.hidden}
-    return replace(output, **jax.tree.map(lambda values: values[:, :count], own)), cache
+    # The barriers stop XLA fusing the pass with its surroundings, so that all programs run the same
+    # kernels.
+    padded = lax.optimization_barrier(padded)
+    output, cache = lax.optimization_barrier(target.run(params, padded, cache, taps))
+    by_token = {"logits": output.logits, "hidden": output.hidden}
+    return replace(output, **jax.tree.map(lambda values: values[:, :count], by_token)), cache
 
 
 def last_attention(
@@ -146,24 +144,24 @@ def last_attention(
     verification: Verification,
     root_slot: Int[Array, " B"],
 ) -> Float[Array, "B A 1 S"] | None:
-    """Returns the row of the deepest accepted node, the path's columns moved next to the text's."""
+    """Returns the attention of the deepest accepted node, with the path moved behind the text."""
     if attention is None:
         return None
 
-    def of_text(attention, path, num_accepted, root_slot):
-        row = jnp.take(attention, path[num_accepted], axis=1)
-        on_path = jnp.take(row, root_slot + path, axis=1)
-        return lax.dynamic_update_slice_in_dim(row, on_path, root_slot, axis=1)[:, None]
+    def of_sequence(attention, path, num_accepted, root_slot):
+        weights = jnp.take(attention, path[num_accepted], axis=1)
+        on_path = jnp.take(weights, root_slot + path, axis=1)
+        return lax.dynamic_update_slice_in_dim(weights, on_path, root_slot, axis=1)[:, None]
 
-    return jax.vmap(of_text)(attention, verification.path, verification.num_accepted, root_slot)
+    return jax.vmap(of_sequence)(attention, verification.path, verification.num_accepted, root_slot)
 
 
 def query_rows(
     tree: DraftTree, probe: Probe | None, root_slot: Int[Array, " B"], max_depth: int
 ) -> QueryRows:
-    """Returns the rows of a proposal: the nodes, then the probe's.
+    """Returns the tokens of a pass: the nodes, then the probe.
 
-    A node sees its ancestors and itself, a probe row what its anchor sees.
+    A node sees its ancestors and itself; a probe token sees all that its anchor sees.
     """
     positions = root_slot[:, None] + tree.depth
     seen = ancestors(tree, max_depth)
@@ -179,29 +177,28 @@ def query_rows(
     )
 
 
-# ---- Branches that change large arrays, such as a KV cache, without copying them ----------------
+# ---- Branches that update large arrays, such as a KV cache, in place ----------------------------
 #
-# XLA copies whatever a branch changes, into the branch and out of it; a loop of 0 or 1 iterations
-# updates it in place. But XLA also hoists loop-invariant computations out of the loop, so they run
-# even when it does not: the first products of a pass, or a whole search. An optimization barrier
-# around `given` and `carry` prevents that; only weights, which branches read directly, are left
-# outside it.
+# XLA copies all arrays that a branch changes, into the branch and out of it; a loop of 0 or 1
+# iterations updates them in place. But XLA also hoists loop-invariant computations out of the loop,
+# so they run even if the loop does not. An optimization barrier around `inputs` and `carry`
+# prevents that; only weights, which branches read directly, stay outside.
 
 
 def switch_in_place(
-    index: Int[Array, ""], branches: Sequence[Branch], given: Any, carry: Any
+    index: Int[Array, ""], branches: Sequence[Branch], inputs: Any, carry: Any
 ) -> Any:
-    """Computes `lax.switch(index, branches, given, carry)`, changing arrays of `carry` in place."""
+    """Computes `lax.switch(index, branches, inputs, carry)`, updating `carry` in place."""
     for number, branch in enumerate(branches):
-        carry = if_in_place(index == number, branch, given, carry)
+        carry = if_in_place(index == number, branch, inputs, carry)
     return carry
 
 
-def if_in_place(condition: Bool[Array, ""], branch: Branch, given: Any, carry: Any) -> Any:
-    """Computes `branch(given, carry)` if the condition holds, else `carry`, in the same way."""
+def if_in_place(condition: Bool[Array, ""], branch: Branch, inputs: Any, carry: Any) -> Any:
+    """Computes `branch(inputs, carry) if condition else carry`, updating `carry` in place."""
 
-    def turn(step, carry):
-        seen, carry, _ = lax.optimization_barrier((given, carry, step))
-        return branch(seen, carry)
+    def run_branch(step, carry):
+        isolated, carry, _ = lax.optimization_barrier((inputs, carry, step))
+        return branch(isolated, carry)
 
-    return lax.fori_loop(0, condition.astype(jnp.int32), turn, carry)
+    return lax.fori_loop(0, condition.astype(jnp.int32), run_branch, carry)

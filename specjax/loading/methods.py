@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import check_setting
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -316,7 +317,9 @@ def check_settings(method: str, settings: dict[str, Any], are_all: bool = True) 
         value = (row.settings | settings).get(field.name)
         object.__setattr__(blank, field.name, value)
     try:
-        getattr(blank, "__post_init__", lambda: None)()  # checks the values
+        for name, value in (row.settings | settings).items():
+            check_setting(row.drafter, name, value)
+        blank.check_settings()
     except SpecjaxError:
         if are_all or set(row.tuned) <= set(settings):
             raise

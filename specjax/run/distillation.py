@@ -55,8 +55,8 @@ def answers_of(
 
     def answers(prompts: Sequence[Ids]) -> list[list[int]]:
         key = jax.random.key(0)
-        waiting = [QueuedPrompt(number, tuple(ids), key) for number, ids in enumerate(prompts)]
-        done = _continued(target, waiting, Sampling(), max_new_tokens, DistillOptions.distill_batch)
+        queue = [QueuedPrompt(number, tuple(ids), key) for number, ids in enumerate(prompts)]
+        done = _continued(target, queue, Sampling(), max_new_tokens, DistillOptions.distill_batch)
         found = {
             ask.name: ids for _, (ask, ids) in zip(watch(range(len(prompts))), done, strict=True)
         }
@@ -147,9 +147,9 @@ def own_questions(
     key = jax.random.key(seed)
 
     def produce(numbers: Sequence[int]) -> Rows:
-        waiting = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
+        queue = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
         size, tokens = options.distill_batch, options.distill_tokens
-        for ask, said in _continued(target, waiting, Sampling(1.0), tokens, size):
+        for ask, said in _continued(target, queue, Sampling(1.0), tokens, size):
             text = tokenizer.decode(said[:-1], skip_special_tokens=True).strip()
             is_whole = text and said[-1] in target.eos
             yield ask.name, Conversation((Turn(USER, text),)) if is_whole else None
@@ -219,19 +219,19 @@ def _answered(
         own_key = jax.random.fold_in(jax.random.fold_in(key, number), turn)
         return QueuedPrompt(number, tuple(ids), own_key) if ids else None
 
-    waiting: list[QueuedPrompt] = []
+    queue: list[QueuedPrompt] = []
     for number in conversations:
         if ask := next_ask(number):
-            waiting.append(ask)
+            queue.append(ask)
         else:
             yield number, None
     sampling = Sampling(options.distill_temperature)
-    for ask, ids in _continued(target, waiting, sampling, new_tokens, options.distill_batch):
+    for ask, ids in _continued(target, queue, sampling, new_tokens, options.distill_batch):
         number = ask.name
         asked, so_far = conversations[number], found.get(number)
         found[number] = _with_answer(target, asked, so_far, ask.ids, ids)
         if follow_up := next_ask(number):
-            waiting.append(follow_up)
+            queue.append(follow_up)
         else:
             yield number, found[number]
 
@@ -288,7 +288,7 @@ def _with_answer(
 
 def _continued(
     target: LoadedTarget,
-    waiting: list[QueuedPrompt],
+    queue: list[QueuedPrompt],
     sampling: Sampling,
     max_new_tokens: int,
     batch_size: int,
@@ -296,7 +296,7 @@ def _continued(
     model = target.model.clone(padded_width=0)  # a single method needs no padding
     return generate_many(
         target.params,
-        waiting,
+        queue,
         target=model,
         sampling=sampling,
         max_new_tokens=max_new_tokens,

@@ -533,7 +533,7 @@ def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, reque
     monkeypatch.setattr(memory, "_host_bytes", lambda: 20_000_000)
     about = partial(run_module.about, target, requests=requests, num_turns=5)
     assert about(replace(OPTIONS, batch="1,4"))["batch"] == "1,4"
-    with pytest.raises(SpecjaxError, match=r"plain: a round of 1 rows for 500 text\(s\) needs"):
+    with pytest.raises(SpecjaxError, match="plain: a pass of 1 tokens for 500 seq"):
         about(replace(OPTIONS, batch="1,500"))
 
 

@@ -26,7 +26,7 @@ LONG_NAME = "n" * 300
     "arguments, told",
     [
         ([""], "the prompt is empty; write some text"),
-        (["b"], "has 1 token(s): drafters need at least 2"),
+        (["b"], "has 1 token(s), but drafters need 2"),
         (["--prompt-ids", f"1,{VOCABULARY}"], f"{VOCABULARY}, outside the vocabulary"),
         (["--prompt-ids=-1,2"], "-1, outside the vocabulary"),
         (["--prompt-ids", "1,x"], "'x' is not a token id; give whole numbers"),
@@ -34,7 +34,7 @@ LONG_NAME = "n" * 300
         (["--prompt-ids", "1,99999999999999999999"], "is not a token id"),
         (["--prompt-ids", "1,2", "value"], "give one of PROMPT, --prompt-file, --prompt-ids"),
         (["--prompt-ids", "1,2", "--chat"], "leave one of them out"),
-        (["best value", "--max-new-tokens", "400"], "ask for at most"),
+        (["best value", "--max-new-tokens", "400"], "generate at most"),
         (["best value", "--max-new-tokens", "0"], "must be at least 1"),
         (["best value", "--temperature", "-0.5"], "temperature -0.5 is not a finite number >= 0"),
         (["best value", "--temperature", "nan"], "temperature nan is not a finite number"),
@@ -77,7 +77,7 @@ def test_bad_prompt_files(tiny, tmp_path, error_line):
     "free, told",
     [
         (100_000, "Loading tiny needs at least 0.000152 GB (weights 0.000152), and cpu has 0.0001"),
-        (300_000, "a round of 11 rows for 1 text(s) needs at least 0.00"),
+        (300_000, "a pass of 11 tokens for 1 sequence(s) needs at least 0.00"),
     ],
 )
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_compiled(

@@ -227,7 +227,7 @@ def test_many_prompts_are_answered_line_by_line(generate, tiny, tmp_path, capsys
     assert f"{file}:2 is no prompt; write" in error_line()
     file.write_text(json.dumps("best " * 400))
     assert main(command) == 2
-    assert f"{file}:1: " in (line := error_line()) and "ask for at most" in line
+    assert f"{file}:1: " in (line := error_line()) and "generate at most" in line
 
 
 def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):

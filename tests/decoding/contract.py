@@ -5,14 +5,17 @@
 """
 
 from collections.abc import Callable
+from copy import copy
 from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.stats import chisquare
 
+from specjax.core.settings import SettingError, rejected_values
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
@@ -132,6 +135,16 @@ def assert_counts_add_up(out: Generation):
     own_tokens = out.length - out.from_draft.sum(axis=1)
     np.testing.assert_array_equal(own_tokens, stats.rounds - was_cut)
     assert (stats.drafted >= out.length - stats.rounds).all()
+
+
+def assert_rejects_values_out_of_bounds(settings: Any):
+    """Asserts that every field of a dataclass rejects the values that its metadata forbids."""
+    for name, value in rejected_values(type(settings)):
+        changed = copy(settings)
+        object.__setattr__(changed, name, value)  # past the type checks of test runs
+        with pytest.raises(SettingError) as error:
+            changed.__post_init__()
+        assert error.value.field == name
 
 
 # ---- The same distribution ---------------------------------------------------------------------

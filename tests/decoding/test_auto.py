@@ -192,7 +192,7 @@ def test_it_shuts_where_drafts_are_wrong_looks_now_and_then_and_opens_again():
     assert sum(drafts for drafts, _ in during) <= 5
     assert 4 <= sum(asks for _, asks in during[10:]) <= 10, "one round in eight"
     opened = next(at for at, drafts, _ in rounds if at >= 70 and drafts)
-    assert opened <= 70 + auto.LONGEST_PAUSE + 4, "a pause, and a few true tokens"
+    assert opened <= 70 + auto.MAX_PAUSE + 4, "a pause, and a few true tokens"
     assert all(drafts for at, drafts, _ in rounds if at >= opened + 10)
 
 

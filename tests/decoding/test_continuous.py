@@ -16,58 +16,42 @@ from tests.decoding.tiny import target
 NEW_TOKENS, EOS, SAMPLING = 40, (3, 17, 29), Sampling(0.8)
 
 
-def asks(lengths: list[int]) -> list[QueuedPrompt]:
+def prompts(lengths: list[int]) -> list[QueuedPrompt]:
     numbers = np.random.default_rng(1)
-    return [
-        QueuedPrompt(
-            number, tuple(numbers.integers(0, 40, length).tolist()), jax.random.key(number)
-        )
-        for number, length in enumerate(lengths)
-    ]
+    ids = [tuple(numbers.integers(0, 40, length).tolist()) for length in lengths]
+    return [QueuedPrompt(seed, tokens, jax.random.key(seed)) for seed, tokens in enumerate(ids)]
 
 
-def alone(ask: QueuedPrompt) -> list[int]:
+SETTINGS = {"sampling": SAMPLING, "max_new_tokens": NEW_TOKENS, "eos": EOS}
+
+
+def alone(prompt: QueuedPrompt) -> list[int]:
     model, params = target()
-    found = speculative_generate(
-        Params(params),
-        from_ids([ask.ids], 128),
-        ask.key,
-        target=model,
-        drafter=Autoregressive(),
-        sampling=SAMPLING,
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-    )
-    return found.tokens[0, : int(found.length[0])].tolist()
+    settings = SETTINGS | {"target": model, "drafter": Autoregressive()}
+    batch = from_ids([prompt.ids], 128)
+    out = speculative_generate(Params(params), batch, prompt.key, **settings)
+    return out.tokens[0, : int(out.length[0])].tolist()
 
 
-def many(waiting: list[QueuedPrompt]):
+def many(queue: list[QueuedPrompt]):
     model, params = target()
-    return generate_many(
-        params,
-        waiting,
-        target=model,
-        sampling=SAMPLING,
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-        batch_size=2,
-    )
+    return generate_many(params, queue, target=model, batch_size=2, **SETTINGS)
 
 
-def test_every_continuation_is_the_one_of_its_prompt_alone():
-    """Two rows serve seven prompts, of two lengths, one of which arrives late."""
-    first = asks([5, 140, 9, 30, 150, 2, 64])
-    late, waiting = first.pop(), list(first)
-    found = {}
-    for ask, tokens in many(waiting):
-        if not found:
-            waiting.append(late)
-        found[ask.name] = tokens
-    assert not waiting
-    assert found == {ask.name: alone(ask) for ask in (*first, late)}
-    assert len({len(tokens) for tokens in found.values()}) > 2  # they end at different times
+def test_every_continuation_equals_that_of_its_prompt_alone():
+    """A batch of two serves seven prompts, of two lengths, one of which arrives late."""
+    first = prompts([5, 140, 9, 30, 150, 2, 64])
+    late, queue = first.pop(), list(first)
+    continuations = {}
+    for prompt, tokens in many(queue):
+        if not continuations:
+            queue.append(late)
+        continuations[prompt.name] = tokens
+    assert not queue
+    assert continuations == {prompt.name: alone(prompt) for prompt in (*first, late)}
+    assert len(set(map(len, continuations.values()))) > 2  # they end at different times
 
 
-def test_a_prompt_without_room_is_refused():
+def test_a_prompt_that_is_too_long_is_rejected():
     with pytest.raises(SpecjaxError, match="exceed the model's 512 positions"):
-        list(many(asks([5, 512])))
+        list(many(prompts([5, 512])))

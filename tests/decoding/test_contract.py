@@ -33,7 +33,13 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS, make_drafter
 from tests.decoding import heads
-from tests.decoding.contract import KEY, assert_lossless, truth, whole_texts
+from tests.decoding.contract import (
+    KEY,
+    assert_lossless,
+    assert_rejects_values_out_of_bounds,
+    truth,
+    whole_texts,
+)
 from tests.decoding.heads import CHOICES
 from tests.decoding.tiny import BATCH, Oracle, OracleTree, prompt, target
 
@@ -136,6 +142,11 @@ def test_the_tokens_are_those_of_plain_decoding(name):
     found = generated(name).values()
     num_accepted = sum(int(out.from_draft.sum()) for out in found)
     assert (num_accepted == 0) == (name in ("plain", "never")), "no draft was ever right"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_out_of_bounds_are_rejected(name):
+    assert_rejects_values_out_of_bounds(of_method(name)[0])
 
 
 # ---- A drafter from outside the package --------------------------------------------------------

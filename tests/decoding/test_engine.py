@@ -75,7 +75,7 @@ def test_every_pass_has_the_rows_that_the_target_asks_for(with_progress):
 def test_a_draft_of_more_rows_than_a_pass_is_refused(with_progress):
     engine, (params, asked, _) = with_progress
     narrow = replace(engine, target=Watched(engine.target.config, padded_width=16))
-    with pytest.raises(SpecjaxError, match="21 rows, more than padded_width 16"):
+    with pytest.raises(SpecjaxError, match="21 tokens, more than padded_width 16"):
         narrow.check(params, asked)
 
 

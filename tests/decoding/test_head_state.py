@@ -281,7 +281,7 @@ def test_hydras_choices_deeper_than_its_heads_are_left_out():
     "choices, message",
     [
         ((), "there are no tree choices"),
-        (((0,), ()), r"tree choice \(\) is not a path"),
+        (((0,), ()), r"tree choice \(\) is not a path of ranks"),
         (((0,), (0, 0, 0)), r"tree choice \(0, 0, 0\) has no parent; add \(0, 0\) to the choices"),
         (((0,), (2,)), r"tree choice \(2,\) leaves out its better sibling; add \(1,\)"),
     ],
@@ -290,23 +290,6 @@ def test_hydras_choices_deeper_than_its_heads_are_left_out():
 def test_choices_that_do_not_form_a_tree_are_refused(name, choices, message):
     with pytest.raises(SpecjaxError, match=message) as caught:
         replace(STATIC[name].drafter, choices=choices)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"top_k": 0}, "top_k 0 must be at least 1"),
-        ({"depth": 0}, "depth 0 must be at least 1"),
-        ({"num_tokens": 1}, "num_tokens 1 must be at least 2: it counts the root"),
-        ({"noise_share": -0.1}, r"noise_share -0.1 is outside \[0, 1\]; try 0.8"),
-        ({"noise_share": 1.5}, r"noise_share 1.5 is outside \[0, 1\]"),
-        ({"noise_share": float("nan")}, r"noise_share nan is outside \[0, 1\]"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(SpecjaxError, match=message) as caught:
-        replace(EAGLE2.drafter, **settings)
     assert "\n" not in str(caught.value)
 
 

@@ -332,19 +332,6 @@ def test_defaults_are_those_published_for_7b_models():
     assert (Lookahead().num_nodes, Lookahead().num_probes, Lookahead().max_depth) == (29, 27, 4)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"ngram_length": 2}, "ngram_length 2 must be at least 3: "),
-        ({"window_length": 0}, "window_length 0 must be at least 1: nothing would be guessed"),
-        ({"num_guesses": 0}, "num_guesses 0 must be at least 1: nothing would be drafted"),
-    ],
-)
-def test_settings_that_draft_nothing_are_refused(settings, message):
-    with pytest.raises(SpecjaxError, match=message):
-        Lookahead(**settings)
-
-
 def test_params_of_another_drafter_are_refused():
     model, params = target()
     with pytest.raises(SpecjaxError, match="Lookahead has no params but was given some"):

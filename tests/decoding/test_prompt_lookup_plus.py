@@ -162,31 +162,14 @@ def test_heads_of_a_layer_stand_in_for_induction_heads():
     assert PromptLookupPlusAttention.heads_for(config, 0)[0] == (0, 0)
 
 
-@pytest.mark.parametrize("min_similarity", [-1.1, 1.01, float("nan")])
-def test_pld_plus_refuses_a_similarity_that_no_cosine_has(min_similarity):
-    with pytest.raises(SpecjaxError, match="min_similarity"):
-        PromptLookupPlus(min_similarity=min_similarity)
-
-
 @pytest.mark.parametrize(
     "kind, settings, message",
     [
         (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
         (PromptLookupPlus, {"layer": 3}, "hidden layer 3 does not exist: the model has layers 0"),
-        (
-            PromptLookupPlusAttention,
-            {"heads": ((2, 0),)},
-            r"\(layer 2, head 0\) does not",
-        ),
-        (
-            PromptLookupPlusAttention,
-            {"heads": ((0, 9),)},
-            r"\(layer 0, head 9\) does not",
-        ),
+        (PromptLookupPlusAttention, {"heads": ((2, 0),)}, r"\(layer 2, head 0\) does not"),
+        (PromptLookupPlusAttention, {"heads": ((0, 9),)}, r"\(layer 0, head 9\) does not"),
         (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
-        (PromptLookupPlusAttention, {"aggregate": "mean"}, "aggregate 'mean' is unknown"),
-        (PromptLookupPlusAttention, {"candidates": "output"}, "candidates 'output' are unknown"),
-        (PromptLookupPlusAttention, {"num_tokens": 0}, "`num_tokens` must be at least 1"),
     ],
 )
 def test_pld_plus_refuses_settings_that_do_not_fit(kind, settings, message):

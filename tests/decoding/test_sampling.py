@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from specjax.core.errors import SpecjaxError
 from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, sequence_keys
+from tests.decoding.contract import assert_rejects_values_out_of_bounds
 
 VOCAB = 11
 DRAWS = 6000
@@ -210,28 +210,8 @@ def test_uniform_numbers_are_uniform_and_differ_by_stream():
 # ---- Settings ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("temperature", value) for value in (-1.0, -1e-9, float("nan"), float("inf"))),
-        *(("top_p", value) for value in (0.0, -0.1, 1.5, float("nan"))),
-        *(("top_k", value) for value in (0, -3)),
-        *((f"typical_{name}", value) for name in ("epsilon", "delta") for value in (-0.1, 1.1)),
-    ],
-)
-def test_bad_settings_are_refused_by_name_and_value(name, value):
-    with pytest.raises(SpecjaxError) as caught:
-        Sampling(**{"temperature": 1.0, name: value})
-    message = str(caught.value)
-    assert message.startswith(f"{name} {value} ")
-    assert "\n" not in message
-
-
-def test_an_unknown_verification_is_refused_by_value():
-    sampling = Sampling()
-    object.__setattr__(sampling, "verification", "blind")  # past the type check of test runs
-    with pytest.raises(SpecjaxError, match="verification 'blind' is unknown; use 'coupled' or"):
-        sampling.__post_init__()
+def test_values_out_of_bounds_are_rejected():
+    assert_rejects_values_out_of_bounds(Sampling())
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1e-40}, {"top_p": 1e-9}, {"top_k": 1}])

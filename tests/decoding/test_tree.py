@@ -116,7 +116,7 @@ def test_a_choice_without_its_parent_is_refused(missing):
 def test_a_choice_that_is_not_a_path_is_refused(choice):
     with pytest.raises(SpecjaxError) as caught:
         from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), ((0,), choice))
-    assert str(caught.value).startswith(f"tree choice {choice} is not a path; write ranks")
+    assert str(caught.value).startswith(f"tree choice {choice} is not a path of ranks;")
     assert "\n" not in str(caught.value)
 
 

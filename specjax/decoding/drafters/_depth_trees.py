@@ -9,8 +9,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_tokens
+from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context, Drafter
 from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.drafters._trees import (
@@ -34,7 +35,7 @@ MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
     *((0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0)),
     *((0, 0, 0, 0), (0, 0, 0, 1)),
 )
-ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # settings no static tree reads
+ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # not read by a static tree
 
 
 @dataclass(frozen=True)
@@ -54,34 +55,25 @@ class DepthTreeDrafter(Drafter):
     head: Any
     choices: Choices = MEDUSA_TREE
     """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
-    tree: str = "static"
-    """static, the tree of choices, or dynamic, which alone reads the settings below."""
-    top_k: int = 10
-    """Tokens per depth that a dynamic tree is made of; at least 1."""
-    num_tokens: int = 60
-    """Nodes of a dynamic tree, root included; at least 2."""
-    depth: int = 0
+    tree: str = setting("static", choices=("static", "dynamic"))
+    """The tree of choices, or a dynamic tree with the settings below."""
+    top_k: int = setting(10, at_least=1)
+    """Tokens per depth that a dynamic tree is made of."""
+    num_tokens: int = setting(60, at_least=2)
+    """Nodes of a dynamic tree, root included."""
+    depth: int = setting(0, at_least=0)
     """Depth of a dynamic tree; 0 is as deep as the head predicts."""
-    noise_share: float = 0.8
-    """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
+    noise_share: float = setting(0.8, at_least=0, at_most=1)
+    """Weight, above temperature 0, of the distribution with the target's noise."""
 
     pass_widths = ()  # a draft always fills the tree
 
-    def __post_init__(self):
+    def check_settings(self) -> None:
         levels_of(self.choices)  # checks them
-        if self.tree not in ("static", "dynamic"):
-            raise SpecjaxError(f"tree {self.tree!r} is unknown; use static or dynamic")
-        for name, least in (("top_k", 1), ("num_tokens", 2), ("depth", 0)):
-            check_at_least(name, getattr(self, name), least)
-        if not 0 <= self.noise_share <= 1:
-            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if self.tree == "static" and field.name in ONLY_DYNAMIC and value != field.default:
-                raise SpecjaxError(
-                    f"{field.name} {value} is not read by a static tree; add tree=dynamic, or "
-                    f"leave {field.name} out"
-                )
+        for field in fields(self) if self.tree == "static" else ():
+            if field.name in ONLY_DYNAMIC and getattr(self, field.name) != field.default:
+                problem = "has no effect on a static tree; add tree=dynamic, or omit it"
+                raise SettingError(field.name, problem)
 
     @property
     @abstractmethod

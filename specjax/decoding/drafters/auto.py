@@ -1,18 +1,18 @@
-"""`auto`: another drafter behind a gate that lets it draft only while that pays.
+"""`auto`: a gate that lets another drafter draft only while that pays.
 
-The break-even is how many drafted tokens a round must have accepted to make up for what it costs
-beyond a step of plain decoding; `specjax tune machine` measures it. The gate keeps an exponential
-mean of accepted tokens, and a budget: the steps that the text is ahead of plain decoding, plus a
-little credit. Drafts pass while the mean exceeds the break-even and the budget is not spent. So a
-text never falls behind plain decoding by more than the credit, the allowance and one draft.
+The break-even is the number of accepted tokens per round that makes up for its cost beyond a step
+of plain decoding; `specjax tune machine` measures it. The gate keeps an exponential mean of
+accepted tokens, and a budget: the steps gained on plain decoding so far, plus a small credit. It is
+open while the mean exceeds the break-even and the budget is not negative, so a text never falls
+behind plain decoding by more than the credit, the allowance and one draft.
 
-A drafter without params that drafts chains, such as prompt lookup, is almost free to ask. A draft
-that is withheld becomes a *shadow*: it is compared with what plain decoding says next, and counts
-as if it had been drafted, so the gate opens again when the text becomes predictable. While shut, it
-pauses after each unsuccessful look, with exponential backoff.
+A drafter without params that drafts chains, such as prompt lookup, costs almost nothing. A draft
+that is withheld becomes a *shadow*: it is compared with the tokens of plain decoding and counts as
+if it had been drafted, so the gate reopens when the text becomes predictable. While closed, it
+drafts with exponential backoff.
 
-A drafter with params costs as much to ask as to use, and cannot catch up with text that it has not
-seen. Once the budget is spent, it is shut for the rest of that text (or batch).
+A drafter with params costs the same whether or not its draft is used, and cannot catch up with
+tokens that it has not seen. Once the budget is spent, it stops for the rest of the text (or batch).
 """
 
 from dataclasses import dataclass, replace
@@ -32,43 +32,40 @@ from specjax.models.target import Taps, Target
 
 # Chosen by replaying prompt lookup and heads over predictable, random and misleading texts.
 KEPT = 0.7  # weight of earlier drafts in the mean, at each new one
-CREDIT = 2.0  # steps that a text may lose before it gains any; also the mean that it starts with
+CREDIT = 2.0  # steps that a text may lose before it gains any; also the initial mean
 ALLOWANCE = 0.01  # further steps that it may lose, per round
-LONGEST_PAUSE = 7  # rounds between two looks of a shut gate
+MAX_PAUSE = 7  # maximum backoff, in rounds, while the gate is closed
 
 
 @pytree
 class GateState:
-    """The state of a gate over B texts. D = N - 1, the longest shadow."""
+    """The state of a gate over B sequences. D = N - 1, the longest shadow."""
 
     inner: State
     mean: Float[Array, " B"]  # accepted tokens per draft
-    budget: Float[Array, ""]  # steps; nothing passes while it is negative
+    budget: Float[Array, ""]  # steps; the gate is closed while it is negative
     shadow: Int[Array, "B D"]  # drafted, but withheld
-    shadow_length: Int[Array, " B"]  # 0: there is none
-    num_true: Int[Array, " B"]  # tokens of the shadow that the target has said since
-    wait: Int[Array, " B"]  # rounds until the next look
-    pause: Int[Array, " B"]  # the wait after the last look in vain
+    shadow_length: Int[Array, " B"]  # 0 without a shadow
+    num_right: Int[Array, " B"]  # tokens of the shadow that the target generated since
+    wait: Int[Array, " B"]  # rounds until the next draft of a closed gate
+    pause: Int[Array, " B"]  # current backoff, in rounds
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
 
 
 @dataclass(frozen=True)
 class Auto(Drafter):
-    """Drafts with another method, as long as that pays: a gate withholds drafts that will not.
+    """Drafts with another method while that pays.
 
-    Two passes are compiled, over the root alone and over all nodes.
+    Two passes are compiled, over the root alone and over all nodes. A batch shares its pass, so the
+    gate decides for all sequences at once, by the mean over those that are not done.
 
-    A batch shares its pass, so the gate decides for all rows at once, by the mean over those that
-    are not done.
-
-    Drafts are withheld by what was known before their tokens were drawn, so under `coupled`
-    verification the text stays that of plain decoding, and under `rejection` its distribution. But
-    there, and under `typical`, which tokens are drawn depends on what is drafted: so the text of a
-    row may depend on the others of its batch, and on the break-even.
+    The decision does not depend on the drafted tokens, so `coupled` verification still generates
+    the tokens of plain decoding, and `rejection` their distribution. But under `rejection` and
+    `typical` a sequence may depend on the others of its batch, and on the break-even.
     """
 
-    inner: Drafter  # without probe rows, which would run in every pass
-    break_even: float  # in tokens, measured with one text at a time; below 0: the gate never shuts
+    inner: Drafter  # without a probe, which would run in every pass
+    break_even: float  # in tokens, measured with batch size 1; below 0 the gate never closes
 
     pass_widths = (1,)
 
@@ -87,44 +84,44 @@ class Auto(Drafter):
     def check(self, target: Target, params: Any) -> None:
         if self.inner.num_probes or self.num_nodes < 2 or isinstance(self.inner, Auto):
             raise SpecjaxError(
-                f"{type(self.inner).__name__} cannot be gated: it drafts nothing, has probe rows "
+                f"{type(self.inner).__name__} cannot be gated: it drafts nothing, has a probe "
                 "or is a gate; use it alone"
             )
         self.inner.check(target, params)
 
     def init(self, start: Start) -> GateState:
-        none = jnp.zeros_like(start.prompt.length)
+        zeros = jnp.zeros_like(start.prompt.length)
         return GateState(
             inner=self.inner.init(start),
-            mean=jnp.full(none.shape, CREDIT),
+            mean=jnp.full(zeros.shape, CREDIT),
             budget=jnp.asarray(CREDIT, jnp.float32),  # a weak type would compile `run` twice
-            shadow=jnp.zeros((*none.shape, self.num_nodes - 1), jnp.int32),
-            shadow_length=none,
-            num_true=none,
-            wait=none,
-            pause=none,
-            is_finished=none > 0,
+            shadow=jnp.zeros((*zeros.shape, self.num_nodes - 1), jnp.int32),
+            shadow_length=zeros,
+            num_right=zeros,
+            wait=zeros,
+            pause=zeros,
+            is_finished=zeros > 0,
         )
 
     def propose(
         self, target: Target, params: Params, state: GateState, context: Context, draw: Draw
     ) -> tuple[Proposal, GateState]:
-        def ask(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
+        def draft(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
             (tree, _), inner = self.inner.propose(target, params, carry[1], context, draw)
             return tree, inner
 
-        def pays(drafts: Bool[Array, " B"]) -> Bool[Array, ""]:
-            expected = jnp.maximum(state.mean, state.num_true)  # a true shadow is evidence, too
-            mean = _mean(jnp.where(drafts, expected, 0), is_active)
+        def pays(has_draft: Bool[Array, " B"]) -> Bool[Array, ""]:
+            expected = jnp.maximum(state.mean, state.num_right)
+            mean = _mean(jnp.where(has_draft, expected, 0), is_active)
             return (mean > self.break_even) & (state.budget >= 0)
 
         is_active, has_shadow = ~state.is_finished, state.shadow_length > 0
-        shape, _ = jax.eval_shape(ask, context, (None, state.inner))
-        nothing = root_only(shape, context.root)
-        looks = state.budget >= 0
+        shape, _ = jax.eval_shape(draft, context, (None, state.inner))
+        empty = root_only(shape, context.root)
+        drafts_now = state.budget >= 0
         if has_shadows := _has_shadows(params, shape):
-            looks = pays(is_active) | jnp.any(is_active & ~has_shadow & (state.wait <= 0))
-        tree, inner = if_in_place(looks, ask, context, (nothing, state.inner))
+            drafts_now = pays(is_active) | jnp.any(is_active & ~has_shadow & (state.wait <= 0))
+        tree, inner = if_in_place(drafts_now, draft, context, (empty, state.inner))
         if not has_shadows:
             return Proposal(tree), replace(state, inner=inner)
         num_drafted = tree.num_valid() - 1
@@ -136,7 +133,7 @@ class Auto(Drafter):
             shadow=jnp.where(is_new[:, None], tree.tokens[:, 1:], state.shadow),
             shadow_length=jnp.where(is_new, num_drafted, state.shadow_length),
         )
-        return Proposal(replace(tree, valid=jnp.where(passes, tree.valid, nothing.valid))), state
+        return Proposal(replace(tree, valid=jnp.where(passes, tree.valid, empty.valid))), state
 
     def update(
         self, target: Target, params: Params, state: GateState, outcome: Outcome
@@ -150,7 +147,7 @@ class Auto(Drafter):
             gain = jnp.where(jnp.any(drafted), gain, 0) + ALLOWANCE
             inner = learn(outcome, state.inner)
             state = _observe(state, outcome, drafted, is_active)
-        else:  # every round costs, also one that drafted nothing
+        else:  # rounds without drafts cost time as well
             inner = if_in_place(state.budget >= 0, learn, outcome, state.inner)
         return replace(state, inner=inner, budget=state.budget + gain, is_finished=~is_active)
 
@@ -158,31 +155,33 @@ class Auto(Drafter):
 def _observe(
     state: GateState, outcome: Outcome, drafted: Bool[Array, " B"], is_active: Bool[Array, " B"]
 ) -> GateState:
-    """Observes drafts that passed, shadows that are decided, and looks that found nothing."""
-    wanted = jnp.take_along_axis(state.shadow, state.num_true[:, None], axis=1, mode="clip")[:, 0]
+    """Updates the mean and the backoff from drafts, decided shadows and empty drafts."""
+    expected = jnp.take_along_axis(state.shadow, state.num_right[:, None], axis=1, mode="clip")[
+        :, 0
+    ]
     is_compared = is_active & ~drafted & (state.shadow_length > 0)
-    is_true = is_compared & (outcome.context.root == wanted)
-    num_true = state.num_true + is_true
-    is_decided = is_compared & (~is_true | (num_true == state.shadow_length))
+    is_right = is_compared & (outcome.context.root == expected)
+    num_right = state.num_right + is_right
+    is_decided = is_compared & (~is_right | (num_right == state.shadow_length))
     is_observed = drafted | is_decided | ((state.shadow_length == 0) & (state.wait <= 0))
-    tokens = jnp.where(drafted, outcome.verification.num_accepted, num_true)
-    is_in_vain = is_observed & (tokens == 0)
+    tokens = jnp.where(drafted, outcome.verification.num_accepted, num_right)
+    is_unsuccessful = is_observed & (tokens == 0)
     pause = jnp.where(tokens > 0, 0, state.pause)
-    pause = jnp.where(is_in_vain, jnp.minimum(2 * pause + 1, LONGEST_PAUSE), pause)
+    pause = jnp.where(is_unsuccessful, jnp.minimum(2 * pause + 1, MAX_PAUSE), pause)
     return replace(
         state,
         mean=jnp.where(is_observed, KEPT * state.mean + (1 - KEPT) * tokens, state.mean),
         shadow_length=jnp.where(is_observed, 0, state.shadow_length),
-        num_true=jnp.where(is_observed, 0, num_true),
-        wait=jnp.where(is_in_vain, pause, state.wait - 1),
+        num_right=jnp.where(is_observed, 0, num_right),
+        wait=jnp.where(is_unsuccessful, pause, state.wait - 1),
         pause=pause,
     )
 
 
-def _mean(values: Array, counts: Bool[Array, " B"]) -> Float[Array, ""]:
-    return jnp.sum(jnp.where(counts, values, 0)) / jnp.maximum(jnp.sum(counts), 1)
+def _mean(values: Array, mask: Bool[Array, " B"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def _has_shadows(params: Params, tree: DraftTree) -> bool:
-    """Whether drafts cost little and are chosen chains, which can be compared with a text."""
+    """Whether drafts are cheap and are chosen chains, which can be compared with a text."""
     return params.drafter is None and tree.is_chain and tree.draft_probs is None

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_token
+from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.drafters.length_rules import (
     Confidence,
@@ -90,14 +91,14 @@ class DraftModel(Drafter):
     """
 
     draft: Target
-    rule: str | LengthRule = "fixed"
-    """When to stop: fixed, heuristic, confidence or disco."""
-    length: int = 5
-    """Tokens per draft for fixed, the initial number for heuristic; 1 to max_length."""
-    threshold: float | None = None
-    """Of confidence or disco, 0 to 1; by default 0.4, or the classifier's own."""
-    max_length: int = 20
-    """Tokens that are drafted at most; at least 1."""
+    rule: str | LengthRule = setting("fixed", choices=RULES)  # noqa: RUF009 - not mutable
+    """When to stop drafting."""
+    length: int = setting(5, at_least=1)
+    """Tokens per draft for fixed, the initial number for heuristic; at most max_length."""
+    threshold: float | None = setting(None, above=0, below=1)
+    """Of confidence or disco; by default 0.4, or the classifier's."""
+    max_length: int = setting(20, at_least=1)
+    """Maximum number of drafted tokens."""
     is_drawn: bool = True
     """Draw tokens with the target's noise, or else take the most likely; true or false."""
     classifier: str = ""
@@ -105,10 +106,7 @@ class DraftModel(Drafter):
     position: PositionKind = "draft"
     """Positions that disco's classifier reads, draft or generation; set when it is loaded."""
 
-    def __post_init__(self):
-        if not isinstance(self.rule, LengthRule) and self.rule not in RULES:
-            raise SpecjaxError(f"rule {self.rule!r} is unknown; use {', '.join(RULES)}")
-        check_at_least("max_length", self.max_length, 1, "nothing would be drafted")
+    def check_settings(self) -> None:
         self.length_rule.longest(self.max_length)  # checks it
 
     @property

@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
 from specjax.decoding.drafters._trees import best_of_pool, most_likely
@@ -45,22 +46,15 @@ class Eagle2(HeadDrafter):
     Defaults are the published ones, except `noise_share`, which as published would be 0.
     """
 
-    top_k: int = 10
-    """Children per node, and nodes per depth that have any; at least 1."""
-    depth: int = 6
-    """Tokens of the longest path, as in HASS's paper; at least 1. `depth` of the authors' code
-    counts passes after the first, so it is one less."""
-    num_tokens: int = 60
-    """Nodes that are verified, root included; at least 2."""
-    noise_share: float = 0.8
-    """Weight, above temperature 0, of what the target's noise makes likely; 0 to 1."""
-
-    def __post_init__(self):
-        check_at_least("top_k", self.top_k, 1, "nothing would be drafted")
-        check_at_least("depth", self.depth, 1, "nothing would be drafted")
-        check_at_least("num_tokens", self.num_tokens, 2, "it counts the root")
-        if not 0 <= self.noise_share <= 1:
-            raise SpecjaxError(f"noise_share {self.noise_share} is outside [0, 1]; try 0.8")
+    top_k: int = setting(10, at_least=1)
+    """Children per node, and nodes per depth that have any."""
+    depth: int = setting(6, at_least=1)
+    """Tokens of the longest path, as in HASS's paper. `depth` of the authors' code counts passes
+    after the first, so it is one less."""
+    num_tokens: int = setting(60, at_least=2)
+    """Nodes to verify, root included."""
+    noise_share: float = setting(0.8, at_least=0, at_most=1)
+    """Weight, above temperature 0, of the distribution with the target's noise."""
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)

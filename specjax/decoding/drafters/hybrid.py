@@ -1,4 +1,4 @@
-"""Hybrid: two methods draft one tree, such as PLD+, which copies, and HASS, which predicts."""
+"""Hybrid: merges the trees of two methods, such as PLD+, which copies, and HASS, which predicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.drafters._trees import best_of_pool
 from specjax.decoding.sampling import Draw, Sampling
@@ -20,20 +21,19 @@ from specjax.decoding.widths import if_in_place
 from specjax.models.target import ModelOutput, Taps, Target
 
 PARTS = ("copy", "head")
-# Of first and of later tokens: once the first copied token is right, those after it mostly are.
-# Fitted, as is `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench.
+# Pseudo-counts of first and of later tokens. Fitted, as is `KEPT`, to the copies of PLD+ in answers
+# of SmolLM2 to Spec-Bench.
 PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0]]]), np.array([[[2.0, 1.0]]])
 KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
 
 
 @pytree
 class HybridState:
-    """The states of both parts, and how well their recent drafts matched the text."""
+    """The states of both parts, and counts of their right and wrong tokens."""
 
     parts: tuple[State, ...]
     drafted: tuple[DraftTree, ...]  # in this round, before they were merged
-    # Of each part: drafted tokens that were right, and that were wrong behind right ones; first
-    # tokens of drafts apart from later ones.
+    # By part, and by first and later tokens of drafts: right ones, and wrong ones after right ones.
     right: Float[Array, "B 2 2"]
     wrong: Float[Array, "B 2 2"]
     is_finished: Bool[Array, " B"]
@@ -41,41 +41,37 @@ class HybridState:
 
 @dataclass(frozen=True)
 class Hybrid(Drafter):
-    """Merges the trees of two drafters under one budget of nodes; each grows with its success.
+    """Merges the trees of two drafters under one budget of nodes.
 
-    All nodes of both trees are candidates, those that both have only once, and the likeliest
-    `num_tokens - 1` are verified. A node of an EAGLE-2 tree is as likely as its head says. A node
-    of a tree without scores, such as a copied chain, is as likely as its drafter was right of late:
-    the rate of right first tokens, times that of later ones for each further token of its path. So
-    a chain is short while copies fail, and takes most of the budget while they are right.
+    The candidates are the distinct nodes of both trees; the most likely `num_tokens - 1` are
+    verified. A node of an EAGLE-2 tree is scored by its head. A node of a tree without scores, such
+    as a copied chain, is scored by its drafter's recent acceptance rate: that of first tokens,
+    times that of later ones for each further token of its path. A chain is therefore short while
+    copies fail, and takes most of the budget while they succeed.
 
-    A head is not asked where its time is better spent on the next round: where the tokens that it
-    is expected to add, should the first copied one be wrong, are fewer than `head_cost` times those
-    of a round with the copy alone. That saves its passes if it is so for all rows of a batch. Other
-    drafters in its place, which have no cheaper `skip`, are always asked.
+    The head is skipped when its expected gain is below its cost: when the tokens that it would add,
+    should the first copied one be wrong, are fewer than `head_cost` times those of a round with the
+    copy alone. This saves its passes only if it holds for all sequences of a batch. Drafters
+    without a cheaper `skip` always draft.
 
     `params.drafter` is `{"copy": params, "head": params}`. Under `rejection` above temperature 0
     both parts choose their tokens, and each counts as drawn with certainty.
     """
 
     copy: str | Drafter = "pld-plus"
-    """The method that copies: any but plain, lookahead and auto."""
+    """The method that copies; not plain, lookahead or auto."""
     head: str | Drafter = "hass"
-    """The method that predicts, which reads --drafter: likewise any."""
-    num_tokens: int = 60
-    """Nodes that are verified, root included; at least 2."""
-    head_cost: float = 0.2
-    """The time of the head's draft, in passes of the target; 0: it is always asked."""
+    """The method that predicts, with --drafter; not plain, lookahead or auto."""
+    num_tokens: int = setting(60, at_least=2)
+    """Nodes to verify, root included."""
+    head_cost: float = setting(0.2, at_least=0)
+    """The time of the head's draft, in passes of the target; 0: the head always drafts."""
     copy_source: str = ""
-    """Folder or hub id that the copying method reads, if it reads any; by default pocket's own."""
-
-    def __post_init__(self):
-        check_at_least("num_tokens", self.num_tokens, 2, "it counts the root")
-        check_at_least("head_cost", self.head_cost, 0, "it is a time")
+    """Folder or hub id for the copying method, if it needs one; by default pocket's."""
 
     @property
     def parts(self) -> tuple[Drafter, Drafter]:
-        """Both drafters."""
+        """The two drafters."""
         if isinstance(self.copy, str) or isinstance(self.head, str):
             raise SpecjaxError("a hybrid needs two drafters, not names; use specjax.load_drafter")
         return self.copy, self.head
@@ -103,32 +99,34 @@ class Hybrid(Drafter):
 
     def check(self, target: Target, params: Any) -> None:
         if not isinstance(params, Mapping) or set(params) != set(PARTS):
-            raise SpecjaxError(f"Hybrid needs the params of both its parts, by name: {PARTS}")
+            raise SpecjaxError(
+                f"Hybrid needs the params of both its parts; pass them by name: {PARTS}"
+            )
         for name, part in zip(PARTS, self.parts, strict=True):
             if part.num_probes or part.num_nodes < 2:
                 raise SpecjaxError(
                     f"{type(part).__name__} cannot be the {name} of a hybrid: it drafts nothing or "
-                    "has probe rows; choose another"
+                    "has a probe; choose another"
                 )
             part.check(target, params[name])
 
     def init(self, start: Start) -> HybridState:
         def start_part(part: Drafter, params: Params) -> State:
-            prefill = self._seen_by(part, start.prefill)
+            prefill = self._tapped_by(part, start.prefill)
             # A round may take a path of the other part.
             max_depth = max(start.max_depth, part.max_depth + 1)
             return part.init(start._replace(params=params, prefill=prefill, max_depth=max_depth))
 
-        def nothing(part: Drafter) -> DraftTree:
+        def empty_tree(part: Drafter) -> DraftTree:
             nodes = jnp.zeros((len(start.prompt.length), part.num_nodes), jnp.int32)
             return DraftTree(nodes, nodes, nodes, nodes > 0)
 
-        none = jnp.zeros((len(start.prompt.length), 2, 2))
+        zeros = jnp.zeros((len(start.prompt.length), 2, 2))
         return HybridState(
             parts=tuple(map(start_part, self.parts, _params(start.params))),
-            drafted=tuple(map(nothing, self.parts)),
-            right=none,
-            wrong=none,
+            drafted=tuple(map(empty_tree, self.parts)),
+            right=zeros,
+            wrong=zeros,
             is_finished=start.prompt.length < 0,
         )
 
@@ -146,53 +144,53 @@ class Hybrid(Drafter):
                 return tree.scores
             return rates[:, part, :1] + (tree.depth - 1) * rates[:, part, 1:]
 
-        def ask(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
-            (tree, _), kept = head.propose(target, for_head, carry[1], context, draw)
-            return tree, kept
+        def draft(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
+            (tree, _), head_state = head.propose(target, for_head, carry[1], context, draw)
+            return tree, head_state
 
-        def skip(context: Context, kept: State) -> State:
-            return head.skip(target, for_head, kept, context, draw)
+        def skip(context: Context, head_state: State) -> State:
+            return head.skip(target, for_head, head_state, context, draw)
 
-        (copied, _), kept_copy = copy.propose(target, for_copy, state.parts[0], context, draw)
-        is_wanted = self._is_head_wanted(state, _depth(copied))
-        shape, _ = jax.eval_shape(ask, context, (None, state.parts[1]))
-        nothing = root_only(shape, context.root)
-        is_asked = jnp.any(is_wanted & ~state.is_finished)
-        tree, kept_head = if_in_place(is_asked, ask, context, (nothing, state.parts[1]))
-        kept_head = if_in_place(~is_asked, skip, context, kept_head)
-        # So what a row is given does not depend on the others.
-        tree = replace(tree, valid=jnp.where(is_wanted[:, None], tree.valid, nothing.valid))
+        (copied, _), copy_state = copy.propose(target, for_copy, state.parts[0], context, draw)
+        needs_head = self._needs_head(state, _depth(copied))
+        shape, _ = jax.eval_shape(draft, context, (None, state.parts[1]))
+        empty = root_only(shape, context.root)
+        runs_head = jnp.any(needs_head & ~state.is_finished)
+        tree, head_state = if_in_place(runs_head, draft, context, (empty, state.parts[1]))
+        head_state = if_in_place(~runs_head, skip, context, head_state)
+        # A sequence must not depend on the others of its batch.
+        tree = replace(tree, valid=jnp.where(needs_head[:, None], tree.valid, empty.valid))
         merged = merge_trees(
             copied, tree, scores(0, copied), scores(1, tree), self.num_nodes, self.max_depth
         )
         bare = (
-            DraftTree(each.tokens, each.parents, each.depth, each.valid) for each in (copied, tree)
+            DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in (copied, tree)
         )
-        return Proposal(merged), replace(state, parts=(kept_copy, kept_head), drafted=tuple(bare))
+        return Proposal(merged), replace(state, parts=(copy_state, head_state), drafted=tuple(bare))
 
     def update(
         self, target: Target, params: Params, state: HybridState, outcome: Outcome
     ) -> HybridState:
-        def learn(part: Drafter, own: Params, kept: State) -> State:
-            seen = replace(outcome, output=self._seen_by(part, outcome.output))
-            return part.update(target, own, kept, seen)
+        def update_part(part: Drafter, params: Params, state: State) -> State:
+            tapped = replace(outcome, output=self._tapped_by(part, outcome.output))
+            return part.update(target, params, state, tapped)
 
-        agreed = jnp.stack([num_agreed(tree, outcome) for tree in state.drafted], axis=1)
+        agreed = jnp.stack([num_matching(tree, outcome) for tree in state.drafted], axis=1)
         deepest = jnp.stack([_depth(tree) for tree in state.drafted], axis=1)
         is_wrong = agreed < jnp.minimum(deepest, outcome.num_committed[:, None])
         kept = jnp.where(deepest > 0, KEPT, 1.0)[..., None]
         right = jnp.stack([agreed > 0, jnp.maximum(agreed - 1, 0)], axis=2)
         wrong = jnp.stack([is_wrong & (agreed == 0), is_wrong & (agreed > 0)], axis=2)
         return HybridState(
-            parts=tuple(map(learn, self.parts, _params(params), state.parts)),
+            parts=tuple(map(update_part, self.parts, _params(params), state.parts)),
             drafted=state.drafted,
             right=kept * state.right + right,
             wrong=kept * state.wrong + wrong,
             is_finished=outcome.num_committed == 0,
         )
 
-    def _is_head_wanted(self, state: HybridState, depth: Int[Array, " B"]) -> Bool[Array, " B"]:
-        """Whether the head's draft is worth its time, beside a copy of this depth."""
+    def _needs_head(self, state: HybridState, depth: Int[Array, " B"]) -> Bool[Array, " B"]:
+        """Whether the head's expected gain, with a copy of this depth, exceeds its cost."""
         first, later = jnp.moveaxis(jnp.exp(log_rates(state))[:, 0], -1, 0)
         copied = first * (1 - later**depth) / (1 - later)  # tokens expected
         num_right, num_drafts = jnp.sum(state.right[:, 1], 1), state.right + state.wrong
@@ -201,8 +199,8 @@ class Hybrid(Drafter):
             return depth >= 0
         return (depth == 0) | ((1 - first) * predicted > self.head_cost * (1 + copied))
 
-    def _seen_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
-        """Returns what a part taps of the output."""
+    def _tapped_by(self, part: Drafter, output: ModelOutput) -> ModelOutput:
+        """Returns the output with the taps of one part."""
         layers = [self.taps.hidden_layers.index(layer) for layer in part.taps.hidden_layers]
         heads = [self.taps.attention_heads.index(head) for head in part.taps.attention_heads]
         hidden, attention = output.hidden, output.attention
@@ -222,18 +220,18 @@ def _depth(tree: DraftTree) -> Int[Array, " B"]:
 
 
 def log_rates(state: HybridState) -> Float[Array, "B 2 2"]:
-    """Returns how likely a drafted token is right, of each part, first tokens and later ones."""
+    """Returns the log-probability that a drafted token is right, by part and by first and later."""
     right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
     return jnp.log(right / (right + wrong))
 
 
-def num_agreed(tree: DraftTree, outcome: Outcome) -> Int[Array, " B"]:
-    """Returns how many tokens of the longest path were committed, whether verified or not."""
+def num_matching(tree: DraftTree, outcome: Outcome) -> Int[Array, " B"]:
+    """Returns the length of the longest path that was committed, verified or not."""
     context = outcome.context
     after = outcome.root_slot[:, None] + tree.depth + 1
-    said = jnp.take_along_axis(context.tokens, after, axis=1, mode="clip")
-    wanted = jnp.where(after < context.length[:, None], said, -1)
-    return follow(tree, wanted, tree.num_nodes - 1).num_accepted
+    committed = jnp.take_along_axis(context.tokens, after, axis=1, mode="clip")
+    target_tokens = jnp.where(after < context.length[:, None], committed, -1)
+    return follow(tree, target_tokens, tree.num_nodes - 1).num_accepted
 
 
 def merge_trees(
@@ -246,17 +244,17 @@ def merge_trees(
 ) -> DraftTree:
     """Returns the tree of the best nodes of two trees below the same root.
 
-    A node that both have gets the better score. Scores fall from parents to children.
+    A shared node gets the better score. Scores fall from parents to children.
     """
-    twins = same_nodes(first, second, max_depth)
-    has_twin, twin = jnp.any(twins, axis=1), jnp.argmax(twins, axis=1)
+    same = same_nodes(first, second, max_depth)
+    is_shared, shared = jnp.any(same, axis=1), jnp.argmax(same, axis=1)
     count, others = first.num_nodes, jnp.arange(second.num_nodes)[None, :]
-    place = jnp.where(has_twin, twin, count - 1 + others)  # in the pool, counted from 1
+    place = jnp.where(is_shared, shared, count - 1 + others)  # in the pool, from 1
     parents = jnp.take_along_axis(place, jnp.maximum(second.parents, 0), axis=1)
-    of_twin = jnp.max(jnp.where(twins, second_scores[:, None, :], -jnp.inf), axis=2)
-    first_scores = jnp.where(first.valid, jnp.maximum(first_scores, of_twin), -jnp.inf)
-    second_scores = jnp.where(second.valid & ~has_twin, second_scores, -jnp.inf)
-    pool = lambda *values: jnp.concatenate([each[:, 1:] for each in values], axis=1)  # noqa: E731
+    shared_scores = jnp.max(jnp.where(same, second_scores[:, None, :], -jnp.inf), axis=2)
+    first_scores = jnp.where(first.valid, jnp.maximum(first_scores, shared_scores), -jnp.inf)
+    second_scores = jnp.where(second.valid & ~is_shared, second_scores, -jnp.inf)
+    pool = lambda *values: jnp.concatenate([nodes[:, 1:] for nodes in values], axis=1)  # noqa: E731
     return best_of_pool(
         first.tokens[:, 0],
         pool(first.tokens, second.tokens),
@@ -269,9 +267,9 @@ def merge_trees(
 
 
 def same_nodes(first: DraftTree, second: DraftTree, max_depth: int) -> Bool[Array, "B N M"]:
-    """Returns whether the paths to node i and node j have the same tokens, at entry [b, i, j].
+    """Whether the paths to node i and node j have the same tokens, at entry [b, i, j].
 
-    Each pass doubles the distance looked back, as in `ancestors`.
+    Each step doubles the distance covered, as in `ancestors`.
     """
     same = (
         (first.tokens[:, :, None] == second.tokens[:, None, :])

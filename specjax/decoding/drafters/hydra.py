@@ -36,7 +36,7 @@ class Hydra(HeadDrafter):
     choices: Choices = MEDUSA_TREE
     """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
 
-    def __post_init__(self):
+    def check_settings(self) -> None:
         levels_of(self.choices)  # checks them
 
     @property

@@ -7,13 +7,14 @@ what was known before its token was drawn.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
+from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
 from specjax.models.shapes import shape_mismatches
 
@@ -36,6 +37,9 @@ class LastDrafted(NamedTuple):
 @dataclass(frozen=True)
 class LengthRule(ABC):
     """The contract, with the defaults of a rule that has no params and no state."""
+
+    def __post_init__(self):
+        check_fields(self)
 
     def longest(self, max_length: int) -> int:
         """Returns the most tokens that it ever drafts, where `max_length` are allowed."""
@@ -68,10 +72,7 @@ class LengthRule(ABC):
 class Fixed(LengthRule):
     """Always `length` tokens, as in Leviathan et al. 2023 and Chen et al. 2023."""
 
-    length: int = 5
-
-    def __post_init__(self):
-        check_at_least("length", self.length, 1, "nothing would be drafted")
+    length: int = setting(5, at_least=1)
 
     def longest(self, max_length: int) -> int:
         _at_most("length", self.length, max_length)
@@ -90,10 +91,7 @@ class Heuristic(LengthRule):
     belongs to the row and restarts with each request (transformers keeps it for the next one).
     """
 
-    start: int = 5
-
-    def __post_init__(self):
-        check_at_least("start", self.start, 1, "nothing would be drafted")
+    start: int = setting(5, at_least=1)
 
     def longest(self, max_length: int) -> int:
         _at_most("start", self.start, max_length)
@@ -116,14 +114,7 @@ class Heuristic(LengthRule):
 class ThresholdRule(LengthRule):
     """Stops after a token whose score is below `threshold`; it is still verified."""
 
-    threshold: float = 0.5
-
-    def __post_init__(self):
-        if not 0 < self.threshold < 1:
-            raise SpecjaxError(
-                f"threshold {self.threshold} is outside (0, 1); drafting goes on where a "
-                "probability reaches it"
-            )
+    threshold: float = setting(0.5, above=0, below=1)
 
     @abstractmethod
     def score(self, params: Any, last: LastDrafted) -> Float[Array, " B"]:
@@ -176,12 +167,6 @@ class Disco(ThresholdRule):
 
     position: PositionKind = "draft"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.position not in get_args(PositionKind):
-            known = " or ".join(map(repr, get_args(PositionKind)))
-            raise SpecjaxError(f"position {self.position!r} is unknown; use {known}")
-
     def check(self, params: Any) -> None:
         advice = "pass those of specjax.models.io.classifier.load_classifier(folder)"
         try:
@@ -207,6 +192,4 @@ def _network(params: Any) -> LengthClassifier:
 
 def _at_most(name: str, value: int, max_length: int) -> None:
     if value > max_length:
-        raise SpecjaxError(
-            f"{name} {value} exceeds max_length {max_length}; raise max_length or ask for less"
-        )
+        raise SettingError(name, f"must be at most max_length, {max_length}, got {value}; lower it")

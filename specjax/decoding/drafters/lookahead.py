@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import check_at_least
 from specjax.core.pytree import pytree
 from specjax.core.ranking import best_token
+from specjax.core.settings import setting
 from specjax.decoding.drafter import (
     Context,
     Drafter,
@@ -68,20 +68,14 @@ class Lookahead(Drafter):
     `Sampling.verification`, as for all methods.
     """
 
-    ngram_length: int = 5
-    """Tokens of an n-gram; at least 3."""
-    window_length: int = 7
-    """Places after the root that are guessed at once; at least 1."""
-    num_guesses: int = 7
-    """N-grams that are kept, and verified, per first token; at least 1."""
+    ngram_length: int = setting(5, at_least=3)
+    """Tokens of an n-gram."""
+    window_length: int = setting(7, at_least=1)
+    """Positions after the root to guess at once."""
+    num_guesses: int = setting(7, at_least=1)
+    """N-grams to keep and verify per first token."""
     pool_from_prompt: bool = False
     """Start with the n-grams of the prompt; true or false."""
-
-    def __post_init__(self):
-        no_levels = "a window for less has no levels to refine"
-        check_at_least("ngram_length", self.ngram_length, 3, no_levels)
-        check_at_least("window_length", self.window_length, 1, "nothing would be guessed")
-        check_at_least("num_guesses", self.num_guesses, 1, "nothing would be drafted")
 
     taps = Taps()
 

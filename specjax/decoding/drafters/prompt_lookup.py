@@ -39,8 +39,7 @@ class PromptLookup(CopyDrafter):
     occurrence: str = setting("first", choices=("first", "last"))
     """Which of several longest matches to copy from."""
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_settings(self) -> None:
         if self.min_ngram > self.max_ngram:
             problem = f"must be at most max_ngram, {self.max_ngram}, got {self.min_ngram}; lower it"
             raise SettingError("min_ngram", problem)

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.core.settings import setting
 from specjax.decoding.drafter import (
     Context,
     CopyDrafter,
@@ -44,15 +45,8 @@ class RankedLookup(CopyDrafter):
     """
 
     num_tokens: int = 70
-    candidates: str = "text"
-    """Where copies may begin: text, anywhere so far, or prompt."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.candidates not in ("text", "prompt"):
-            raise SpecjaxError(
-                f"candidates {self.candidates!r} are unknown; use 'text' or 'prompt'"
-            )
+    candidates: str = setting("text", choices=("text", "prompt"))
+    """Where copies may begin: anywhere in the text so far, or in the prompt."""
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
@@ -99,18 +93,10 @@ class PromptLookupPlus(RankedLookup):
 
     layer: int = 9
     """Layer whose hidden states are compared, from 0, the embedding, to the number of layers."""
-    prefix_length: int = 1
-    """Hidden states whose mean is compared; at least 1."""
-    min_similarity: float = -1.0
-    """Cosine below which nothing is drafted; -1 to 1."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least("prefix_length", self.prefix_length, 1)
-        if not -1 <= self.min_similarity <= 1:
-            raise SpecjaxError(
-                f"min_similarity {self.min_similarity} is outside [-1, 1], the range of a cosine"
-            )
+    prefix_length: int = setting(1, at_least=1)
+    """Hidden states to average before they are compared."""
+    min_similarity: float = setting(-1.0, at_least=-1, at_most=1)
+    """Cosine below which nothing is drafted."""
 
     @property
     def taps(self) -> Taps:
@@ -182,14 +168,9 @@ class PromptLookupPlusAttention(RankedLookup):
     """
 
     heads: Heads = ()
-    """Attention heads that are asked, as pairs ((layer, head), ...), both from 0."""
-    aggregate: str = "max"
-    """The way in which their attention is combined: max or sum."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.aggregate not in ("max", "sum"):
-            raise SpecjaxError(f"aggregate {self.aggregate!r} is unknown; use 'max' or 'sum'")
+    """Attention heads that rank candidates, as pairs ((layer, head), ...), both from 0."""
+    aggregate: str = setting("max", choices=("max", "sum"))
+    """How to combine their attention."""
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)

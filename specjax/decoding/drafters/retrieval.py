@@ -9,7 +9,8 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
+from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
@@ -45,32 +46,25 @@ class Retrieval(Drafter):
     - searches on one CPU thread; here the search is part of the compiled round.
     """
 
-    longest_query: int = 16
-    """Longest end of the text that is looked up, in tokens; at least shortest_query."""
-    shortest_query: int = 2
-    """Shortest end of the text that is looked up; at least 1."""
-    num_tokens: int = 10
-    """Tokens of a continuation at most; at least 1."""
-    max_drafted: int = 64
-    """Nodes of the tree without the root; at least 1."""
-    max_matches: int = 1000
-    """Places in the datastore whose continuations are counted; at least 1."""
+    longest_query: int = setting(16, at_least=1, at_most=MAX_QUERY)
+    """Longest suffix of the text to look up, in tokens."""
+    shortest_query: int = setting(2, at_least=1)
+    """Shortest suffix of the text to look up; no longer than longest_query."""
+    num_tokens: int = setting(10, at_least=1)
+    """Maximum number of tokens of a continuation."""
+    max_drafted: int = setting(64, at_least=1)
+    """Nodes of the tree without the root."""
+    max_matches: int = setting(1000, at_least=1, at_most=MAX_MATCHES)
+    """Positions in the datastore whose continuations are counted."""
 
-    def __post_init__(self):
-        if not 1 <= self.shortest_query <= self.longest_query <= MAX_QUERY:
-            raise SpecjaxError(
-                f"queries of {self.shortest_query} to {self.longest_query} tokens make no range; "
-                f"use 1 <= shortest_query <= longest_query <= {MAX_QUERY}"
-            )
-        check_at_least("num_tokens", self.num_tokens, 1, "nothing would be drafted")
-        check_at_least("max_drafted", self.max_drafted, 1, "nothing would be drafted")
-        if self.longest_query + self.num_tokens > SORTED_TOKENS:
-            raise SpecjaxError(
-                f"longest_query {self.longest_query} and num_tokens {self.num_tokens} exceed the "
-                f"{SORTED_TOKENS} tokens by which a datastore is sorted; lower one of them"
-            )
-        if not 1 <= self.max_matches <= MAX_MATCHES:
-            raise SpecjaxError(f"max_matches {self.max_matches} is outside 1 to {MAX_MATCHES}")
+    def check_settings(self) -> None:
+        longest = self.longest_query
+        if self.shortest_query > longest:
+            problem = f"must be at most longest_query, {longest}, got {self.shortest_query}"
+            raise SettingError("shortest_query", f"{problem}; lower it")
+        if longest + self.num_tokens > SORTED_TOKENS:
+            at_most = f"must be at most {SORTED_TOKENS} minus longest_query, {longest}"
+            raise SettingError("num_tokens", f"{at_most}, got {self.num_tokens}; lower one of them")
 
     @property
     def num_nodes(self) -> int:
