@@ -1,6 +1,6 @@
 """Settings for every test, in the environment so that the processes a test starts have them too.
 
-One device: a test of sharding runs in a process of its own with
+One device: a test of sharding runs in a separate process with
 `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 """
 
@@ -52,7 +52,7 @@ def _release_programs():
     """Lets go of compiled programs before they reach what Linux allows one process.
 
     Each takes some hundred memory maps; at 65530 the next compilation ends in a segmentation fault.
-    Counting them takes long once they are many, and compiling so many takes longer.
+    Counting them takes long once they are many, and compiling that many takes longer.
     """
     global counted_at
     yield

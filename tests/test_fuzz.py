@@ -46,7 +46,7 @@ def within_bounds() -> Iterator[None]:
 
 
 def count_handled(inputs: Iterator[Any], read: Callable[[Any], Any]) -> int:
-    """Reads all inputs and returns how many were refused; any error but ours fails."""
+    """Reads all inputs and returns how many were rejected; any error but ours fails."""
     refused = 0
     with within_bounds():
         for number, content in enumerate(inputs):
@@ -105,7 +105,7 @@ def mutated(draw: random.Random, value: Any) -> Any:
 
 
 def as_json(draw: random.Random, value: Any) -> bytes:
-    """Writes a value, now and then with damaged bytes."""
+    """Writes a value, sometimes with damaged bytes."""
     content = json.dumps(value).encode()
     return damaged(draw, content) if draw.random() < 0.2 else content
 

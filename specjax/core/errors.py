@@ -32,7 +32,7 @@ warn_once = cache(warn)
 
 
 def throttled(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
-    """Returns a function that prints its text to stderr, but only once in so many seconds."""
+    """Returns a function that prints its text to stderr, at most once every `seconds`."""
     started = last = time.monotonic()
 
     def note(text: str) -> None:

@@ -226,7 +226,7 @@ def load_datastore(folder: str | Path) -> Datastore:
     num_tokens, arrays = values.pop("num_tokens"), {}
     try:
         with safe_open(folder / ARRAYS, framework="numpy") as file:
-            if not (wrong := _misfits(file, num_tokens, values["num_documents"])):
+            if not (wrong := _header_error(file, num_tokens, values["num_documents"])):
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 wrong = _contradiction(arrays, num_tokens, values)
     except (SafetensorError, OSError, MemoryError) as error:
@@ -262,7 +262,7 @@ def _read_metadata(file: Path) -> dict[str, Any]:
     return kept | {"sources": tuple(map(str, kept["sources"]))}
 
 
-def _misfits(file: Any, num_tokens: int, num_documents: int) -> str:
+def _header_error(file: Any, num_tokens: int, num_documents: int) -> str:
     """Returns how the header of the arrays contradicts the metadata; nothing is allocated yet."""
     length = num_tokens + num_documents
     expected = {"tokens": ("I32", [length]), "suffixes": ("I32", [num_tokens])}

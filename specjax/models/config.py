@@ -185,7 +185,7 @@ class TransformerConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
-    layer_types: tuple[str, ...] = ()  # one per layer; empty: all alike
+    layer_types: tuple[str, ...] = ()  # one per layer; empty: all the same
     rope: Rope = field(default_factory=Rope)
     model_type: str = "llama"
     bos_token_id: int | None = None

@@ -24,7 +24,7 @@ def default_dtype(num_params: int) -> jnp.dtype:
     platform = jax.default_backend()
     if platform == "cpu":
         is_small = 4 * num_params < MIN_BYTES
-        is_alone = jax.process_count() == 1  # several must choose alike
+        is_alone = jax.process_count() == 1  # several must make the same choice
         is_faster = is_alone and not is_small and _bfloat16_is_faster()
         return jnp.dtype("bfloat16" if is_faster else "float32")
     if platform == "gpu":
@@ -37,7 +37,8 @@ def default_dtype(num_params: int) -> jnp.dtype:
 def cache_dtype() -> jnp.dtype | None:
     """Returns the dtype in which keys and values should be kept; None: that of the weights.
 
-    On a CPU 16-bit attention is slow, and float32 rounds each row alike however many there are.
+    On a CPU 16-bit attention is slow, and in float32 a token's rounding does not depend on the
+    number of tokens.
     """
     return jnp.dtype("float32") if jax.default_backend() == "cpu" else None
 

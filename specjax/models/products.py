@@ -20,7 +20,7 @@ from specjax.models.quantize import QuantizedWeight, Weight, dequantized
 from specjax.models.sums import has_16_bits
 
 FULL_PRECISION = lax.Precision.HIGHEST
-BLOCK_ROWS = 256  # of a quantised weight: a CPU converts so many at a time
+BLOCK_ROWS = 256  # of a quantised weight: the number that a CPU converts at a time
 
 
 def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float[Array, "... O"]:
@@ -28,7 +28,7 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
     fewer than `min_rows`. A CPU computes others up to 100 times slower, and a TPU a single row 3
-    times; and with these every row comes out alike, however many there are.
+    times. With the minimum, a row does not depend on the number of rows.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
     if isinstance(weight, QuantizedWeight):

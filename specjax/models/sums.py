@@ -1,8 +1,8 @@
-"""Sums that come out alike in any order, for models in 16 bits.
+"""Order-independent sums for 16-bit models.
 
-XLA picks the order of a sum by the shape of the whole, and in a tree the ancestors of a row stand
-in other slots than in plain decoding. The last bit of a float32 sum then differs and, after
-rounding to 16 bits, now and then a whole row. An error of float64 hardly ever shows in float32.
+XLA picks the order of a sum by the shape of the arrays, and in a tree the ancestors of a node are
+in other slots than in plain decoding. The last bit of a float32 sum may then differ, and rounding
+to 16 bits can amplify the difference. An error of float64 hardly ever shows in float32.
 """
 
 from collections.abc import Callable

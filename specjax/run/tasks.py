@@ -184,7 +184,7 @@ def count_cut(requests: Iterable[Request], config: TransformerConfig, max_new_to
 
 
 def check_prompts(kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig) -> None:
-    """Raises SpecjaxError, with kind and number (from 0), for a prompt that is no text."""
+    """Raises SpecjaxError, with kind and number (from 0), for a prompt that is not a text."""
     try:
         prompt = from_ids(rows)
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)

@@ -1,4 +1,4 @@
-"""The small commands, and what only a process of its own can show."""
+"""The small commands, and tests that need a separate process."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_version(capsys):
     assert re.fullmatch(r"specjax \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-# ---- In a process of its own -------------------------------------------------------------------
+# ---- In a separate process -----------------------------------------------------------------------
 
 
 def specjax(*arguments: str, environment: dict | None = None) -> subprocess.CompletedProcess:

@@ -1,4 +1,4 @@
-"""What the tests of `specjax train eagle` and `hass` share: small runs on few texts."""
+"""Shared by the tests of `specjax train eagle` and `hass`: small runs on few texts."""
 
 import json
 import random

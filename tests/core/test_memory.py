@@ -17,7 +17,7 @@ HALF = {"weights": 5_000_000, "cache": 20_000_000}
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Lets the machine have so many free bytes."""
+    """Sets the free bytes of the machine."""
     return lambda free: monkeypatch.setattr(memory, "_host_bytes", lambda: free)
 
 

@@ -12,13 +12,13 @@ from specjax.core.settings import SettingError, check_fields, field_texts, rejec
 @dataclass(frozen=True)
 class Options:
     count: int = setting(3, at_least=1, at_most=9)
-    """How many."""
+    """Count."""
     share: float | None = setting(0.5, above=0, below=1, advice="try 0.5")
     """A share."""
     kind: str = setting("first", choices=("first", "last"))
     """Which one."""
     place: Literal["near", "far"] = "near"
-    """Where."""
+    """Place."""
     sizes: tuple[int, ...] = setting((1, 2), at_least=0)
     """Sizes."""
     is_on: bool = False

@@ -218,8 +218,8 @@ def eagle2(
     table = target()[1]["lm_head"]["weight"]
     table = {
         "random": table * 4,
-        "all alike": table * 0,
-        "mostly alike": table.at[5:].set(0),
+        "all equal": table * 0,
+        "mostly equal": table.at[5:].set(0),
         "certain": table * 1e4,
     }[params]
     weights = target()[1] | {"lm_head": {"weight": table}}
@@ -244,8 +244,8 @@ EAGLE2_CASES = {
     "only noise": eagle2(3, 4, 14, noise_share=1.0),
     "rejection": eagle2(3, 4, 14, sampling=Sampling(0.8, verification="rejection")),
     # LM heads that make ties: of all tokens, of most, of parent and child.
-    "all alike": eagle2(3, 4, 14, **GREEDY, params="all alike"),
-    "mostly alike": eagle2(3, 4, 14, **GREEDY, params="mostly alike"),
+    "all equal": eagle2(3, 4, 14, **GREEDY, params="all equal"),
+    "mostly equal": eagle2(3, 4, 14, **GREEDY, params="mostly equal"),
     "certain": eagle2(2, 4, 6, **GREEDY, params="certain"),
     "wide": eagle2(6, 2, 30, **GREEDY),
     "chain": eagle2(1, 5, 5),
@@ -273,9 +273,9 @@ def test_each_case_has_the_property_in_its_name():
     assert (tree_of("sampled").tokens != tree_of("greedy").tokens).any()
     for case in ("blind", "only noise"):
         assert (tree_of(case).tokens != tree_of("sampled").tokens).any()
-    alike = tree_of("all alike")
-    assert set(alike.tokens[:, 1:].ravel().tolist()) == {0, 1, 2}, "the first of equal tokens"
-    assert set(alike.depth[:, 1:].ravel().tolist()) == {1, 2, 3}
+    equal = tree_of("all equal")
+    assert set(equal.tokens[:, 1:].ravel().tolist()) == {0, 1, 2}, "the first of equal tokens"
+    assert set(equal.depth[:, 1:].ravel().tolist()) == {1, 2, 3}
     certain = tree_of("certain").depth
     assert (certain.max(axis=1) == 4).all(), "children as certain as their parents follow them"
     shapes = {case: tree_of(case).num_nodes for case in ("whole pool", "shallow", "chain")}
@@ -284,7 +284,7 @@ def test_each_case_has_the_property_in_its_name():
 
 
 class TwoTokens(Transformer):
-    """Can say two tokens only."""
+    """Generates only two different tokens."""
 
     @nn.nowrap
     def logits(self, params, hidden, lm_head=None):

@@ -136,7 +136,7 @@ def test_merged_drafts_keep_the_distribution():
     assert p_value(drafter, {"copy": None, "head": bigram(VOCAB)}) > 1e-3
 
 
-# ---- What is refused ---------------------------------------------------------------------------
+# ---- Rejected settings -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", [Autoregressive(), Lookahead()])

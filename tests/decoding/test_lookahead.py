@@ -264,7 +264,7 @@ def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram
     numbers = np.random.default_rng(1)
     length = np.array([100, 64, 33, ngram_length, ngram_length - 1])
     is_text = np.arange(100) < length[:, None]
-    anything = numbers.integers(-5, 8, (5, 100))  # also what is no token, or counts from the end
+    anything = numbers.integers(-5, 8, (5, 100))  # invalid tokens too, and negative ones
     tokens = np.where(is_text, numbers.integers(0, 5, (5, 100)), anything)
     pool = jnp.full((5, 5, 4, ngram_length - 1), EMPTY)
     pool = jax.jit(insert_text)(pool, jnp.asarray(tokens), jnp.asarray(length))

@@ -108,7 +108,7 @@ def test_pld_drafts_what_the_published_algorithm_drafts(settings):
     "settings", [(1, 3, 1), (2, 4, 2), (10, 3, 1, True), (6, 5, 3, True), (7, 30, 1, True, "last")]
 )
 def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
-    """Where the published search rules out overlaps, or what is shorter than asked for."""
+    """The published search rules out overlaps and drafts shorter than requested."""
     drafter = PromptLookup(*settings)
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
 

@@ -145,7 +145,7 @@ def merged(root, paths, lengths, num_nodes):
 @pytest.mark.parametrize("num_nodes", [1, 2, 7, 14, 40])
 def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
     numbers = np.random.default_rng(2)
-    alphabet = 1 + np.arange(BATCH)[:, None, None] % 4  # from paths all alike to hardly any
+    alphabet = 1 + np.arange(BATCH)[:, None, None] % 4  # from all paths equal to hardly any
     paths = numbers.integers(0, alphabet, (BATCH, 6, 5))
     lengths = numbers.integers(0, 6, (BATCH, 6))
     root = numbers.integers(0, 4, BATCH)

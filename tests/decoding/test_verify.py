@@ -265,7 +265,7 @@ def test_typical_acceptance_is_the_definition(epsilon, delta):
     if delta < 1:
         assert num_ties > 3, "the first of the longest paths was always the likeliest"
     else:
-        assert 1 in lengths, "nothing was refused"
+        assert 1 in lengths, "nothing was rejected"
 
 
 def test_typical_at_its_extremes_takes_all_and_nothing():

@@ -211,7 +211,7 @@ def lowered_for_a_gpu(
 
 
 def kept_apart(program: str) -> str:
-    """What stands between two barriers, its values numbered in order."""
+    """The program between two barriers, its values numbered in order."""
     lines = program.splitlines()
     first, last = (at for at, line in enumerate(lines) if "optimization_barrier" in line)
     numbers: dict[str, str] = {}

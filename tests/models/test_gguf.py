@@ -1,4 +1,4 @@
-"""GGUF files, written here by the package `gguf`: what they hold is read, the rest is refused."""
+"""GGUF files, written by the package `gguf`: supported contents are read, all else is rejected."""
 
 import struct
 import sys

@@ -1,4 +1,4 @@
-"""Heads of every kind from and to files: round trips, published forms, and what is refused."""
+"""Heads of every kind from and to files: round trips, published forms, and rejected files."""
 
 import re
 import sys

@@ -52,7 +52,7 @@ def test_the_authors_load_the_target_that_the_config_names(tmp_path, name):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["hydra", "hydra, no LM heads", "hydra, prefix, no LM heads"])
 def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name, tied):
-    """Of heads without their own these are copies of the target's, with zeros for biases."""
+    """If heads have no LM heads, these are copies of the target's, with zeros for biases."""
     torch = pytest.importorskip("torch")
     table = TARGET_PARAMS["embed_tokens" if tied else "lm_head"]["weight"]
     given = TIED if tied else {}

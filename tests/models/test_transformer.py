@@ -378,7 +378,7 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value
     tokens = numbers.integers(0, 256, 60)
 
     def path_among(count: int, path: list[int], length: int) -> jax.Array:
-        """Returns the logits of a path, always of the same tokens, among so many rows."""
+        """Returns the logits of a path, always of the same tokens, among `count` rows."""
         others = np.setdiff1d(np.arange(count), path)
         visible = np.eye(count, dtype=bool)
         for depth, row in enumerate(path):
@@ -393,7 +393,7 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value
         return output.logits[0, np.array(path)]
 
     def root_in_each(texts: int, length: int) -> jax.Array:
-        """Returns the root's logits from so many copies of the text, each with that row alone."""
+        """Returns the root's logits from `texts` copies of the text, each with that row alone."""
         now = replace(cache, length=jnp.array([length]))
         now = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), now)
         root = jnp.full((texts, 1), tokens[0])

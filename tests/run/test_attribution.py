@@ -81,7 +81,7 @@ def test_plain_decoding_copies_nothing():
 def test_forced_sources_take_the_occurrence_with_the_most_similar_state_before_it():
     #        0  1  2  3  4  5  6  7 | 8  9 10 11 12
     text = [5, 9, 1, 2, 6, 9, 3, 4, 6, 9, 3, 8, 7]
-    states = np.eye(10)[text]  # alike after the same token
+    states = np.eye(10)[text]  # equal after the same token
     assert forced_sources(text, 8, states) == [4, 5, 6, -1, -1]
     text[8:] = [0, 9, 1, 2, 3]
     states[8] = states[4]  # what stands before this 9 is like what stands before the second one

@@ -20,7 +20,7 @@ WINDOWED = Transformer(replace(MODEL.config, sliding_window=3))
 
 
 def features(model=MODEL, params=PARAMS, **changes):
-    """Of two rows, which hold one text, two texts, and padding."""
+    """Features of two rows, which hold one text, two texts, and padding."""
     batch = batch_of() | changes
     places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
     return jax.jit(target_features, static_argnums=0)(model, params, *places)

@@ -124,7 +124,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
 
 
 def damage(folder: Path, step: int, how: str) -> None:
-    """Of the largest files, which hold the arrays."""
+    """Damages the largest files, which hold the arrays."""
     files = [file for file in (folder / "checkpoints" / str(step)).rglob("*") if file.is_file()]
     for file in files:
         content = bytearray(file.read_bytes())
@@ -269,7 +269,7 @@ def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(tmp_path, number):
-    """Without losing a step, though checkpoints are written every few only; and resumes alike."""
+    """No step is lost, though checkpoints are rarer; the run resumes to the same result."""
 
     def batch(step: int):
         if step == 4:

@@ -1,4 +1,4 @@
-"""What gradients keep grows by the step or depth; recomputed, it is little. Logits are not kept."""
+"""Memory of gradients grows with steps or depth; recomputing saves it. Logits are not kept."""
 
 import math
 from collections.abc import Sequence

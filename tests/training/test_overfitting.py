@@ -32,7 +32,7 @@ PROMPT = from_ids(PROMPTS, bucket=16)
 
 @cache
 def answers() -> np.ndarray:
-    """What the target says to each prompt."""
+    """The target's answer to each prompt."""
     settings = {"target": TARGET, "max_new_tokens": NEW_TOKENS}
     return np.asarray(reference_generate(FROZEN, PROMPT, KEY, **settings)[0])
 
@@ -66,7 +66,7 @@ def drafted(params: Any) -> Generation:
 
 
 def test_a_head_drafts_the_texts_that_it_was_trained_on():
-    """Of `DEPTH` + 1 tokens a round nearly all: 48 tokens take 10 rounds at best, 4.8 in each."""
+    """It accepts nearly `DEPTH` + 1 tokens a round: at best 48 tokens take 10 rounds, 4.8 in each."""
     start = HEAD.initialise(jax.random.key(3))
     before, after = drafted(start), drafted(trained(start))
     for generation in (before, after):

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, measurements everywhere, and the speed."""
+"""The display of a run: a bar on a terminal, measurements everywhere, and the speed."""
 
 import io
 import json
@@ -16,7 +16,7 @@ BATCH = {"segments": np.asarray([[1, 1, 2, 0], [1, 0, 0, 0]])}  # 4 tokens and p
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What is written to stderr, as a terminal or not."""
+    """Captures stderr, as a terminal or not."""
     written = io.StringIO()
 
     def use(is_terminal: bool) -> io.StringIO:

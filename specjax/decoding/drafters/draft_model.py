@@ -71,7 +71,7 @@ class DraftModel(Drafter):
     `params.drafter` is `{"draft": weights, "rule": the rule's params or None}`. Tokens are drawn
     from the draft's distribution after the target's temperature and filters, or, unless `is_drawn`,
     the most likely is taken. Under `coupled` verification they are drawn with the noise that the
-    target will use at the same position; under `rejection` with noise of their own, and the tree
+    target will use at the same position; under `rejection` with separate noise, and the tree
     carries the distribution.
 
     The loop runs one pass of the draft for each token, and ends as soon as no row wants another;
@@ -96,7 +96,7 @@ class DraftModel(Drafter):
     length: int = setting(5, at_least=1)
     """Tokens per draft for fixed, the initial number for heuristic; at most max_length."""
     threshold: float | None = setting(None, above=0, below=1)
-    """Of confidence or disco; by default 0.4, or the classifier's."""
+    """Threshold of confidence or disco; by default 0.4, or the classifier's."""
     max_length: int = setting(20, at_least=1)
     """Maximum number of drafted tokens."""
     is_drawn: bool = True

@@ -46,8 +46,8 @@ class LookaheadState:
 
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Lookahead decoding: no weights; taps logits only; Jacobi iteration beside a tree of its own
-    n-grams.
+    """Lookahead decoding: no weights; taps logits only; Jacobi iteration, and a tree of the
+    n-grams that it found.
 
     Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
 
@@ -146,7 +146,7 @@ class Lookahead(Drafter):
 
         While the window fills, it slides one place per round, so with `lag` levels missing the
         filled levels 1 and up stand `lag` columns to the right of their final place, and level 0
-        must reach `lag` columns further. With W = 3 columns and L = 2 levels (`.` is no row):
+        must reach `lag` columns further. With W = 3 columns and L = 2 levels (`.` is empty):
 
             none filled (lag 2)   one filled (lag 1)   all filled (lag 0)
             level 0: . c1 c2 c3 c4    . c1 c2 c3           . c1 c2

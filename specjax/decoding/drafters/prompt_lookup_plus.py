@@ -46,7 +46,7 @@ class RankedLookup(CopyDrafter):
 
     num_tokens: int = 70
     candidates: str = setting("text", choices=("text", "prompt"))
-    """Where copies may begin: anywhere in the text so far, or in the prompt."""
+    """The part of the text that copies may begin in: all of it so far, or the prompt."""
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
@@ -170,7 +170,7 @@ class PromptLookupPlusAttention(RankedLookup):
     heads: Heads = ()
     """Attention heads that rank candidates, as pairs ((layer, head), ...), both from 0."""
     aggregate: str = setting("max", choices=("max", "sum"))
-    """How to combine their attention."""
+    """The way to combine their attention."""
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)

@@ -16,7 +16,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.models.target import Target
 
-SORTED_TOKENS = 32  # the datastore sorts suffixes by so many tokens; later ones are in any order
+SORTED_TOKENS = 32  # tokens by which the datastore sorts suffixes; later ones are in any order
 MAX_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, as has the one after them
 MAX_MATCHES = 2**15  # so that its square is an int32
 ADVICE = (

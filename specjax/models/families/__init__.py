@@ -1,6 +1,6 @@
 """Model families: each reads its `config.json` and names its weights.
 
-To add one, write a `Family` in a file of its own and list it in `FAMILIES`.
+To add one, write a `Family` in a new file and list it in `FAMILIES`.
 """
 
 import dataclasses

@@ -135,7 +135,7 @@ def load_transformer(
     """
     folder = Path(folder)
     stored = stored_tensors(folder)
-    if config.num_hidden_layers > len(stored):  # before so many are made
+    if config.num_hidden_layers > len(stored):  # before that many are made
         raise SpecjaxError(
             f"{folder}: config.json describes {config.num_hidden_layers} layers, but there are "
             f"{len(stored)} weights; check that both belong together"
