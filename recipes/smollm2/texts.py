@@ -21,7 +21,7 @@ from specjax.bench.measure import with_progress
 from specjax.cli.environment import use_compilation_cache
 from specjax.data.conversations import USER, Conversation, Turn, read_conversations
 from specjax.loading.targets import load
-from specjax.run.distillation import DistillOptions, distill, own_questions
+from specjax.run.distillation import DistillOptions, distill, generate_questions
 
 LONGEST = 1024  # tokens of a text
 OPTIONS = DistillOptions(distill_temperature=0.7, distill_tokens=320, distill_batch=64)
@@ -44,12 +44,12 @@ class Texts:
         use_compilation_cache()
         target = load(self.target)
         asked = questions_in(self.data) if self.data else []
-        asked += own_questions(
+        asked += generate_questions(
             target,
             self.own,
             self.out / "questions.jsonl",
             OPTIONS,
-            watch=partial(with_progress, doing="The target asks"),
+            watch=partial(with_progress, doing="The target writes questions"),
             resume=True,
         )
         random.Random(0).shuffle(asked)

@@ -31,7 +31,7 @@ from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_rows, make_mesh
 from specjax.pocket import TASKS
-from specjax.run.distillation import DistillOptions, distill, own_questions, prompt_of
+from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import (
@@ -125,13 +125,13 @@ class TrainHead(TargetOptions):
         frozen = FrozenModel.of(target)
         check_trainable(head, frozen)
         if SELF in sources:
-            conversations += own_questions(
+            conversations += generate_questions(
                 target,
                 self.limit or NUM_QUESTIONS,
                 out / "questions.jsonl",
                 self.distillation,
                 self.loop.seed,
-                partial(with_progress, doing="The target asks"),
+                partial(with_progress, doing="The target writes questions"),
                 self.resume,
             )
         if len(conversations) < 2:

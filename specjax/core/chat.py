@@ -40,9 +40,6 @@ def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
     Args:
         tokenizer: a `transformers` tokenizer.
         chat: a user's message, or all messages so far, ending with the user's.
-
-    Raises:
-        SpecjaxError: if the template rejects the messages.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     text = chat_text(tokenizer, messages, is_answer_next=True)

@@ -1,4 +1,4 @@
-"""The one exception type for requests and files that specjax cannot handle, and exit codes."""
+"""The exception for requests and files that specjax cannot handle, warnings, and exit codes."""
 
 import errno
 import os
@@ -54,7 +54,7 @@ def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -
 def exit_code(run: Callable[[], None]) -> int:
     """Runs a program and returns its exit code; prints one line for a `SpecjaxError`.
 
-    At SIGINT or SIGTERM it ends as at Ctrl-C, and says how to go on where that is possible.
+    SIGINT and SIGTERM end it like Ctrl-C, with a line on how to continue where that is possible.
     """
     try:
         try:
@@ -72,7 +72,7 @@ def exit_code(run: Callable[[], None]) -> int:
         return stopped.exit_code
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
-        print(f"specjax: there is not enough memory{reason}; ask for less", file=sys.stderr)
+        print(f"specjax: there is not enough memory{reason}; use smaller settings", file=sys.stderr)
         return USER_ERROR
     except BrokenPipeError:  # the reader of our output is gone
         _drop_output()

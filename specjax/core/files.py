@@ -19,11 +19,7 @@ MAX_LINE_BYTES = 2**28  # of JSON lines
 
 
 def expand_user(path: str | Path) -> Path:
-    """Replaces a leading `~` or `~name` of `path` by that home folder.
-
-    Raises:
-        SpecjaxError: if there is no such home folder.
-    """
+    """Replaces a leading `~` or `~name` of `path` by that home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -33,11 +29,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for caches: `~/.cache/specjax`, or `specjax` in XDG_CACHE_HOME.
-
-    Raises:
-        SpecjaxError: if there is no home folder.
-    """
+    """Returns the folder for caches: `~/.cache/specjax`, or `specjax` in XDG_CACHE_HOME."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # unset, or relative: the XDG specification ignores those
         try:
@@ -72,11 +64,7 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def writable_folder(folder: Path) -> Path:
-    """Creates the folder if it does not exist, and returns it with its `~` expanded.
-
-    Raises:
-        SpecjaxError: if it cannot be created or written to.
-    """
+    """Creates the folder if it does not exist, and returns it with its `~` expanded."""
     folder = expand_user(folder)
     with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,37 +73,26 @@ def writable_folder(folder: Path) -> Path:
 
 
 def check_writable(path: Path, is_file: bool = False) -> None:
-    """Checks that a folder takes files, or that a file can be written, made if need be.
-
-    Leaves no trace.
-
-    Raises:
-        SpecjaxError: if it cannot be written, or something is in its way.
-    """
+    """Checks that files can be written to a folder, or that a file can; leaves no trace."""
     with writable(path):
         if is_file and path.exists():
             path.open("ab").close()
             return
         folder = path.absolute().parent if is_file else path.absolute()
-        base = next(each for each in (folder, *folder.parents) if each.exists())
+        base = next(parent for parent in (folder, *folder.parents) if parent.exists())
         probe = base / f".{uuid.uuid4().hex}"
         probe.touch()
         probe.unlink()
 
 
 def check_size(path: Path, max_bytes: int = MAX_JSON_BYTES) -> None:
-    """Raises SpecjaxError if the file is larger than those that are read whole."""
-    if (found := path.stat().st_size) > max_bytes:
-        raise _too_large(path, f"has {found:,} bytes", max_bytes)
+    """Raises SpecjaxError if a file is too large to read whole."""
+    if (size := path.stat().st_size) > max_bytes:
+        raise _too_large(path, f"has {size:,} bytes", max_bytes)
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Reads a file whole; one without an end, such as a device, too.
-
-    Raises:
-        SpecjaxError: if it is too large.
-        OSError: if it cannot be read.
-    """
+    """Reads a whole file; one without an end, such as a device, is rejected."""
     check_size(path, max_bytes)
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -132,11 +109,7 @@ def _too_large(path: Path, problem: str, max_bytes: int) -> SpecjaxError:
 
 
 def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Yields the lines of an open file.
-
-    Raises:
-        SpecjaxError: for a line that no memory should hold.
-    """
+    """Yields the lines of an open file."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise SpecjaxError(
@@ -147,11 +120,7 @@ def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in the file `path`.
-
-    Raises:
-        SpecjaxError: if the file cannot be read, or does not hold a JSON object.
-    """
+    """Reads the JSON object in the file `path`."""
     with readable(path):
         content = read_bytes(path)
     try:
@@ -166,11 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file in one step, into a folder that is made if need be.
-
-    Raises:
-        SpecjaxError: if it cannot be written.
-    """
+    """Writes a file in one step, into a folder that is made if need be."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,9 +151,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Yields an empty sibling of `folder` and renames it to `folder` if the block succeeds.
 
     After a failure or an interrupt neither of the two exists.
-
-    Raises:
-        SpecjaxError: if `folder` is not empty, or cannot be written.
     """
     folder = vacant(folder)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
@@ -204,11 +166,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def vacant(folder: Path) -> Path:
-    """Returns the absolute path of `folder`, which must not exist yet or be empty.
-
-    Raises:
-        SpecjaxError: if `folder` is not empty, or cannot be read or made.
-    """
+    """Returns the absolute path of `folder`, which must not exist yet or be empty."""
     folder = _absolute(folder)
     with writable(folder):
         is_vacant = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))

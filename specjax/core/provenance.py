@@ -14,11 +14,11 @@ LIBRARIES = ("specjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "g
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed libraries that results depend on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def machine() -> str:

@@ -29,8 +29,8 @@ def best_tokens(
         return best, tokens
     # k blocks with the highest maxima hold the k best; in their order, so that ties go to the first
     chosen = jnp.sort(lax.top_k(jnp.max(blocks, axis=-1), k)[1], axis=-1)
-    found = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
-    best, place = lax.top_k(found.reshape(*scores.shape[:-1], k * BLOCK), k)
+    candidates = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
+    best, place = lax.top_k(candidates.reshape(*scores.shape[:-1], k * BLOCK), k)
     block = jnp.take_along_axis(chosen, place // BLOCK, axis=-1)
     return best, block * BLOCK + place % BLOCK
 

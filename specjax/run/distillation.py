@@ -1,4 +1,4 @@
-"""Has the target write texts, which drafters learn from best.
+"""Generates training texts with the target (self-distillation), from which drafters learn best.
 
 HASS, appendix D; ParallelSpec, section 5.3; DISCO, appendix D. A file of answers grows line by
 line, and the same request resumes it where it stopped.
@@ -30,7 +30,7 @@ OPENING_SHARE = 0.25  # of a plain text, which the target then continues
 
 Ids = Sequence[int]
 Watch = Callable[[Iterable[int]], Iterable[int]]
-Rows = Iterator[tuple[int, Conversation | None]]  # numbered; None: nothing was said
+Numbered = Iterator[tuple[int, Conversation | None]]  # None: without an answer
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,15 @@ def answers_of(
 ) -> Callable[[Sequence[Ids]], list[list[int]]]:
     """Returns a function from prompts to greedy continuations; `watch` sees its progress."""
 
-    def answers(prompts: Sequence[Ids]) -> list[list[int]]:
+    def answer(prompts: Sequence[Ids]) -> list[list[int]]:
         key = jax.random.key(0)
         queue = [QueuedPrompt(number, tuple(ids), key) for number, ids in enumerate(prompts)]
-        done = _continued(target, queue, Sampling(), max_new_tokens, DistillOptions.distill_batch)
-        found = {
-            ask.name: ids for _, (ask, ids) in zip(watch(range(len(prompts))), done, strict=True)
-        }
-        return [found[number] for number in range(len(prompts))]
+        done = _generate(target, queue, DistillOptions(0.0, max_new_tokens))
+        done = zip(watch(range(len(prompts))), done, strict=True)
+        answers = {prompt.name: ids for _, (prompt, ids) in done}
+        return [answers[number] for number in range(len(prompts))]
 
-    return answers
+    return answer
 
 
 def distill(
@@ -75,48 +74,46 @@ def distill(
     watch: Watch = iter,
     resume: bool = False,
 ) -> list[Conversation]:
-    """Replaces the answers in conversations by the target's own, turn after turn.
+    """Replaces the answers in conversations by the target's, turn after turn.
 
     The user's turns stay, up to the first that does not fit the target, that its chat template
-    refuses, or that follows an answer cut off at `distill_tokens`; a plain text keeps its opening.
+    rejects, or that follows an answer cut off at `distill_tokens`; a plain text keeps its opening.
     Conversations without any answer are dropped. `file` gets a line per conversation, in a form
     that `read_conversations` reads, as each is done; `file.json` beside it describes the request.
-    What is said depends on the seed and on the conversation's number, not on the batch. `longest`
-    bounds the tokens of a text, its last answer included; `watch` sees the conversations go by.
-
-    Raises:
-        SpecjaxError: if the target has no tokenizer or no room for answers, if the file cannot be
-            written, is corrupt or holds the answers to another request, or if nothing is answered.
+    Answers depend on the seed and the conversation's number, not on batching. `longest` bounds the
+    tokens of a text, its last answer included; `watch` sees the conversations go by.
     """
     target.require_tokenizer()
     check_room(target, longest, options)
+    records = json.dumps([_to_record(conversation) for conversation in conversations])
     request = {
         "distill_temperature": options.distill_temperature,
         "distill_tokens": options.distill_tokens,
         "target": fingerprint(target.config, target.params),
         "longest": longest,
         "seed": seed,
-        "prompts": _checksum(conversations),
+        "prompts": hashlib.sha256(records.encode()).hexdigest()[:16],
     }
 
-    def produce(numbers: Sequence[int]) -> Rows:
-        asked = {number: conversations[number] for number in numbers}
-        return _answered(target, asked, longest, options, jax.random.key(seed))
+    def produce(numbers: Sequence[int]) -> Numbered:
+        chosen = {number: conversations[number] for number in numbers}
+        return _answer_all(target, chosen, longest, options, jax.random.key(seed))
 
-    texts = _grown(file, request, resume, len(conversations), produce, watch)
-    kept = [text for text in texts if text is not None]
-    why = "too long to answer, or refused by the chat template"
-    if not kept:
+    texts = _complete(file, request, resume, len(conversations), produce, watch)
+    answered = [text for text in texts if text is not None]
+    reason = "too long to answer, or rejected by the chat template"
+    if not answered:
         raise SpecjaxError(
-            f"none of {len(texts)} conversations is answered: {why}; lower --distill-tokens, or "
+            f"none of {len(texts)} conversations is answered: {reason}; lower --distill-tokens, or "
             "give other data"
         )
-    if len(kept) < len(texts):
-        warn(f"Skipped {len(texts) - len(kept)} of {len(texts)} conversations: {why}.")
-    return kept
+    if len(answered) < len(texts):
+        num_skipped = len(texts) - len(answered)
+        warn(f"Skipped {num_skipped} of {len(texts)} conversations: {reason}.")
+    return answered
 
 
-def own_questions(
+def generate_questions(
     target: LoadedTarget,
     count: int,
     file: Path,
@@ -125,65 +122,76 @@ def own_questions(
     watch: Watch = iter,
     resume: bool = False,
 ) -> list[Conversation]:
-    """Has the target write the user's turn of `count` conversations, at temperature 1.
+    """Generates the user's turn of `count` conversations with the target, at temperature 1.
 
-    A chat model has learned user turns as well, so its own need no data. Those that are empty or
+    A chat model has learned user turns as well, so this needs no data. Questions that are empty or
     longer than `distill_tokens` are dropped. `file` grows as in `distill`.
-
-    Raises:
-        SpecjaxError: if the target has no tokenizer, its chat template does not say where the
-            user's text begins, the file is corrupt or of another request, or nothing is left.
     """
     tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
-    before, found, _ = chat_text(
-        tokenizer, [{"role": USER, "content": mark}], today=TRAINING_DAY
-    ).partition(mark)
+    question = [{"role": USER, "content": mark}]
+    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
     ids = tuple(encode_chat(tokenizer, before)["input_ids"])
-    if not found or len(ids) < MIN_PROMPT:
+    if not has_mark or len(ids) < MIN_PROMPT:
         raise SpecjaxError(
-            f"the chat template of {target.name} does not show where a question begins, so it "
-            "cannot write its own; give --data a file"
+            f"the chat template of {target.name} does not show where a question begins, so the "
+            "target cannot generate questions; give --data a file"
         )
     key = jax.random.key(seed)
 
-    def produce(numbers: Sequence[int]) -> Rows:
+    def produce(numbers: Sequence[int]) -> Numbered:
         queue = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
-        size, tokens = options.distill_batch, options.distill_tokens
-        for ask, said in _continued(target, queue, Sampling(1.0), tokens, size):
-            text = tokenizer.decode(said[:-1], skip_special_tokens=True).strip()
-            is_whole = text and said[-1] in target.eos
-            yield ask.name, Conversation((Turn(USER, text),)) if is_whole else None
+        at_temperature_1 = DistillOptions(1.0, options.distill_tokens, options.distill_batch)
+        for prompt, new_ids in _generate(target, queue, at_temperature_1):
+            text = tokenizer.decode(new_ids[:-1], skip_special_tokens=True).strip()
+            is_whole = text and new_ids[-1] in target.eos
+            yield prompt.name, Conversation((Turn(USER, text),)) if is_whole else None
 
     request = {
         "distill_tokens": options.distill_tokens,
         "target": fingerprint(target.config, target.params),
         "seed": seed,
     }
-    asked = [each for each in _grown(file, request, resume, count, produce, watch) if each]
-    if not asked:
-        raise SpecjaxError(f"{target.name} wrote no question that ends; give --data a file")
-    return asked
+    questions = [text for text in _complete(file, request, resume, count, produce, watch) if text]
+    if not questions:
+        raise SpecjaxError(f"{target.name} generated no whole question; give --data a file")
+    return questions
 
 
-def _grown(
+def _complete(
     file: Path,
     request: Mapping[str, Any],
     resume: bool,
     count: int,
-    produce: Callable[[Sequence[int]], Rows],
+    produce: Callable[[Sequence[int]], Numbered],
     watch: Watch,
 ) -> list[Conversation | None]:
-    """Returns the rows 0 to `count` - 1 of a file, after producing and appending those missing."""
+    """Returns conversations 0 to `count` - 1 of a file, after appending those that are missing."""
     folder = RunFolder(file.parent, f"{file.name}.json", f".{file.name}.lock")
     with folder.lock():
         folder.claim(request, resume)
         folder.truncate(file.name)
-        texts = dict(folder.records(file.name, lambda row: (int(row["number"]), _from_row(row))))
-        left = [number for number in range(count) if number not in texts]
-        for _, (number, text) in zip(watch(left), produce(left), strict=True):
-            folder.append(file.name, {"number": number} | _as_row(text))
+        texts = dict(folder.records(file.name, lambda line: (int(line["number"]), _parse(line))))
+        missing = [number for number in range(count) if number not in texts]
+        for _, (number, text) in zip(watch(missing), produce(missing), strict=True):
+            folder.append(file.name, {"number": number} | _to_record(text))
             texts[number] = text
     return [texts[number] for number in range(count)]
+
+
+def _to_record(conversation: Conversation | None) -> dict[str, Any]:
+    if conversation is None:
+        return {"messages": []}
+    if conversation.text:
+        return {"text": conversation.text}
+    record: dict[str, Any] = {"messages": messages_of(conversation.turns)}
+    return record | {"is_cut": True} if conversation.is_cut else record
+
+
+def _parse(record: dict[str, Any]) -> Conversation | None:
+    if "text" in record:
+        return Conversation(text=record["text"])
+    turns = tuple(Turn(message["role"], message["content"]) for message in record["messages"])
+    return Conversation(turns, is_cut=record.get("is_cut", False)) if turns else None
 
 
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:
@@ -199,54 +207,51 @@ def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> N
 # ---- Answers -------------------------------------------------------------------------------------
 
 
-def _answered(
+def _answer_all(
     target: LoadedTarget,
     conversations: Mapping[int, Conversation],
     longest: int,
     options: DistillOptions,
     key: Key[Array, ""],
-) -> Rows:
-    """Continues texts and answers questions in their order; yields each conversation once done."""
-    new_tokens = options.distill_tokens
-    found: dict[int, Conversation | None] = {}
+) -> Numbered:
+    """Continues texts, and answers questions in their order; yields each conversation once done."""
+    answered: dict[int, Conversation | None] = {}
 
-    def next_ask(number: int) -> QueuedPrompt | None:
-        asked, so_far = conversations[number], found.get(number)
+    def next_prompt(number: int) -> QueuedPrompt | None:
+        so_far = answered.get(number)
         if so_far is not None and so_far.is_cut:
             return None
         turn = 0 if so_far is None else len(so_far.turns)
-        ids = prompt_of(target, asked, longest, new_tokens, so_far)
-        own_key = jax.random.fold_in(jax.random.fold_in(key, number), turn)
-        return QueuedPrompt(number, tuple(ids), own_key) if ids else None
+        ids = prompt_of(target, conversations[number], longest, options.distill_tokens, so_far)
+        turn_key = jax.random.fold_in(jax.random.fold_in(key, number), turn)
+        return QueuedPrompt(number, tuple(ids), turn_key) if ids else None
 
     queue: list[QueuedPrompt] = []
     for number in conversations:
-        if ask := next_ask(number):
-            queue.append(ask)
+        if queued := next_prompt(number):
+            queue.append(queued)
         else:
             yield number, None
-    sampling = Sampling(options.distill_temperature)
-    for ask, ids in _continued(target, queue, sampling, new_tokens, options.distill_batch):
-        number = ask.name
-        asked, so_far = conversations[number], found.get(number)
-        found[number] = _with_answer(target, asked, so_far, ask.ids, ids)
-        if follow_up := next_ask(number):
+    for prompt, ids in _generate(target, queue, options):
+        number, so_far = prompt.name, answered.get(prompt.name)
+        answered[number] = _with_answer(target, conversations[number], so_far, prompt.ids, ids)
+        if follow_up := next_prompt(number):
             queue.append(follow_up)
         else:
-            yield number, found[number]
+            yield number, answered[number]
 
 
-def _next_turns(asked: Conversation, so_far: Conversation | None) -> list[Turn]:
+def _next_turns(conversation: Conversation, so_far: Conversation | None) -> list[Turn]:
     """Returns the turns so far and the next question; [] if there is none."""
-    turns = [turn for turn in asked.turns[:1] if turn.role == SYSTEM]
+    turns = [turn for turn in conversation.turns[:1] if turn.role == SYSTEM]
     turns = turns if so_far is None else list(so_far.turns)
-    questions = asked.questions[sum(turn.role == ASSISTANT for turn in turns) :]
+    questions = conversation.questions[sum(turn.role == ASSISTANT for turn in turns) :]
     return [*turns, Turn(USER, questions[0])] if questions else []
 
 
 def prompt_of(
     target: LoadedTarget,
-    asked: Conversation,
+    conversation: Conversation,
     longest: int,
     max_new_tokens: int,
     so_far: Conversation | None = None,
@@ -254,16 +259,16 @@ def prompt_of(
     """Tokenizes a prompt for the target: a conversation up to its next answer, or a text's opening.
 
     Prompt and continuation together have at most `longest` tokens, and fit the target's positions.
-    `so_far` holds the answers before. Returns () if there is no question, no room, or if the chat
-    template refuses it.
+    `so_far` holds the answers before. Returns () if there is no question or no room, or if the chat
+    template rejects the messages.
     """
     tokenizer = target.require_tokenizer()
     room = min(longest, target.config.longest_text) - max_new_tokens
-    if asked.text:
-        ids = opening_ids(tokenizer, asked.text) if so_far is None else ()
+    if conversation.text:
+        ids = opening_ids(tokenizer, conversation.text) if so_far is None else ()
         length = min(room, max(MIN_PROMPT, round(len(ids) * OPENING_SHARE)))
         return ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
-    turns = _next_turns(asked, so_far)
+    turns = _next_turns(conversation, so_far)
     if not turns:
         return ()
     try:
@@ -275,55 +280,31 @@ def prompt_of(
 
 
 def _with_answer(
-    target: LoadedTarget, asked: Conversation, so_far: Conversation | None, prompt: Ids, answer: Ids
+    target: LoadedTarget,
+    conversation: Conversation,
+    so_far: Conversation | None,
+    prompt: Ids,
+    answer: Ids,
 ) -> Conversation | None:
     is_cut = not answer or answer[-1] not in target.eos
     answer = answer if is_cut else answer[:-1]
-    ids = [*prompt, *answer] if asked.text else answer
+    ids = [*prompt, *answer] if conversation.text else answer
     text = target.require_tokenizer().decode(ids, skip_special_tokens=True)
-    if asked.text:
+    if conversation.text:
         return Conversation(text=text) if text else None
-    return Conversation((*_next_turns(asked, so_far), Turn(ASSISTANT, text)), is_cut=is_cut)
+    turns = _next_turns(conversation, so_far)
+    return Conversation((*turns, Turn(ASSISTANT, text)), is_cut=is_cut)
 
 
-def _continued(
-    target: LoadedTarget,
-    queue: list[QueuedPrompt],
-    sampling: Sampling,
-    max_new_tokens: int,
-    batch_size: int,
+def _generate(
+    target: LoadedTarget, queue: list[QueuedPrompt], options: DistillOptions
 ) -> Iterator[tuple[QueuedPrompt, list[int]]]:
-    model = target.model.clone(padded_width=0)  # a single method needs no padding
     return generate_many(
         target.params,
         queue,
-        target=model,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
+        target=target.model.clone(padded_width=0),  # a single method needs no padding
+        sampling=Sampling(options.distill_temperature),
+        max_new_tokens=options.distill_tokens,
         eos=target.eos,
-        batch_size=batch_size,
+        batch_size=options.distill_batch,
     )
-
-
-# ---- Rows of the file ----------------------------------------------------------------------------
-
-
-def _checksum(conversations: Sequence[Conversation]) -> str:
-    text = json.dumps([_as_row(each) for each in conversations])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _as_row(conversation: Conversation | None) -> dict[str, Any]:
-    if conversation is None:
-        return {"messages": []}
-    if conversation.text:
-        return {"text": conversation.text}
-    row: dict[str, Any] = {"messages": messages_of(conversation.turns)}
-    return row | {"is_cut": True} if conversation.is_cut else row
-
-
-def _from_row(row: dict[str, Any]) -> Conversation | None:
-    if "text" in row:
-        return Conversation(text=row["text"])
-    turns = tuple(Turn(each["role"], each["content"]) for each in row["messages"])
-    return Conversation(turns, is_cut=row.get("is_cut", False)) if turns else None

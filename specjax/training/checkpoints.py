@@ -88,11 +88,7 @@ class Checkpoints:
             self.manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
 
     def read(self, step: int, state: PyTree) -> tuple[PyTree, Any]:
-        """Reads a state with the structure of `state`, and its position.
-
-        Raises:
-            SpecjaxError: if the checkpoint is corrupt; the message is the reason alone.
-        """
+        """Reads a state with the structure of `state`, and its position."""
         import orbax.checkpoint as ocp
 
         items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}

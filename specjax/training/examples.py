@@ -34,11 +34,7 @@ class Example:
 def tokenize_all(
     conversations: Iterable[Conversation], tokenizer: Any, longest: int
 ) -> list[Example]:
-    """Tokenizes all conversations except those that the chat template rejects; warns about these.
-
-    Raises:
-        SpecjaxError: if the template rejects every conversation.
-    """
+    """Tokenizes all conversations that the chat template accepts; warns about the others."""
     examples, errors = [], []
     for number, conversation in enumerate(conversations, start=1):
         try:

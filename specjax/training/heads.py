@@ -60,9 +60,6 @@ def train_head(
 
     It starts from the params `start`, by default new ones. The best params are those with the
     highest score of the `evaluation`, or the last ones without it.
-
-    Raises:
-        SpecjaxError: as `train` and `batches` do, or for a target in float16.
     """
     check_trainable(head, target)
     params = new_params(head, target, settings.loop.seed, examples) if start is None else start

@@ -22,7 +22,13 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import load
 from specjax.run import distillation
-from specjax.run.distillation import DistillOptions, check_room, distill, own_questions, prompt_of
+from specjax.run.distillation import (
+    DistillOptions,
+    check_room,
+    distill,
+    generate_questions,
+    prompt_of,
+)
 from specjax.training.examples import tokenize_all
 from tests.cli.target import write_target
 
@@ -222,22 +228,22 @@ def test_the_end_of_a_cut_answer_is_not_learned(target, tmp_path):
     assert whole.tokens[unlearned] in target.eos
 
 
-def test_the_target_writes_its_own_questions(target, tmp_path):
+def test_the_target_writes_its_generate_questions(target, tmp_path):
     """Every fourth token ends a turn here. More of the same run, later, begin with the same."""
     ending = replace(target, config=replace(target.config, eos_token_id=tuple(range(0, 320, 4))))
     file = tmp_path / "questions.jsonl"
-    few = own_questions(ending, 4, file, SHORT, seed=2)
-    more = own_questions(ending, 12, file, SHORT, seed=2, resume=True)
+    few = generate_questions(ending, 4, file, SHORT, seed=2)
+    more = generate_questions(ending, 12, file, SHORT, seed=2, resume=True)
     assert more[: len(few)] == few and len(few) < len(more) <= 12
     for each in more:
         [turn] = each.turns
         assert turn.role == USER and turn.text
-    assert own_questions(ending, 12, tmp_path / "other.jsonl", SHORT, seed=3) != more
+    assert generate_questions(ending, 12, tmp_path / "other.jsonl", SHORT, seed=3) != more
     with pytest.raises(SpecjaxError, match=r"holds another run \(seed was 2, now 3\)"):
-        own_questions(ending, 4, file, SHORT, seed=3, resume=True)
+        generate_questions(ending, 4, file, SHORT, seed=3, resume=True)
     endless = replace(target, config=replace(target.config, eos_token_id=()))
-    with pytest.raises(SpecjaxError, match="wrote no question that ends; give --data a file"):
-        own_questions(endless, 2, tmp_path / "endless.jsonl", SHORT)
+    with pytest.raises(SpecjaxError, match="generated no whole question; give --data a file"):
+        generate_questions(endless, 2, tmp_path / "endless.jsonl", SHORT)
 
 
 # ---- What cannot be answered --------------------------------------------------------------------
@@ -270,7 +276,7 @@ def test_what_the_chat_template_refuses_is_skipped(target, tmp_path, capsys):
     given = [asked("best", system="Be short."), asked("max")]
     found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT)
     assert [each.turns[0].text for each in found] == ["max"]
-    assert capsys.readouterr().err.endswith("or refused by the chat template.\n")
+    assert capsys.readouterr().err.endswith("or rejected by the chat template.\n")
     with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
         distill(picky, given[:1], tmp_path / "b.jsonl", LONGEST, SHORT)
 
