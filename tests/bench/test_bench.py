@@ -497,7 +497,7 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
         ({"runs": 0}, "runs 0 must be at least 1"),
         ({"limit": 0}, "limit 0 must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ({"temperature": "-1"}, "temperature -1.0 is not a finite number"),
+        ({"temperature": "-1"}, "`temperature` must be at least 0"),
         ({"temperature": "0,hot"}, "'0,hot' must name different numbers"),
         ({"temperature": "0,0"}, "must name different numbers"),
         ({"batch": "0"}, "must name whole numbers above 0"),

@@ -87,14 +87,14 @@ def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, err
     assert "needs a draft model" in error_line()
     own = [*command, "--drafter", str(draft)]
     for setting, message in [
-        ("rule=oracle", "rule 'oracle' is unknown; use fixed, heuristic, confidence, disco"),
-        ("max_length=0", "max_length 0 must be at least 1"),
-        ("length=30", "length 30 exceeds max_length 20"),
+        ("rule=oracle", "`rule` must be fixed, heuristic, confidence or disco"),
+        ("max_length=0", "`max_length` must be at least 1"),
+        ("length=30", "`length` must be at most max_length, 20"),
     ]:
         assert main([*own, "--set", setting]) == 2
         assert message in error_line()
     assert main([*own, "--set", "rule=confidence", "--set", "threshold=1.0"]) == 2
-    assert "threshold 1.0 is outside (0, 1)" in error_line()
+    assert "`threshold` must be above 0" in error_line()
     assert main([*own, "--set", "rule=disco"]) == 2
     assert "needs a classifier of this target and draft" in error_line()
     another = ["--drafter", str(tiny), "--set", "rule=disco", "--set", f"classifier={classifier}"]

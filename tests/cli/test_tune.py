@@ -164,7 +164,7 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
         ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
         ("machine", ("--methods", "plain"), "method 'plain' is never behind auto; leave it out"),
         ("machine", ("--methods", "pld,eagle2"), "'eagle2' needs an EAGLE head; name a folder"),
-        ("machine", ("--temperature", "-1"), "temperature -1.0"),
+        ("machine", ("--temperature", "-1"), "`temperature` must"),
         ("machine", ("--out", "/dev/null/x"), "cannot write /dev/null/x"),
         ("pld-plus", ("--plots", "/dev/null/x"), "cannot write /dev/null/x"),
     ],
