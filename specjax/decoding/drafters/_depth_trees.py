@@ -40,16 +40,13 @@ ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # not read by a 
 
 @dataclass(frozen=True)
 class DepthTreeDrafter(Drafter):
-    """Makes a tree of one distribution per depth, which does not know what was drafted above.
+    """Makes a tree of one distribution per depth, whatever was drafted above; it costs one pass.
 
-    A token is as good below one node as below another, and the whole tree costs one pass.
-
-    `tree` is `static`, of the shape of `choices`, paths of ranks: the Cartesian product of the best
-    tokens of each depth, cut to the choices; those deeper than the head predicts are left out. Or
-    it is `dynamic`: of all paths over the `top_k` best tokens of each depth the `num_tokens - 1`
-    most likely nodes (`num_tokens` counts the root), down to `depth` (0: as deep as the head
-    predicts), and `noise_share` as in EAGLE-2. It may carry `choices`, which it does not read: they
-    may have been tuned for the head.
+    A `static` tree has the shape of `choices`, paths of ranks: the Cartesian product of the best
+    tokens of each depth, cut to the choices; those deeper than the head predicts are left out. A
+    `dynamic` tree holds, of all paths over the `top_k` best tokens of each depth, the most likely
+    `num_tokens - 1` nodes (`num_tokens` counts the root), down to `depth` (0: as deep as the head
+    predicts), with `noise_share` as in EAGLE-2. It ignores `choices`, which may be tuned ones.
     """
 
     head: Any
@@ -94,7 +91,7 @@ class DepthTreeDrafter(Drafter):
 
     @property
     def used_choices(self) -> Choices:
-        """The choices of a static tree that are no deeper than the head predicts."""
+        """The choices of a static tree within the depth that the head predicts."""
         return tuple(choice for choice in set(self.choices) if len(choice) <= self.num_depths)
 
     @property
@@ -113,8 +110,8 @@ class DepthTreeDrafter(Drafter):
             width = 1 + max(map(max, self.choices))
         if width > num_drafted:
             raise SpecjaxError(
-                f"the tree asks for {width} children of one node, but the head drafts only "
-                f"{num_drafted} tokens; lower top_k, or give smaller choices"
+                f"the tree gives one node {width} children, but the head drafts only "
+                f"{num_drafted} tokens; lower top_k, or use smaller choices"
             )
 
     def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
@@ -125,7 +122,7 @@ class DepthTreeDrafter(Drafter):
         those of one of them are ever tried, and nothing that led there depends on them.
 
         Args:
-            logits: row d - 1 for the tokens at depth d, D at least as deep as the tree.
+            logits: entry d - 1 for the tokens at depth d; D is at least the tree's depth.
             context: the committed text.
             draw: temperature, filters and noise.
         """
@@ -147,13 +144,13 @@ class DepthTreeDrafter(Drafter):
             ]
             scores = jnp.concatenate(at, axis=1)
         best, ranked = best_tokens(scores, 1 + max(map(max, ordered)))
-        # A node exists where all tokens of its path do: those that filters cut do not.
+        # A node exists if all tokens of its path do; filtered ones do not.
         exists = best > -jnp.inf
         paths = [[exists[:, d, choice[d]] for d in range(len(choice))] for choice in ordered]
         valid = jnp.stack([jnp.all(jnp.stack(path), axis=0) for path in paths], axis=1)
         tree = from_choices(context.root, draw.tokens(ranked), choices)
         draft_probs = None
-        if log_probs is not None:  # row n: what was drawn from below node n; leaves have none
+        if log_probs is not None:  # entry n: for the children of node n; leaves have none
             below = jnp.minimum(tree.depth, depths - 1)[:, :, None]
             probs = draw.over_vocabulary(jnp.exp(log_probs))
             draft_probs = jnp.take_along_axis(probs, below, axis=1)
@@ -166,7 +163,7 @@ class DepthTreeDrafter(Drafter):
         return valid_first(tree)
 
     def _dynamic(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
-        """Takes the most likely nodes; a beam as wide as the tree finds them with their parents."""
+        """Takes the most likely nodes, found with their parents by a beam as wide as the tree."""
         batch, top_k, sizes = len(logits), self.top_k, self.pool_sizes
         scores = jnp.zeros((batch, 1))
         place = jnp.full((batch, 1), -1)  # in the pool; -1 is the root
@@ -174,9 +171,9 @@ class DepthTreeDrafter(Drafter):
         for depth, size in enumerate(sizes):
             position, count = context.length + depth, scores.shape[1]
             here = logits[:, depth : depth + 1]
-            own, best = most_likely(here, position, draw, self.noise_share, top_k)
-            own = jnp.broadcast_to(own, (batch, count, top_k))
-            below = (scores[:, :, None] + own).reshape(batch, -1)
+            log_probs, best = most_likely(here, position, draw, self.noise_share, top_k)
+            log_probs = jnp.broadcast_to(log_probs, (batch, count, top_k))
+            below = (scores[:, :, None] + log_probs).reshape(batch, -1)
             tokens = jnp.tile(best[:, 0], (1, count))
             pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
             scores, chosen = lax.top_k(below, min(size, self.num_tokens - 1))

@@ -24,9 +24,9 @@ from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
 Choices = tuple[tuple[int, ...], ...]
 Nodes = TypeVar("Nodes")
 
-# Penalty, in nats, for a token that the target's filters would cut from the head's own
-# distribution. The target may still keep it: removing it hurts lower-ranked guesses, not penalising
-# it hurts the first. On random pairs of target and draft, 2 nats came close to the best for both.
+# Penalty, in nats, for a token that the target's filters cut from the head's distribution. The
+# target may still keep it: removing it hurts lower-ranked guesses, no penalty hurts the first. On
+# random pairs of target and draft, 2 nats were close to the best for both.
 CUT_PENALTY = 2.0
 
 
@@ -45,10 +45,10 @@ class Level(NamedTuple):
 
 @cache
 def levels_of(choices: Choices) -> tuple[Level, ...]:
-    """Returns the plan by which a static tree is drafted, by depth."""
+    """Returns the levels of a static tree, by depth."""
     ordered, _ = sorted_choices(choices)
     if not ordered:
-        raise SpecjaxError("there are no tree choices: nothing would be drafted; write some")
+        raise SpecjaxError("there are no tree choices; add some, such as (0,)")
     for choice in ordered:
         better = (*choice[:-1], choice[-1] - 1)
         if choice[-1] > 0 and better not in ordered:
@@ -80,8 +80,8 @@ def check_widths(choices: Choices, num_drafted: int) -> None:
     widest = max(level.width for level in levels_of(choices))
     if widest > num_drafted:
         raise SpecjaxError(
-            f"the tree choices ask for {widest} children of one node, but the head drafts only "
-            f"{num_drafted} tokens; ask for fewer"
+            f"the tree choices give one node {widest} children, but the head drafts only "
+            f"{num_drafted} tokens; use smaller choices"
         )
 
 
@@ -102,10 +102,10 @@ def level_tree(
         choices: the nodes as paths of ranks; see `levels_of`.
         context: the committed text; the root is its last token.
         draw: temperature, filters and noise.
-        root: what the head knows of the root, in the form of the F nodes of any depth.
-        logits_below: from such nodes to the logits of their children at a depth, counted from 1.
-        feed: from such nodes to those of the next level that are `fed`, given with their tokens and
-            their depth.
+        root: the head's values at the root, with the structure of those at the F nodes of a depth.
+        logits_below: from such values to the logits of the children at a depth, from 1.
+        feed: from such values, a level, the tokens of its `fed` nodes and their depth to the values
+            at these nodes.
 
     Returns:
         The tree, and the last result of `feed`.
@@ -130,13 +130,13 @@ def level_tree(
             break
         is_real = valid[-1][:, level.fed]
         nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
-    return _joined(choices, tokens, valid, level_probs), nodes
+    return _assemble(choices, tokens, valid, level_probs), nodes
 
 
-def _joined(
+def _assemble(
     choices: Choices, tokens: list[Array], valid: list[Array], level_probs: list[Array]
 ) -> DraftTree:
-    """Returns the tree of the nodes and level_probs of each level, the root first."""
+    """Returns the tree of all levels, the root first."""
     ordered, parents = sorted_choices(choices)
     depth = np.array([0] + [len(choice) for choice in ordered])
     drafted = jnp.concatenate(tokens, axis=1)
@@ -162,10 +162,10 @@ def with_coupled_noise(
 ) -> Float[Array, "B F V"]:
     """Adds to the logits the noise with which the target will draw its token at `position`.
 
-    At temperature T the target's token is the argmax of `l + T g`, with its own logits l and noise
-    g that depends on the position alone; it never draws tokens that its filters cut. Here the
-    drafter's logits stand in for the target's. They are returned unchanged where the noise does not
-    decide, or must not be known: see `Sampling.noise_is_known`.
+    At temperature T the target's token is the argmax of `l + T g`, with its logits l and noise g
+    that depends on the position alone; it never draws tokens that its filters cut. Here the
+    drafter's logits replace the target's. They are returned unchanged unless
+    `Sampling.noise_is_known`.
     """
     sampling, logits = draw.sampling, logits.astype(jnp.float32)
     if not sampling.noise_is_known:
@@ -182,9 +182,9 @@ def most_likely(
     noise_share: float,
     k: int,
 ) -> tuple[Float[Array, "B F K"], Int[Array, "B F K"]]:
-    """Returns the k tokens that the target is likeliest to draw at `position`: see `Eagle2`.
+    """Returns the log-probabilities and ids of the k tokens that the target is most likely to draw.
 
-    Their log-probabilities come first.
+    See `Eagle2`.
     """
     logits = logits.astype(jnp.float32)
     if noise_share == 0 or not draw.sampling.noise_is_known:

@@ -12,7 +12,7 @@ from specjax.models.target import Target
 
 @dataclass(frozen=True)
 class Autoregressive(Drafter):
-    """Proposes the root alone, through the same loop as every other method."""
+    """Proposes the root alone."""
 
     num_nodes = 1
 

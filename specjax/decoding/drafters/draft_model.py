@@ -36,17 +36,17 @@ RULES = ("fixed", "heuristic", "confidence", "disco")
 
 @pytree
 class DraftState:
-    """The state: the draft's cache, the rule's state and counts."""
+    """The draft's cache, the rule's state, and counts."""
 
     cache: KVCache  # of the draft: the text without its last one or two tokens
     rule: State
     prompt_length: Int[Array, " B"]
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
-    num_wanted: Int[Array, " B"]  # draft passes that each row needed, one per drafted token
-    num_passes: Int[Array, ""]  # draft passes that were run; one serves all rows
+    num_needed: Int[Array, " B"]  # draft passes that each sequence needed, one per drafted token
+    num_passes: Int[Array, ""]  # draft passes that ran, for all sequences together
     tokens: Int[Array, "B D"]  # drafted last
     num_drafted: Int[Array, " B"]
-    max_missing: int = static()  # tokens of a text, root included, that the draft has not seen
+    max_missing: int = static()  # tokens, root included, that the draft may not have read
 
 
 @pytree
@@ -55,7 +55,7 @@ class Draft:
 
     cache: KVCache
     tokens: Int[Array, "B D"]
-    draft_probs: Float[Array, "B N V"] | None  # what they were drawn from, if verification needs it
+    draft_probs: Float[Array, "B N V"] | None  # distributions, if verification needs them
     length: Int[Array, " B"]
     goes_on: Bool[Array, " B"]
     num_passes: Int[Array, ""]
@@ -63,7 +63,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftModel(Drafter):
-    """Speculative sampling (SpS): a chain drafted by `draft`, as long as `rule` wants it.
+    """Speculative sampling (SpS): a chain drafted by `draft`; `rule` decides its length.
 
     Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Chen et al.
     2023, "Accelerating Large Language Model Decoding with Speculative Sampling".
@@ -74,16 +74,16 @@ class DraftModel(Drafter):
     target will use at the same position; under `rejection` with separate noise, and the tree
     carries the distribution.
 
-    The loop runs one pass of the draft for each token, and ends as soon as no row wants another;
-    rows that have stopped do not change. The draft's own cache is cut to the committed text by
-    setting its length. After a draft that was accepted whole it also lacks the last drafted token,
-    which the first pass of the next round feeds beside the root: that pass always has 2 rows, but
-    in a hybrid as many as a round may commit.
+    The loop runs one pass of the draft per token and ends when the rule has stopped all sequences;
+    stopped ones do not change. The draft's cache is cut to the committed text by setting its
+    length. After a fully accepted draft it also lacks the last drafted token, which the first pass
+    of the next round feeds with the root: that pass has 2 tokens, in a hybrid as many as a round
+    may commit.
 
-    What differs from the published code: each row of a batch has its own draft length and accepted
-    length; `coupled` drafts, see above; nothing is drafted beyond the draft's last position (its
-    `longest_text`), so longer texts go on without drafts. Drafting does not stop at EOS or
-    `max_new_tokens`, which a drafter does not know: once per row it drafts beyond them.
+    Differences from the published code: each sequence of a batch has its own draft length and
+    accepted length; `coupled` drafts, see above; beyond the draft's last position (`longest_text`)
+    texts continue without drafts. A drafter does not know EOS and `max_new_tokens`, so it drafts
+    beyond them once per sequence.
 
     Args:
         draft: the draft model.
@@ -100,9 +100,9 @@ class DraftModel(Drafter):
     max_length: int = setting(20, at_least=1)
     """Maximum number of drafted tokens."""
     is_drawn: bool = True
-    """Draw tokens with the target's noise, or else take the most likely; true or false."""
+    """Draw tokens with the target's noise, rather than take the most likely; true or false."""
     classifier: str = ""
-    """Folder of disco's classifier; by default pocket's own."""
+    """Folder of disco's classifier; by default pocket's."""
     position: PositionKind = "draft"
     """Positions that disco's classifier reads, draft or generation; set when it is loaded."""
 
@@ -118,12 +118,10 @@ class DraftModel(Drafter):
             return Fixed(self.length)
         if self.rule == "heuristic":
             return Heuristic(self.length)
-        given = {} if self.threshold is None else {"threshold": self.threshold}
-        return (
-            Confidence(**given)
-            if self.rule == "confidence"
-            else Disco(**given, position=self.position)
-        )
+        threshold = {} if self.threshold is None else {"threshold": self.threshold}
+        if self.rule == "confidence":
+            return Confidence(**threshold)
+        return Disco(**threshold, position=self.position)
 
     @property
     def num_nodes(self) -> int:
@@ -139,16 +137,16 @@ class DraftModel(Drafter):
                 "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
                 "length rule, or None}"
             )
-        own = self.draft.config.vocab_size
-        if own != target.config.vocab_size:
+        vocab_size = self.draft.config.vocab_size
+        if vocab_size != target.config.vocab_size:
             raise SpecjaxError(
-                f"the draft has a vocabulary of {own} tokens, the target one of "
+                f"the draft has a vocabulary of {vocab_size} tokens, the target one of "
                 f"{target.config.vocab_size}; use a draft with the target's tokenizer"
             )
-        if wrong := shape_mismatches(params["draft"], self.draft):
+        if mismatch := shape_mismatches(params["draft"], self.draft):
             raise SpecjaxError(
-                f"the draft's weights belong to another model ({wrong}); pass the params that were "
-                "loaded with this draft"
+                f"the draft's weights belong to another model ({mismatch}); pass the params "
+                "that were loaded with this draft"
             )
         self.length_rule.check(params["rule"])
 
@@ -160,7 +158,7 @@ class DraftModel(Drafter):
             rule=self.length_rule.init(batch),
             prompt_length=prompt.length,
             is_finished=jnp.zeros((batch,), bool),
-            num_wanted=jnp.zeros((batch,), jnp.int32),
+            num_needed=jnp.zeros((batch,), jnp.int32),
             num_passes=jnp.zeros((), jnp.int32),
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
             num_drafted=jnp.zeros((batch,), jnp.int32),
@@ -170,9 +168,11 @@ class DraftModel(Drafter):
     def propose(
         self, target: Target, params: Params, state: DraftState, context: Context, draw: Draw
     ) -> tuple[Proposal, DraftState]:
-        # A token is drawn after a pass over the one before it, which must have a position.
-        most = jnp.clip(self.draft.config.longest_text - context.length + 1, 0, self.max_depth)
-        most = jnp.where(state.is_finished, 0, most)
+        # A token is drawn after a pass over its predecessor, which must have a position.
+        max_length = jnp.clip(
+            self.draft.config.longest_text - context.length + 1, 0, self.max_depth
+        )
+        max_length = jnp.where(state.is_finished, 0, max_length)
 
         def draft_one(draft: Draft, fed: Int[Array, "B Q"], count: Int[Array, " B"]) -> Draft:
             """Feeds the first `count` tokens of `fed` and draws the next one."""
@@ -197,7 +197,7 @@ class DraftModel(Drafter):
                 if draft.draft_probs is None
                 else _with_column(draft.draft_probs, jnp.exp(draw.filtered(logits[:, 0])), place),
                 length=draft.length + draft.goes_on,
-                goes_on=draft.goes_on & wants_more & (place + 1 < most),
+                goes_on=draft.goes_on & wants_more & (place + 1 < max_length),
                 num_passes=place + 1,
             )
 
@@ -208,13 +208,13 @@ class DraftModel(Drafter):
         at = state.cache.length[:, None] + jnp.arange(state.max_missing)[None, :]
         missing = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
         count = jnp.clip(context.length - state.cache.length, 1, state.max_missing)
-        draft = draft_one(self._empty(state.cache, most > 0, draw), missing, count)
+        draft = draft_one(self._empty(state.cache, max_length > 0, draw), missing, count)
         draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
         tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
         return Proposal(tree), replace(
             state,
             cache=draft.cache,
-            num_wanted=state.num_wanted + draft.length,
+            num_needed=state.num_needed + draft.length,
             num_passes=state.num_passes + draft.num_passes,
             tokens=draft.tokens,
             num_drafted=draft.length,
@@ -223,17 +223,17 @@ class DraftModel(Drafter):
     def update(
         self, target: Target, params: Params, state: DraftState, outcome: Outcome
     ) -> DraftState:
-        # In a hybrid the path may be another drafter's, so the text decides what was right.
+        # In a hybrid the path may be the other drafter's, so compare with the text.
         steps = jnp.arange(self.max_depth)[None, :]
         at = outcome.root_slot[:, None] + 1 + steps
-        said = jnp.take_along_axis(outcome.context.tokens, at, axis=1, mode="clip")
+        committed = jnp.take_along_axis(outcome.context.tokens, at, axis=1, mode="clip")
         is_drafted = (steps < state.num_drafted[:, None]) & (at < outcome.context.length[:, None])
-        is_right = (said == state.tokens) & is_drafted
+        is_right = (committed == state.tokens) & is_drafted
         num_right = jnp.sum(jnp.cumprod(is_right, axis=1), axis=1)
-        known = jnp.minimum(outcome.context.length - 1, at[:, 0] + num_right)
+        num_cached = jnp.minimum(outcome.context.length - 1, at[:, 0] + num_right)
         return replace(
             state,
-            cache=replace(state.cache, length=jnp.minimum(state.cache.length, known)),
+            cache=replace(state.cache, length=jnp.minimum(state.cache.length, num_cached)),
             rule=self.length_rule.update(state.rule, state.num_drafted, num_right, self.max_depth),
             is_finished=outcome.num_committed == 0,
         )

@@ -29,8 +29,8 @@ class Eagle(HeadDrafter):
     `rejection` above temperature 0 children are drawn without replacement, as published; otherwise
     they are the best of the logits `with_coupled_noise`.
 
-    `choices` are paths of ranks, as Medusa's. But rank r below a node is that node's own r-th
-    token, and only nodes with children cost a row of the head.
+    `choices` are paths of ranks, as Medusa's, but rank r below a node is that node's r-th token.
+    Only nodes with children are fed to the head.
     """
 
     choices: Choices = PUBLISHED_TREE

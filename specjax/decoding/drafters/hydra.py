@@ -1,7 +1,7 @@
 """Hydra: a static tree from heads that know what was drafted above (Ankner et al. 2024).
 
-Each level of the tree is one pass of one head, over the nodes below which there is more to draft;
-only the prefix layer of Hydra++ has a cache, which the tree never touches.
+Each level of the tree is one pass of one head, over the nodes that have children. Only the prefix
+layer of Hydra++ has a cache, which holds no drafted tokens.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Rules that decide, after each token a draft model draws, whether to draft another.
+"""Rules that decide, after each drafted token, whether a draft model drafts another.
 
-A rule never drops the token that was just drawn; it is always verified. Under `rejection`,
-dropping a token because of its value would bias the text: whether a node counts may depend only on
-what was known before its token was drawn.
+A rule never drops the token that was just drawn. Under `rejection`, dropping a token because of its
+value would bias the text: the validity of a node must not depend on its own token.
 """
 
 from abc import ABC, abstractmethod
@@ -18,17 +17,17 @@ from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
 from specjax.models.shapes import shape_mismatches
 
-State = Any  # a pytree of the rule's own
+State = Any  # a pytree that the rule defines
 
 
 class LastDrafted(NamedTuple):
-    """The token that was drawn last in each row, which is verified in any case."""
+    """The token that was drawn last in each sequence."""
 
-    # The softmax of the draft's logits, without temperature and filters, so that a threshold means
-    # the same at every temperature, down to 0.
+    # Softmax of the draft's logits, without temperature and filters, so that a threshold means the
+    # same at every temperature.
     probs: Float[Array, "B V"]
     token: Int[Array, " B"]
-    # Its place, from 0:
+    # Its index, from 0:
     in_draft: Int[Array, ""]
     in_new_text: Int[Array, " B"]
     in_text: Int[Array, " B"]  # prompt included
@@ -42,7 +41,7 @@ class LengthRule(ABC):
         check_fields(self)
 
     def longest(self, max_length: int) -> int:
-        """Returns the most tokens that it ever drafts, where `max_length` are allowed."""
+        """Returns the maximum number of tokens that it drafts, at most `max_length`."""
         return max_length
 
     def check(self, params: Any) -> None:
@@ -59,12 +58,12 @@ class LengthRule(ABC):
 
     @abstractmethod
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
-        """Returns whether to draft a token after `last`; ignored in rows that have stopped."""
+        """Returns whether to draft a token after `last`; ignored in stopped sequences."""
 
     def update(
         self, state: State, drafted: Int[Array, " B"], accepted: Int[Array, " B"], longest: int
     ) -> State:
-        """Returns the state after a round; a row that is done drafted 0."""
+        """Returns the state after a round; a sequence that is done drafted 0."""
         return state
 
 
@@ -84,11 +83,11 @@ class Fixed(LengthRule):
 
 @dataclass(frozen=True)
 class Heuristic(LengthRule):
-    """Drafts two tokens more after a draft accepted whole, one less after any other; at least 1.
+    """Drafts two tokens more after a fully accepted draft, one less after any other; at least 1.
 
-    The schedule of that name in transformers. There, a length may grow beyond what is ever drafted
-    and must shrink back before that has an effect; here it is capped at the longest draft. It
-    belongs to the row and restarts with each request (transformers keeps it for the next one).
+    The schedule of that name in transformers, where the length may grow beyond the longest draft;
+    here it is capped. Each sequence has a length, which restarts with each request (transformers
+    keeps it for the next one).
     """
 
     start: int = setting(5, at_least=1)
@@ -118,7 +117,7 @@ class ThresholdRule(LengthRule):
 
     @abstractmethod
     def score(self, params: Any, last: LastDrafted) -> Float[Array, " B"]:
-        """Returns how likely it is, from 0 to 1, that `last` will be accepted."""
+        """Returns the probability that `last` will be accepted."""
 
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
         return self.score(params, last) >= self.threshold
@@ -156,7 +155,7 @@ class Confidence(ThresholdRule):
 
 @dataclass(frozen=True)
 class Disco(ThresholdRule):
-    """Stops where a classifier expects the last token to be rejected; it is still verified.
+    """Stops when a classifier expects the last token to be rejected; it is still verified.
 
     DISCO (Mamou et al. 2024, "Accelerating Speculative Decoding using Dynamic Speculation Length").
     Params are the weights of a `LengthClassifier`; `threshold` and `position` belong to them: the

@@ -1,6 +1,6 @@
-"""Lookahead decoding: every pass lets the target guess ahead; its guesses are drafted later.
+"""Lookahead decoding: drafts n-grams that the target guessed in earlier passes.
 
-Beside the drafted tree a pass carries a window of probe rows: several places of the text to come,
+Besides the draft tree, a pass holds a window of probe tokens: guesses at several future positions,
 refined in parallel as in Jacobi iteration. The resulting n-grams go to a pool, and those that begin
 with the root are drafted.
 """
@@ -46,26 +46,24 @@ class LookaheadState:
 
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Lookahead decoding: no weights; taps logits only; Jacobi iteration, and a tree of the
-    n-grams that it found.
+    """Lookahead decoding: Jacobi iteration besides a tree of earlier n-grams; no weights.
 
     Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
 
     The window has levels 0 to N - 2, N = `ngram_length`. Column c of level l is a guess at the
-    token l + c places after the root; it sees the text, level 0 up to column c (column 0 is the
+    token l + c positions after the root; it sees the text, level 0 up to column c (column 0 is the
     root itself) and column c of levels 1 to l. The target's tokens after the last level complete
     one n-gram per column and become the last level, while level 0 is dropped. The first N - 2
-    rounds fill one level each; level 0 begins as tokens of the prompt.
+    rounds fill one level each; level 0 starts as tokens of the prompt.
 
     The tree holds the n-grams of the root, newest first. The pool keeps `num_guesses` per first
-    token and forgets the least recently found; `pool_from_prompt` starts it with the prompt's own.
+    token and drops the oldest; `pool_from_prompt` fills it with the prompt's n-grams first.
 
-    As in the published greedy setting, the window slides one place per round, however many tokens
-    were accepted. What differs from the published code: an n-gram that matches whole counts all its
-    N - 1 tokens, and the bonus after them (theirs loses one); n-grams with the same beginning share
-    rows; drafting starts in the first rounds, which leave out the columns that nothing would read;
-    n-grams of the generated text come from the window alone; sampling follows
-    `Sampling.verification`, as for all methods.
+    As in the published greedy setting, the window slides one position per round, however many
+    tokens were accepted. Differences from the published code: an n-gram that matches entirely adds
+    all its N - 1 tokens and the bonus (theirs loses one); n-grams with a common prefix share nodes;
+    drafting starts in the first rounds, which leave out unread columns; n-grams of the generated
+    text come from the window alone; sampling follows `Sampling.verification`.
     """
 
     ngram_length: int = setting(5, at_least=3)
@@ -117,8 +115,8 @@ class Lookahead(Drafter):
     def update(
         self, target: Target, params: Params, state: LookaheadState, outcome: Outcome
     ) -> LookaheadState:
-        # The window takes the most likely token at any temperature, as published: noise belongs to
-        # a position, and an n-gram will be drafted at others than where it was found.
+        # The window takes the most likely token at any temperature, as published: the noise depends
+        # on the position, and an n-gram is drafted at other positions.
         newest = self._after_newest_level(state, outcome)
         is_full = state.filled == self.num_levels
         root = outcome.tree.tokens[:, :1]
@@ -129,11 +127,11 @@ class Lookahead(Drafter):
         return LookaheadState(ahead, levels, jnp.minimum(state.filled + 1, self.num_levels), pool)
 
     def _any_tokens(self, prompt: Prompt) -> Int[Array, "B C"]:
-        """Returns the first level 0: tokens from all over the prompt, independent of padding."""
+        """Returns the initial level 0: random tokens of the prompt, independent of padding."""
         count = self.window_length - 1 + self.num_levels
         share = jax.random.uniform(jax.random.key(0), (count,))
         at = (share[None, :] * prompt.length[:, None]).astype(jnp.int32)
-        at = jnp.minimum(at, prompt.length[:, None] - 1)  # the product may have been rounded up
+        at = jnp.minimum(at, prompt.length[:, None] - 1)  # the product may be rounded up
         return jnp.take_along_axis(prompt.tokens, at, axis=1)
 
     def _tree(self, state: LookaheadState, root: Int[Array, " B"]) -> DraftTree:
@@ -142,32 +140,33 @@ class Lookahead(Drafter):
         return merge_paths(root, guesses, lengths, self.num_nodes)
 
     def _probe(self, state: LookaheadState) -> Probe:
-        """Returns the window as probe rows: level 0 from column 1 on, then level 1, and so on.
+        """Returns the window as probe tokens: level 0 from column 1 on, then level 1, and so on.
 
-        While the window fills, it slides one place per round, so with `lag` levels missing the
+        While the window fills, it slides one position per round, so with `lag` levels missing the
         filled levels 1 and up stand `lag` columns to the right of their final place, and level 0
-        must reach `lag` columns further. With W = 3 columns and L = 2 levels (`.` is empty):
+        extends `lag` columns further. With W = 3 columns and L = 2 levels (`.` is left out):
 
             none filled (lag 2)   one filled (lag 1)   all filled (lag 0)
             level 0: . c1 c2 c3 c4    . c1 c2 c3           . c1 c2
             level 1:                      c1 c2 c3         c0 c1 c2
             level 2:                                       c0 c1 c2
 
-        The `lag` extra tokens of level 0 take the rows of levels that are still empty, starting
-        with the last row.
+        The `lag` extra tokens of level 0 take the place of levels that are still empty, starting
+        from the end.
         """
         window, levels = self.window_length, self.num_levels
         batch, lag = state.filled.shape[0], (levels - state.filled)[:, None]
-        row_level = np.repeat(np.arange(levels + 1), window)[None, 1:]
-        row_column = np.tile(np.arange(window), levels + 1)[None, 1:]
+        final_level = np.repeat(np.arange(levels + 1), window)[None, 1:]
+        final_column = np.tile(np.arange(window), levels + 1)[None, 1:]
         from_end = np.arange(self.num_probes)[None, ::-1]
         is_borrowed = from_end < lag
-        level = jnp.where(is_borrowed, 0, row_level)
-        column = jnp.where(is_borrowed, window + from_end, row_column + lag * (row_level > 0))
-        own = [state.ahead[:, : window - 1], state.levels.reshape(batch, -1)]
+        level = jnp.where(is_borrowed, 0, final_level)
+        shifted = final_column + lag * (final_level > 0)
+        column = jnp.where(is_borrowed, window + from_end, shifted)
+        tokens = [state.ahead[:, : window - 1], state.levels.reshape(batch, -1)]
         beyond = jnp.take(state.ahead, window - 1 + from_end[0], axis=1, mode="clip")
         return Probe(
-            tokens=jnp.where(is_borrowed, beyond, jnp.concatenate(own, axis=1)),
+            tokens=jnp.where(is_borrowed, beyond, jnp.concatenate(tokens, axis=1)),
             offset=level + column,
             anchor=jnp.zeros_like(level),  # the root
             visible=_window_visible(level, column),
@@ -177,19 +176,19 @@ class Lookahead(Drafter):
         """Returns the target's token after each column of the newest filled level."""
         window, levels = self.window_length, self.num_levels
         columns = np.arange(window)
-        outer = columns + levels  # in level 0, with every level still to come; rows as in `_probe`
+        outer = columns + levels  # columns of level 0 before any level is filled
         first = np.where(outer < window, outer - 1, self.num_probes - 1 - (outer - window))
         later = (state.filled * window)[:, None] - 1 + columns[None, :]
-        rows = jnp.where(state.filled[:, None] == 0, first[None, :], later)
-        logits = jnp.take_along_axis(outcome.probe_logits(), rows[..., None], axis=1)
+        probes = jnp.where(state.filled[:, None] == 0, first[None, :], later)  # order of `_probe`
+        logits = jnp.take_along_axis(outcome.probe_logits(), probes[..., None], axis=1)
         return best_token(logits)
 
     def _slide(
         self, state: LookaheadState, newest: Int[Array, "B W"]
     ) -> tuple[Int[Array, "B C"], Int[Array, "B L W"]]:
-        """Slides the window one place; `newest` is the next level, or the last if all are filled.
+        """Slides the window one position; `newest` is the next level, or the last of a full window.
 
-        A token of the window keeps its place in the text if the root moves by one.
+        A token of the window keeps its position in the text if the root moves by one.
         """
         is_full = state.filled == self.num_levels
         upward = jnp.concatenate([state.levels[:, 1:], newest[:, None]], axis=1)
@@ -201,11 +200,11 @@ class Lookahead(Drafter):
 
 
 def _window_visible(level: Int[Array, "B R"], column: Int[Array, "B R"]) -> Bool[Array, "B R R"]:
-    """Returns whether row i sees row j, at entry [b, i, j]: see `Lookahead`."""
-    row_level, row_column = level[..., None], column[..., None]
+    """Whether probe token i sees token j, at entry [b, i, j]: see `Lookahead`."""
+    own_level, own_column = level[..., None], column[..., None]
     seen_level, seen_column = level[:, None, :], column[:, None, :]
-    in_level_0 = (seen_level == 0) & (seen_column <= row_column)
-    below = (seen_level > 0) & (seen_level <= row_level) & (seen_column == row_column)
+    in_level_0 = (seen_level == 0) & (seen_column <= own_column)
+    below = (seen_level > 0) & (seen_level <= own_level) & (seen_column == own_column)
     return in_level_0 | below
 
 
@@ -215,11 +214,10 @@ def insert(
     rest: Int[Array, "B C T"],
     counts: Bool[Array, "B C"],
 ) -> Int[Array, "B V G T"]:
-    """Inserts the n-grams `first + rest` that count, as if one after another.
+    """Inserts the n-grams `first + rest` that count, in order.
 
-    That leaves each bucket with the last G distinct n-grams of its token, newest first. They are
-    all computed at once (n-grams with the same first token compute the same bucket), and written in
-    one scatter, in place.
+    Each bucket then holds the last G distinct n-grams of its token, newest first. All are computed
+    at once (n-grams with the same first token compute the same bucket) and written in one scatter.
     """
     return jax.vmap(_insert)(pool, first, rest, counts)
 
@@ -230,11 +228,11 @@ def _insert(
     rest: Int[Array, "C T"],
     counts: Bool[Array, " C"],
 ) -> Int[Array, "V G T"]:
-    known = pool[first]
-    fresh = jnp.broadcast_to(rest[None, ::-1], (first.shape[0], *rest.shape))
-    is_own = (counts[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
-    entries = jnp.concatenate([fresh, known], axis=1)  # newest first
-    exists = jnp.concatenate([is_own, known[..., 0] != EMPTY], axis=1)
+    old = pool[first]
+    new = jnp.broadcast_to(rest[None, ::-1], (first.shape[0], *rest.shape))
+    is_new = (counts[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
+    entries = jnp.concatenate([new, old], axis=1)  # newest first
+    exists = jnp.concatenate([is_new, old[..., 0] != EMPTY], axis=1)
     same = jnp.all(entries[:, :, None] == entries[:, None], axis=-1) & exists[:, None, :]
     is_repeated = jnp.any(jnp.tril(same, -1), axis=-1)
     is_kept = exists & ~is_repeated

@@ -1,9 +1,9 @@
 """Medusa: a tree from heads that each predict one depth from the target's last feature.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".
-All of a tree costs one pass of the heads, and nothing is kept but one feature per text. The
-published code accepts "typical" tokens above temperature 0 and always takes the most likely root,
-which both change the text; here the verifier decides, and the root is the sampled token.
+A tree costs one pass of the heads, and the state is one feature per sequence. Above temperature 0
+the published code accepts "typical" tokens and always takes the most likely root, which both change
+the text; here the verifier decides, and the root is the sampled token.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Medusa(DepthTreeDrafter):
 
     def init(self, start: Start) -> Feature:
         assert start.prefill.hidden is not None
-        return _row(start.prefill.hidden[:, :, 0], start.prompt.length - 2)
+        return _at(start.prefill.hidden[:, :, 0], start.prompt.length - 2)
 
     def propose(
         self, target: Target, params: Params, state: Feature, context: Context, draw: Draw
@@ -50,14 +50,13 @@ class Medusa(DepthTreeDrafter):
         return Proposal(self.tree_of(logits, context, draw)), state
 
     def update(self, target: Target, params: Params, state: Feature, outcome: Outcome) -> Feature:
-        # The last committed token is the new root; the feature before it is that of node
-        # `count - 1` of the path.
+        # The last committed token is the new root; node `count - 1` of the path comes before it.
         assert outcome.output.hidden is not None
         count = outcome.num_committed
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
-        is_running = count > 0  # a finished row keeps its root, and the feature before it
-        return jnp.where(is_running[:, None], _row(on_path, jnp.maximum(count - 1, 0)), state)
+        is_running = count > 0  # a finished sequence keeps its root and feature
+        return jnp.where(is_running[:, None], _at(on_path, jnp.maximum(count - 1, 0)), state)
 
 
-def _row(features: Float[Array, "B T D"], at: Array) -> Feature:
+def _at(features: Float[Array, "B T D"], at: Array) -> Feature:
     return jnp.take_along_axis(features, at[:, None, None], axis=1)[:, 0]

@@ -14,7 +14,7 @@ from specjax.models.target import Target
 
 @dataclass(frozen=True)
 class ParallelSpec(DepthTreeDrafter, HeadDrafter):
-    """Drafts with one pass of the head a round, whichever kind of head it is; EAGLE's tree.
+    """Drafts with one pass of the head per round; EAGLE's tree.
 
     Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", algorithm
     1. The pass reads what the last round committed, followed by as many masks as the tree is

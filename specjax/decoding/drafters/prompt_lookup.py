@@ -1,4 +1,4 @@
-"""Prompt lookup (PLD, Saxena 2023): drafts what followed the same n tokens earlier."""
+"""Prompt lookup (PLD, Saxena 2023): drafts the continuation of an earlier n-gram."""
 
 from dataclasses import dataclass
 
@@ -23,11 +23,10 @@ from specjax.models.target import Target
 class PromptLookup(CopyDrafter):
     """PLD: no weights, no taps; one chain of `num_tokens`.
 
-    As published, the longest n-gram wins, of its occurrences the first, and only those followed by
-    `num_tokens` known tokens count; `allow_shorter` drafts what there is instead. With a large
-    `max_ngram` and the last occurrence this is longest suffix matching. An occurrence may
-    overlap the n-gram that is looked up, which the published code rules out; that can only matter
-    where `num_tokens <= max_ngram`.
+    As published, the first occurrence of the longest n-gram wins, and only occurrences followed by
+    `num_tokens` tokens count, unless `allow_shorter`. With a large `max_ngram` and the last
+    occurrence this is longest suffix matching. An occurrence may overlap the n-gram that is looked
+    up, which the published code rules out; this matters only if `num_tokens <= max_ngram`.
     """
 
     max_ngram: int = setting(3, at_least=1)
@@ -47,13 +46,13 @@ class PromptLookup(CopyDrafter):
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
-        start, found = jax.vmap(self._find)(context.tokens, context.length)
-        return Proposal(copied_chain(context, start, found, self.num_tokens)), state
+        start, has_match = jax.vmap(self._find)(context.tokens, context.length)
+        return Proposal(copied_chain(context, start, has_match, self.num_tokens)), state
 
     def _find(
         self, tokens: Int[Array, " S"], length: Int[Array, ""]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-        """Returns where the drafted continuation starts, and whether there is any."""
+        """Returns the start of the drafted continuation, and whether there is one."""
         ends = jnp.arange(tokens.shape[0])  # last token of a candidate n-gram
         same = jnp.stack(
             [

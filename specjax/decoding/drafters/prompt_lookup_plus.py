@@ -1,10 +1,9 @@
-"""PLD+ (Somasundaram et al. 2024): prompt lookup that asks the target which occurrence to copy.
+"""PLD+ (Somasundaram et al. 2024): prompt lookup that ranks occurrences by the target's states.
 
-Candidates are all earlier occurrences of the root (equation 1). They are ranked by what the target
-has already computed: `PromptLookupPlus` compares its hidden states before each candidate with those
-before the root (equation 3), `PromptLookupPlusAttention` takes the candidate that its heads attend
-to most (equation 2). What followed the best candidate is drafted. Neither needs training or an
-extra pass of the target.
+Candidates are all earlier occurrences of the root (equation 1). `PromptLookupPlus` compares the
+target's hidden states before each candidate with those before the root (equation 3);
+`PromptLookupPlusAttention` takes the candidate that the target's heads attend to most (equation 2).
+The continuation of the best candidate is drafted. Neither needs training or another target pass.
 """
 
 from abc import abstractmethod
@@ -38,10 +37,10 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 @dataclass(frozen=True)
 class RankedLookup(CopyDrafter):
-    """Copies a chain from the best candidate; how candidates are scored is left to subclasses.
+    """Copies a chain from the best candidate; subclasses score the candidates.
 
-    `num_tokens` is the paper's K. `candidates` says where they may stand: in the whole `text` or in
-    the `prompt` alone (equation 1 allows the first, the paper's prose mentions only the input).
+    `num_tokens` is the paper's K. `candidates` may be in the whole `text` or in the `prompt` alone
+    (equation 1 allows the first, the paper's prose mentions only the input).
     """
 
     num_tokens: int = 70
@@ -51,7 +50,7 @@ class RankedLookup(CopyDrafter):
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
-        scores, least = self._scores(state, context)
+        scores, min_score = self._scores(state, context)
         at = jnp.arange(context.tokens.shape[1])[None, :]
         end = context.length - 1
         if self.candidates == "prompt":
@@ -59,32 +58,29 @@ class RankedLookup(CopyDrafter):
         is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end[:, None])
         scores = jnp.where(is_candidate, scores, -jnp.inf)
         best = jnp.argmax(scores, axis=1)  # ties go to the first
-        found = jnp.max(scores, axis=1) >= least
-        return Proposal(copied_chain(context, best + 1, found, self.num_tokens)), state
+        has_match = jnp.max(scores, axis=1) >= min_score
+        return Proposal(copied_chain(context, best + 1, has_match, self.num_tokens)), state
 
     @abstractmethod
     def _scores(self, state: State, context: Context) -> tuple[Float[Array, "B T"], float]:
-        """Returns the score of each position as a candidate, and the lowest score that is used."""
+        """Returns the score of each position as a candidate, and the minimum score."""
 
 
 @pytree
 class SeenHidden:
-    """The target's hidden states at the committed positions, without the root's. D: width.
+    """The target's hidden states at the committed positions before the root. D: width.
 
-    With a prefix length m > 1 they are means over m positions, and `recent` holds the states that
-    the next means need.
+    With a prefix length m > 1 they are means over m positions; the next means need `recent`.
     """
 
     states: Float[Array, "B S D"]  # of unit length, so that a product is a cosine
-    recent: Float[Array, "B R D"]  # as the target gave them, R = m - 1, before the root
+    recent: Float[Array, "B R D"]  # the last R = m - 1 states before the root
     prompt_length: Int[Array, " B"]
 
 
 @dataclass(frozen=True)
 class PromptLookupPlus(RankedLookup):
     """PLD+ (h): ranks candidates by the cosine between the hidden states before them and the root.
-
-    The root's own state is not known yet.
 
     `layer` is numbered as in `Taps`; the paper takes 9 of Vicuna-7B's 32, and up to 70 tokens.
     `prefix_length` m compares means over the last m states (appendix B.2); candidates below
@@ -104,7 +100,7 @@ class PromptLookupPlus(RankedLookup):
 
     @staticmethod
     def layer_for(config: TransformerConfig) -> int:
-        """Returns the paper's layer 9, or of fewer than 32 layers the one as deep as 9 of 32.
+        """Returns the paper's layer 9, or with fewer than 32 layers the one as deep as 9 of 32.
 
         In deeper models the paper still finds layers 9 to 13 best.
         """
@@ -185,7 +181,7 @@ class PromptLookupPlusAttention(RankedLookup):
     def heads_for(config: TransformerConfig, layer: int | None = None) -> Heads:
         """Returns all heads of one layer, by default the middle one.
 
-        A fallback until `specjax tune induction-heads` has found the target's own.
+        A fallback until `specjax tune induction-heads` has found those of the target.
         """
         layer = config.num_hidden_layers // 2 if layer is None else layer
         return tuple((layer, head) for head in range(config.num_attention_heads))
@@ -204,7 +200,7 @@ class PromptLookupPlusAttention(RankedLookup):
         return state.weights[:, : context.tokens.shape[1]], 0.0
 
 
-def _slice(rows: Array, start: Int[Array, " B"], count: int) -> Array:
-    """Returns `count` rows of each text from `start[b]` on."""
-    take = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, count)  # noqa: E731
-    return jax.vmap(take)(rows, start)
+def _slice(values: Array, start: Int[Array, " B"], count: int) -> Array:
+    """Returns `count` entries of each sequence from `start[b]` on."""
+    take = lambda entries, at: jax.lax.dynamic_slice_in_dim(entries, at, count)  # noqa: E731
+    return jax.vmap(take)(values, start)

@@ -1,4 +1,4 @@
-"""REST: drafts a tree of what followed the same tokens in a datastore."""
+"""REST: drafts a tree of continuations from a datastore."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,8 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
 from specjax.models.target import Target
 
-SORTED_TOKENS = 32  # tokens by which the datastore sorts suffixes; later ones are in any order
-MAX_QUERY = 30  # tokens: each has a bit of an int32 in `_bounds`, as has the one after them
+SORTED_TOKENS = 32  # the datastore sorts suffixes by this many tokens
+MAX_QUERY = 30  # tokens; with the next one, each needs a bit of an int32 in `_bounds`
 MAX_MATCHES = 2**15  # so that its square is an int32
 ADVICE = (
     "build one with `specjax datastore build` and pass specjax.data.datastore.params(datastore)"
@@ -29,20 +29,20 @@ class Retrieval(Drafter):
     """REST (He et al. 2023, "REST: Retrieval-Based Speculative Decoding"): no weights, no taps.
 
     `params.drafter` is a datastore: `tokens`, documents with a negative separator after each, and
-    `suffixes`, where their suffixes start, sorted. The longest suffix of the text that the
-    datastore continues, of `longest_query` to `shortest_query` tokens, is looked up; its
-    continuations, of up to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes
-    become the tree. Ties go to the shallower, then to smaller tokens.
+    `suffixes`, the sorted start positions of their suffixes. The longest suffix of the text in the
+    datastore, of `longest_query` to `shortest_query` tokens, is looked up; its continuations, of up
+    to `num_tokens`, are counted, and the `max_drafted` most frequent prefixes become the tree. Ties
+    go to the shallower, then to smaller tokens.
 
     It differs from the published code, which:
 
-    - joins documents without separators, so that drafts go from one into the next;
+    - joins documents without separators, so drafts run from one into the next;
     - stores ids as 16 bits, which many vocabularies exceed;
-    - counts the first 5000 matches, which are those that go on with the smallest ids; here
-      `max_matches` are taken evenly from all of them;
-    - breaks ties by the order of a hash map, and cuts the tree's depth by a sum over all prefixes
-      well before its 64 nodes are used; here the budget counts nodes, and ties are broken as above;
-    - drafts token 100 where nothing is found; here nothing;
+    - counts the first 5000 matches, which continue with the smallest ids; here `max_matches` are
+      taken evenly from all;
+    - breaks ties by the order of a hash map, and limits the tree's depth by a sum over all prefixes
+      before its 64 nodes are used; here the limit counts nodes;
+    - drafts token 100 without a match; here nothing;
     - searches on one CPU thread; here the search is part of the compiled round.
     """
 
@@ -78,7 +78,7 @@ class Retrieval(Drafter):
         if params is None:
             raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
         is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]
-        if not is_fit or not all(map(_is_row_of_ids, params.values())):
+        if not is_fit or not all(map(_are_ids, params.values())):
             raise SpecjaxError(f"the params given to REST are not a datastore; {ADVICE}")
         tokens, suffixes = params["tokens"], params["suffixes"]
         if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
@@ -108,7 +108,7 @@ class Retrieval(Drafter):
     def _retrieve(
         self, datastore: dict[str, Array], text: Int[Array, " S"], length: Int[Array, ""]
     ) -> tuple[Int[Array, "D M"], Int[Array, ""]]:
-        """Returns the sorted continuations of the longest match, one a column, and their number."""
+        """Returns the sorted continuations of the longest match, as columns, and their number."""
         sizes = jnp.arange(self.shortest_query, self.longest_query + 1)
         steps = jnp.arange(self.longest_query + 1)
         at = (length - sizes)[:, None] + steps[None, :]
@@ -117,12 +117,12 @@ class Retrieval(Drafter):
         first, end = _bounds(datastore["tokens"], datastore["suffixes"], queries, sizes)
         is_hit = (first < end) & (sizes <= length)
         longest = jnp.max(jnp.where(is_hit, jnp.arange(len(sizes)), 0))
-        found = jnp.where(is_hit[longest], end[longest] - first[longest], 0)
+        num_matches = jnp.where(is_hit[longest], end[longest] - first[longest], 0)
 
-        count = jnp.minimum(found, self.max_matches)
-        stride, rest = jnp.divmod(found, jnp.maximum(count, 1))
+        count = jnp.minimum(num_matches, self.max_matches)
+        stride, rest = jnp.divmod(num_matches, jnp.maximum(count, 1))
         number = jnp.arange(self.max_matches)
-        # That is number * found // count, which might exceed an int32.
+        # This equals number * num_matches // count, which might exceed an int32.
         match = first[longest] + number * stride + number * rest // jnp.maximum(count, 1)
         starts = jnp.take(datastore["suffixes"], match, mode="clip") + sizes[longest]
         at = starts[None, :] + jnp.arange(self.num_tokens)[:, None]
@@ -131,14 +131,14 @@ class Retrieval(Drafter):
     def _most_frequent(
         self, continuations: Int[Array, "D M"], count: Int[Array, ""]
     ) -> tuple[Int[Array, " K"], Int[Array, " K"], Int[Array, " K"], Bool[Array, " K"]]:
-        """Tokens, parents, depth and validity of the nodes below the root.
+        """Returns tokens, parents, depth and validity of the nodes below the root.
 
-        They are the prefixes that most of the first `count` continuations share, in that order.
+        These are the most frequent prefixes of the first `count` continuations, in that order.
         """
         deepest, width = continuations.shape
         frequency = _frequencies(continuations, count)
-        # A prefix ranks before those that it begins, however top_k settles ties. Whole numbers, but
-        # float32: that is the only type with a fast top_k on CPU.
+        # A prefix ranks before its extensions, however top_k breaks ties. float32 is the only type
+        # with a fast top_k on CPU.
         rank = jnp.maximum(frequency * deepest - jnp.arange(deepest)[:, None], 0)
         best, chosen = lax.top_k(rank.reshape(-1).astype(jnp.float32), self.num_nodes - 1)
         level, first = jnp.divmod(chosen, width)
@@ -151,11 +151,11 @@ class Retrieval(Drafter):
         parents = jnp.where(level > 0, jnp.argmax(is_parent, axis=1) + 1, 0)
         valid = best > 0
         nodes = (continuations[level, first], parents, level + 1)
-        tokens, parents, depth = (jnp.where(valid, each, 0) for each in nodes)
+        tokens, parents, depth = (jnp.where(valid, values, 0) for values in nodes)
         return tokens, parents, depth, valid
 
 
-def _is_row_of_ids(array: Any) -> bool:
+def _are_ids(array: Any) -> bool:
     return getattr(array, "dtype", None) == jnp.int32 and array.ndim == 1 and array.size > 0
 
 
@@ -165,16 +165,16 @@ def _bounds(
     queries: Int[Array, "Q W"],
     sizes: Int[Array, " Q"],
 ) -> tuple[Int[Array, " Q"], Int[Array, " Q"]]:
-    """Finds the first and the end of the suffixes that continue each query, by binary search.
+    """Finds the range of suffixes that start with each query, by binary search.
 
-    Query q counts `sizes[q]` tokens and is followed by a 0. A suffix that ends with the query sorts
-    before the query and a 0, as separators are negative: there the search for the first begins.
+    Query q has `sizes[q]` tokens, followed by a 0. Separators are negative, so the suffix that ends
+    with the query sorts before the query and a 0, where the range begins.
     """
     width = queries.shape[1]
     steps = jnp.arange(width)
     used = jnp.stack([sizes + 1, sizes])[..., None] > steps[None, None, :]
     weights = jnp.where(used, 2 ** (width - 1 - steps)[None, None, :], 0)
-    least = jnp.array([0, 1])[:, None]  # what sorts below this, against the query, is passed over
+    threshold = jnp.array([0, 1])[:, None]  # suffixes that compare below it are before the bound
 
     def halve(_, bounds):
         low, high = bounds
@@ -183,7 +183,7 @@ def _bounds(
         window = jnp.take(tokens, starts[..., None] + steps[None, None, :], mode="clip")
         # The sign of the first difference: its weight exceeds those of all later ones together.
         order = jnp.sum(jnp.sign(window - queries[None]) * weights, axis=-1)
-        is_below = (order < least) & (low < high)
+        is_below = (order < threshold) & (low < high)
         return jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
 
     low = jnp.zeros(used.shape[:2], jnp.int32)
@@ -193,10 +193,10 @@ def _bounds(
 
 
 def _frequencies(continuations: Int[Array, "D M"], count: Int[Array, ""]) -> Int[Array, "D M"]:
-    """Entry [d, m]: how many of the first `count` continuations share the first d + 1 tokens of m.
+    """Returns how many of the first `count` continuations share the first d + 1 tokens of m.
 
-    Only the first of those that share them counts, and only up to a separator; the rest are 0. As
-    continuations are sorted, those that share a prefix stand together.
+    Only the first of those that share them has an entry [d, m], and only up to a separator; others
+    are 0. Continuations are sorted, so those that share a prefix are adjacent.
     """
     number = jnp.arange(continuations.shape[1])[None, :]
     before = jnp.pad(continuations[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
