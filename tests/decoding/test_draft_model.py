@@ -217,7 +217,7 @@ def test_each_drafted_token_takes_one_pass_that_all_rows_share(rule):
     for found in rounds(rule, "sampled"):
         before, proposed = found.before.drafter, found.proposed
         drafted, is_done = found.tree.valid.sum(axis=1) - 1, found.before.is_done
-        wanted = proposed.num_needed - before.num_wanted
+        wanted = proposed.num_needed - before.num_needed
         np.testing.assert_array_equal(np.where(is_done, 0, wanted), drafted)
         assert proposed.num_passes - before.num_passes == max(1, wanted.max())
         # Each pass leaves one row in the cache, the first those that had been missing.
@@ -281,7 +281,7 @@ def test_no_pass_is_run_for_tokens_that_nobody_wants():
             propose(params, state.drafter, Context(state.tokens, state.length), draw)
         )
         jax.effects_barrier()
-        longest.append(int((found.proposed.num_needed - state.drafter.num_wanted).max()))
+        longest.append(int((found.proposed.num_needed - state.drafter.num_needed).max()))
         expected = [2] + [1] * (longest[-1] - 1)
         assert expected == CALLS
     assert len(set(longest)) > 1
