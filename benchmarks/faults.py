@@ -19,7 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness import at_least_1, main, option, table
+from tyro.conf import Positional
+
+from benchmarks.harness import at_least_1, main, table
 from specjax import cli
 from specjax.core.errors import SpecjaxError, throttled
 
@@ -38,9 +40,9 @@ SHOWN = 3  # lines about what was lost
 class FaultOptions:
     """The options of this benchmark."""
 
-    work: str = option("train or bench", kind=str)
-    kills: int = option("processes to kill", 50)
-    seed: int = option("seed of the moments", 0)
+    work: Positional[str]  # train or bench
+    kills: int = 50  # processes to kill
+    seed: int = 0  # seed of the moments
 
 
 @dataclass

@@ -1,18 +1,15 @@
-"""The common parts of the benchmarks: options, tables, timing, and random models of known shapes.
+"""Shared by the benchmarks: options, tables, timing, and random models of known shapes."""
 
-Imports little: a borrowed machine with a GPU may lack tyro, for example.
-"""
-
-import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import tyro
 from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError, exit_code
@@ -25,55 +22,11 @@ from specjax.run.tasks import Request, read_tasks, requests_of
 # ---- Options ------------------------------------------------------------------------------------
 
 OptionsType = TypeVar("OptionsType")
-TARGET = "the model: pocket, a folder in Hugging Face format, or a hub id"
-TASKS = "pocket for edits and completions of its held-out code, or a JSONL file"
-
-
-def option(text: str, default: Any = MISSING, kind: type | None = None) -> Any:
-    """Declares a field of an options dataclass: its help, its default and the type of values."""
-    return field(default=default, metadata={"help": text, "kind": kind})
-
-
-def parse(options: type[OptionsType], doc: str | None, arguments: Sequence[str]) -> OptionsType:
-    """Reads a command line; fields without a default are positional, tuples take many values."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for each in fields(options):  # pyright: ignore[reportArgumentType]
-        is_many = isinstance(each.default, tuple)
-        kind = each.metadata["kind"] or (str if is_many else type(each.default))
-        text = each.metadata["help"]
-        if each.default is MISSING:
-            parser.add_argument(each.name, type=kind, help=text)
-        elif kind is bool:
-            parser.add_argument(
-                f"--{each.name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                default=each.default,
-                help=text,
-            )
-        else:
-            parser.add_argument(
-                f"--{each.name.replace('_', '-')}",
-                type=kind,
-                nargs="*" if is_many else None,
-                action="extend" if is_many else "store",
-                default=None if is_many else each.default,
-                help=f"{text} ({each.default})" if each.default not in (None, "", ()) else text,
-            )
-    values = vars(parser.parse_args(arguments))
-    defaults = {each.name: each.default for each in fields(options)}  # pyright: ignore[reportArgumentType]
-    for name, value in values.items():
-        if value is None:
-            values[name] = defaults[name]
-        elif isinstance(value, list):
-            values[name] = tuple(value)
-    return options(**values)
 
 
 def main(run: Callable[[OptionsType], Any], options: type[OptionsType], doc: str | None) -> None:
     """Parses the command line, runs, and ends the process with its exit code."""
-    sys.exit(exit_code(partial(run, parse(options, doc, sys.argv[1:]))))
+    sys.exit(exit_code(partial(run, tyro.cli(options, description=doc))))
 
 
 def at_least_1(options: Any, *names: str) -> None:

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
+from tyro.conf import Positional
 
-from benchmarks.harness import TARGET, at_least_1, device, in_turn, main, option, table
+from benchmarks.harness import at_least_1, device, in_turn, main, table
 from specjax import LoadedTarget, load
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.core.errors import SpecjaxError
@@ -27,12 +28,12 @@ HEADER = ("slots", "rows", "ms", "x one row", "x floor")
 class RowsOptions:
     """The options of this benchmark."""
 
-    target: str = option(TARGET, kind=str)
-    dtype: str = option("the dtype; by default the fastest here", "")
-    rows: tuple[int, ...] = option("rows of a pass; one row is always measured", (8, 16, 64), int)
-    slots: tuple[int, ...] = option("lengths of the cache", (640,), int)
-    passes: int = option("passes of a run, one after the other", 64)
-    repeats: int = option("timed runs of each, in turn", 7)
+    target: Positional[str]  # pocket, a folder in Hugging Face format, or a hub id
+    dtype: str = ""  # the dtype; by default the fastest here
+    rows: tuple[int, ...] = (8, 16, 64)  # rows of a pass; one row is always measured
+    slots: tuple[int, ...] = (640,)  # lengths of the cache
+    passes: int = 64  # passes of a run, one after the other
+    repeats: int = 7  # timed runs of each, in turn
 
 
 def passes(target: LoadedTarget, num_rows: int, num_slots: int, count: int) -> Callable[[], Array]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.harness import TARGET, at_least_1, main, option, requests_for, table
+from benchmarks.harness import at_least_1, main, requests_for, table
 from specjax import Params, Prompt, Sampling, from_ids, load, load_drafter, speculative_generate
 from specjax.bench.options import names_in
 from specjax.core.errors import SpecjaxError, throttled
@@ -34,14 +34,14 @@ NUM_SAMPLES = 20  # of the memory
 class SoakOptions:
     """The options of this benchmark."""
 
-    target: str = option(TARGET, "pocket")
-    methods: str = option("methods, with commas between", METHODS)
-    generations: int = option("texts or batches to generate", 2000)
-    threads: int = option("threads that share them", 4)
-    batch: int = option("rows of every second request", 3)
-    prompts: int = option("prompts of each kind of task", 8)
-    max_new_tokens: int = option("new tokens per row", 48)
-    seed: int = option("seed of the order, the prompts and the noise", 0)
+    target: str = "pocket"  # pocket, a folder in Hugging Face format, or a hub id
+    methods: str = METHODS  # methods, with commas between
+    generations: int = 2000  # texts or batches to generate
+    threads: int = 4  # threads that share them
+    batch: int = 3  # rows of every second request
+    prompts: int = 8  # prompts of each kind of task
+    max_new_tokens: int = 48  # new tokens per row
+    seed: int = 0  # seed of the order, the prompts and the noise
 
 
 class Work(NamedTuple):

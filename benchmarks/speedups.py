@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import main, option
+from benchmarks.harness import main
 from specjax.bench.measure import PLAIN
 from specjax.bench.options import names_in
 from specjax.bench.results import read_results
@@ -30,8 +30,8 @@ GREY = "#767676"  # readable on white and on black
 class SpeedupOptions:
     """The options of the chart."""
 
-    folder: str = option("a finished benchmark; by default the figures that are there", "")
-    figures: str = option("the JSON file of the figures", str(FIGURES))
+    folder: str = ""  # a finished benchmark; by default the figures that are there
+    figures: str = str(FIGURES)  # the JSON file of the figures
 
 
 def figures_of(folder: Path) -> dict[str, Any]:

@@ -15,16 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.harness import (
-    TARGET,
-    at_least_1,
-    device,
-    in_turn,
-    main,
-    option,
-    random_target,
-    table,
-)
+from benchmarks.harness import at_least_1, device, in_turn, main, random_target, table
 from specjax import load
 from specjax.loading.targets import LoadedTarget
 from specjax.training.objectives.base import HeadTraining, target_features
@@ -39,12 +30,12 @@ MAX_STEPS = 4
 class TrainingOptions:
     """The options of this benchmark."""
 
-    target: str = option(TARGET, "pocket")
-    size: str = option("160m, 7b or tiny: a random target of this shape in place of --target", "")
-    batch_size: int = option("rows of the batch", 8)
-    length: int = option("tokens of each row; all of them count", 512)
-    repeats: int = option("how often each is timed", 7)
-    recompute: bool = option("compute activations again for the gradients", False)
+    target: str = "pocket"  # pocket, a folder in Hugging Face format, or a hub id
+    size: str = ""  # 160m, 7b or tiny: a random target of this shape in place of --target
+    batch_size: int = 8  # rows of the batch
+    length: int = 512  # tokens of each row; all of them count
+    repeats: int = 7  # how often each is timed
+    recompute: bool = False  # compute activations again for the gradients
 
 
 def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callable[[], Any]]:

@@ -1,8 +1,8 @@
 """Compares the papers' claims with a finished benchmark: python -m benchmarks.claims FOLDER
 
 FOLDER is that of `specjax bench --methods all --temperature 0,1 --trace --out FOLDER`; the claims
-read what is there. `specjax tune pld-plus --plots FOLDER` and `python -m benchmarks.draft_lengths
---out FOLDER` add evidence; claims without any are listed with the command that would measure them.
+read what is there. `specjax tune pld-plus --plots FOLDER` adds evidence; claims without any are
+listed with the command that would measure them.
 """
 
 from collections import Counter
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tyro.conf import Positional
+
 from benchmarks.claims.checks import Check
 from benchmarks.claims.evidence import RULE, Evidence, Finding, NotMeasured, Verdict, read_evidence
 from benchmarks.claims.papers import PAPERS, Claim
-from benchmarks.harness import main, option, table
+from benchmarks.harness import main, table
 from specjax.bench.checks import complaints
 from specjax.bench.results import read_results
 from specjax.core.files import expand_user, writable
@@ -26,8 +28,8 @@ HEADER = ("claim", "published", "ours", "verdict")
 class ClaimsOptions:
     """The options of this benchmark."""
 
-    folder: Path = option("folder of a finished `specjax bench --out`", kind=Path)
-    out: str = option("also write the report to this Markdown file", "")
+    folder: Positional[Path]  # folder of a finished `specjax bench --out`
+    out: str = ""  # also write the report to this Markdown file
 
 
 class ClaimLine(NamedTuple):

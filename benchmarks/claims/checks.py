@@ -197,59 +197,7 @@ class Sweep(Check):
 MARGIN_COUNT = 100  # a curve pools many prompts
 
 
-# ---- Draft lengths, drafting time, equality ----------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RuleFaster(Check):
-    """A rule for the draft length is faster than another, over all tasks."""
-
-    first: str
-    second: str
-
-    def __call__(self, evidence: Evidence) -> Finding:
-        own, other = (evidence.rules(name)[-1] for name in (self.first, self.second))
-        quartiles = own.ratio_quartiles, other.ratio_quartiles
-        spread = Spread(
-            own.ratio / other.ratio,
-            quartiles[0][0] / quartiles[1][1],
-            quartiles[0][1] / quartiles[1][0],
-        )
-        return Finding(spread, f"speed x {spread}", decide(spread, 1.0, MARGIN_COUNT))
-
-
-@dataclass(frozen=True)
-class RuleAcceptsMore(Check):
-    """A rule for the draft length has a larger accepted length than another."""
-
-    first: str
-    second: str
-
-    def __call__(self, evidence: Evidence) -> Finding:
-        own, other = (
-            [each.accepted_length for each in evidence.rules(name)]
-            for name in (self.first, self.second)
-        )
-        ratios = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
-        spread = Spread(ratios[-1], min(ratios), max(ratios))
-        ours = f"{own[-1]:.2f} / {other[-1]:.2f} = {spread}"
-        return Finding(spread, ours, decide(spread, 1.0, MARGIN_COUNT))
-
-
-@dataclass(frozen=True)
-class OracleVaries(Check):
-    """The oracle's draft lengths vary: standard deviation over mean, in every kind of task."""
-
-    bar: float
-
-    def __call__(self, evidence: Evidence) -> Finding:
-        evidence.rules("oracle")
-        assert evidence.oracle is not None
-        found = evidence.oracle.lengths
-        ratios = [each.std / each.mean for each in found]
-        spread = Spread(median(ratios), min(ratios), max(ratios))
-        ours = ", ".join(f"{each.mean:.1f} ± {each.std:.1f}" for each in found)
-        return Finding(spread, f"{ours}: {spread}", decide(spread, self.bar, MARGIN_COUNT))
+# ---- Drafting time, equality -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks.oracle_file import OracleResults, RuleFigures, read_oracle
 from recipes.pocket import edits
 from specjax.bench.curves import Curve, Point, read_curves
 from specjax.bench.measure import Sample
@@ -20,6 +19,12 @@ from specjax.run.tasks import COMPLETE
 EDITS = edits.KINDS  # input-guided: most of the output stands in the prompt
 FREE = (COMPLETE,)
 ALL_KINDS = (*EDITS, *FREE)
+LENGTH_RULES = {  # variants of a draft model, and their setting
+    "disco": "rule=disco",
+    "heuristic": "rule=heuristic",
+    "static-5": "length=5",
+    "static-opt": "rule=fixed",
+}
 NUM_DRAWS = 2000
 INTERVAL = (5, 95)  # percent of the draws
 CLOSE = 0.95  # a figure within 5% counts as about the same
@@ -31,9 +36,9 @@ RULE = (
     "beyond the bar, does not hold if the whole spread falls short of it, and is undecided "
     f"otherwise, or with fewer than {MIN_COUNT} prompts. Spread of speeds: the quartiles of the "
     "ratio over pairs of runs (same prompt, same turn). Of what is counted per prompt: "
-    f"{INTERVAL[1] - INTERVAL[0]}% of {NUM_DRAWS} bootstrap draws of prompts. Of drafting times "
-    "and draft-length rules: quartile over opposite quartile, or the range over kinds of task. Of "
-    f"curves, which run once: {MARGIN:.0%}. Accepted lengths include the bonus token."
+    f"{INTERVAL[1] - INTERVAL[0]}% of {NUM_DRAWS} bootstrap draws of prompts. Of drafting times: "
+    f"quartile over opposite quartile. Of curves, which run once: {MARGIN:.0%}. Accepted lengths "
+    "include the bonus token."
 )
 
 PerPrompt = Float[np.ndarray, "_ _"]  # a row of numbers for each prompt
@@ -80,7 +85,6 @@ class Evidence:
     rows: Mapping[float, Sequence[Measurement]] = field(default_factory=dict)
     traces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
-    oracle: OracleResults | None = None
 
     def runs(self, method: str, on: Sequence[str], temperature: float) -> list[Sample]:
         """Returns the runs of a method on these kinds of task.
@@ -91,6 +95,9 @@ class Evidence:
         of_method = self.samples.get(temperature, {}).get(method, ())
         found = [each for each in of_method if each.batch[0].kind in on]
         if not found:
+            if method in LENGTH_RULES:
+                settings = f"{method}=draft-model --set {method}.{LENGTH_RULES[method]}"
+                raise NotMeasured(f"specjax bench --methods {settings} --out FOLDER")
             methods = "all" if method != "plain" else "plain"
             raise NotMeasured(
                 f"specjax bench --methods {methods} --temperature {temperature:g} --out FOLDER"
@@ -118,18 +125,6 @@ class Evidence:
                     return point
         raise NotMeasured(f"specjax tune {tuned} --plots FOLDER")
 
-    def rules(self, name: str) -> list[RuleFigures]:
-        """Returns the figures of a draft-length rule, by task, those of all tasks last.
-
-        Raises:
-            NotMeasured: if there are none.
-        """
-        found = [] if self.oracle is None else self.oracle.rules
-        found = [each for each in found if each.rule == name]
-        if not found:
-            raise NotMeasured("python -m benchmarks.draft_lengths --out FOLDER")
-        return found
-
 
 def read_evidence(folder: Path) -> Evidence:
     """Reads the folder of a benchmark; only batch size 1 counts.
@@ -147,7 +142,7 @@ def read_evidence(folder: Path) -> Evidence:
         if row.batch == 1:
             rows.setdefault(row.temperature, []).append(row)
     traces = {each["method"]: each for each in found.traces.get("methods", ())}
-    return Evidence(str(folder), samples, rows, traces, read_curves(folder), read_oracle(folder))
+    return Evidence(str(folder), samples, rows, traces, read_curves(folder))
 
 
 def decide(spread: Spread, bar: float, count: int, is_below: bool = False) -> Verdict:

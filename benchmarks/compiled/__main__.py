@@ -26,7 +26,7 @@ from benchmarks.compiled.devices import DEVICES, Device
 from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
 from benchmarks.compiled.tables import changes, key, markdown
 from benchmarks.compiled.training import TRAINING, training_of
-from benchmarks.harness import SIZES, at_least_1, check_size, main, option
+from benchmarks.harness import SIZES, at_least_1, check_size, main
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, writable
 from specjax.core.provenance import machine, versions
@@ -40,19 +40,19 @@ KINDS = (NONE, *quantize.KINDS)
 class CompiledOptions:
     """The options of this benchmark."""
 
-    out: Path = option("folder of compiled.json and compiled.md", Path("docs/results"))
-    devices: tuple[str, ...] = option("to compile for", tuple(DEVICES))
-    sizes: tuple[str, ...] = option(f"of the target, of {', '.join(SIZES)}", ("8b", "7b"))
-    methods: tuple[str, ...] = option("drafting methods", METHODS)
-    temperatures: tuple[float, ...] = option("0 is greedy", (0.0, 0.8), float)
-    quantize: tuple[str, ...] = option(f"of {', '.join(KINDS)}", (NONE,))
-    layers: tuple[int, ...] = option("one or two depths to compile", (2, 3), int)
-    prompt_length: tuple[int, ...] = option("tokens of the prompt", (1024,), int)
-    max_new_tokens: int = option("new tokens", 256)
-    batch_size: int = option("texts at a time", 1)
-    mesh: str = option("of several devices", "data=1,model=8")
-    padded_width: int = option("rows that every verifying pass is filled up to; 0: no filling", 0)
-    missing: bool = option("leave out what is in compiled.json already", False)
+    out: Path = Path("docs/results")  # folder of compiled.json and compiled.md
+    devices: tuple[str, ...] = tuple(DEVICES)  # to compile for
+    sizes: tuple[str, ...] = ("8b", "7b")  # of the target, of the shapes of benchmarks.harness
+    methods: tuple[str, ...] = METHODS  # drafting methods
+    temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
+    quantize: tuple[str, ...] = (NONE,)  # of int8, int4
+    layers: tuple[int, ...] = (2, 3)  # one or two depths to compile
+    prompt_length: tuple[int, ...] = (1024,)  # tokens of the prompt
+    max_new_tokens: int = 256  # new tokens
+    batch_size: int = 1  # texts at a time
+    mesh: str = "data=1,model=8"  # of several devices
+    padded_width: int = 0  # rows that every verifying pass is filled up to; 0: no filling
+    missing: bool = False  # leave out what is in compiled.json already
 
     def check(self) -> None:
         """Raises SpecjaxError for unknown names or sizes that make no request."""

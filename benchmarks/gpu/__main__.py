@@ -21,7 +21,7 @@ import jax
 from benchmarks.gpu.measure import GpuBench, Group
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.record import TABLES, Record
-from benchmarks.harness import SIZES, at_least_1, check_size, main, option
+from benchmarks.harness import SIZES, at_least_1, check_size, main
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.provenance import command_line, versions
@@ -51,20 +51,18 @@ PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for
 class GpuOptions:
     """The options; zeros and empty tuples stand for what suits the device (`PRESETS`)."""
 
-    out: Path = option("folder of the report", Path("gpu-report"))
-    minutes: float = option(
-        "start nothing that will not fit in this time; 9 suit a slot of 10", 9.0
-    )
-    parts: tuple[str, ...] = option("what to measure", PARTS)
-    methods: tuple[str, ...] = option("methods of the rounds", tuple(PAPER_METHODS))
-    sizes: tuple[str, ...] = option(f"targets of plain decoding, of {', '.join(SIZES)}", ())
-    size: str = option("target of all other parts", "")
-    context: int = option("tokens of the prompt", 0)
-    contexts: tuple[int, ...] = option("other prompt lengths, with two methods", (), int)
-    batches: tuple[int, ...] = option("rows at once, with two methods", (), int)
-    new_tokens: int = option("tokens that are generated", 0)
-    repeats: int = option("timed runs of each, in turn", 5)
-    num_threads: int = option("programs that are compiled at once", 0)
+    out: Path = Path("gpu-report")  # folder of the report
+    minutes: float = 9.0  # start nothing that will not fit in this time; 9 suit a slot of 10
+    parts: tuple[str, ...] = PARTS  # what to measure
+    methods: tuple[str, ...] = tuple(PAPER_METHODS)  # methods of the rounds
+    sizes: tuple[str, ...] = ()  # targets of plain decoding, of the shapes of benchmarks.harness
+    size: str = ""  # target of all other parts
+    context: int = 0  # tokens of the prompt
+    contexts: tuple[int, ...] = ()  # other prompt lengths, with two methods
+    batches: tuple[int, ...] = ()  # rows at once, with two methods
+    new_tokens: int = 0  # tokens that are generated
+    repeats: int = 5  # timed runs of each, in turn
+    num_threads: int = 0  # programs that are compiled at once
 
     def for_device(self) -> "GpuOptions":
         """Returns the options with what suits the device where nothing was asked for.

@@ -15,9 +15,6 @@ from benchmarks.claims.checks import (
     DraftsInLess,
     Faster,
     GainsMoreOn,
-    OracleVaries,
-    RuleAcceptsMore,
-    RuleFaster,
     SameTokens,
     Spot,
     Sweep,
@@ -34,7 +31,6 @@ from benchmarks.claims.evidence import (
     read_evidence,
 )
 from benchmarks.claims.papers import PAPERS, Claim
-from benchmarks.oracle_file import OracleLengths, OracleResults, RuleFigures, write_oracle
 from specjax.bench.curves import Curve, Point, keep_curve
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
 from specjax.bench.results import Stage, open_results
@@ -206,37 +202,6 @@ def test_curves_decide_beyond_a_margin():
         sweep(70, 50)
 
 
-def rules_of(**ratios: tuple[float, float, float]) -> OracleResults:
-    rules = [
-        RuleFigures(task, rule.replace("_", "-"), 1.0, middle, (low, high), middle + 1, True)
-        for rule, (low, middle, high) in ratios.items()
-        for task in ("edits", "all")
-    ]
-    lengths = [
-        OracleLengths("edits", 2.0, 4.0, [], [1]), OracleLengths("free", 4.0, 4.0, [], [1])
-    ]  # fmt: skip
-    return OracleResults({}, lengths, rules, [])
-
-
-def test_rules_for_the_draft_length_are_judged_by_opposite_quartiles():
-    found = measured(oracle=rules_of(disco=(1.4, 1.5, 1.6), static_5=(0.9, 1.0, 1.1)))
-    finding = RuleFaster("disco", "static-5")(found)
-    assert finding.verdict == Verdict.HOLDS
-    assert finding.spread == pytest.approx((1.5, 1.4 / 1.1, 1.6 / 0.9))
-    assert RuleFaster("static-5", "disco")(found).verdict == Verdict.FAILS
-    wide = measured(oracle=rules_of(disco=(0.9, 1.5, 1.6), static_5=(0.9, 1.0, 1.1)))
-    assert RuleFaster("disco", "static-5")(wide).verdict == Verdict.UNDECIDED
-    assert RuleAcceptsMore("disco", "static-5")(found).spread.figure == pytest.approx(2.5 / 2)
-
-
-def test_the_oracle_varies_by_deviation_over_mean_in_every_task():
-    found = measured(oracle=rules_of(oracle=(1.0, 1.0, 1.0)))
-    assert OracleVaries(0.88)(found).verdict == Verdict.HOLDS
-    assert OracleVaries(0.88)(found).spread == (1.5, 1.0, 2.0)
-    assert OracleVaries(1.2)(found).verdict == Verdict.UNDECIDED
-    assert OracleVaries(2.5)(found).verdict == Verdict.FAILS
-
-
 def test_the_time_to_draft_is_judged_by_opposite_quartiles():
     traces = {"one pass": traced(1, 1.1, 1.2), "five": traced(4, 5, 6), "slow": traced(1, 9, 20)}
     found = measured(traces=traces)
@@ -264,7 +229,7 @@ def test_one_other_text_decides_against_equality():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A finished benchmark of two methods, with a curve and the oracle's figures."""
+    """A finished benchmark of two methods, with a curve."""
     results = open_results(tmp_path, {"target": "pocket", "command": "specjax bench"})
     plain, eagle = runs(PLAIN), runs("eagle", FEW, (0.5,) * 7)
     for turn in zip(plain, eagle, strict=True):
@@ -273,7 +238,6 @@ def folder(tmp_path):
     results.write_rows(summarise([*plain, *eagle], {PLAIN: Program(), "eagle": Program()}))
     results.write_traces({"temperature": 0.0, "methods": [{"method": "eagle", **traced(1, 2, 3)}]})
     keep_curve(tmp_path, curves_of(new={10: 2.0})[0])
-    write_oracle(tmp_path, rules_of(disco=(1.4, 1.5, 1.6)))
     return tmp_path
 
 
@@ -286,7 +250,6 @@ def test_evidence_is_read_from_a_finished_benchmark(folder):
     assert SameTokens(0.0)(found).verdict == Verdict.HOLDS
     assert found.trace("eagle")["num_rounds"] == 3
     assert found.point("K", "new", 10, "").accepted_length == 2.0
-    assert found.rules("disco")[-1].task == "all"
 
 
 def test_missing_evidence_names_the_command_that_measures_it(folder):
@@ -296,14 +259,12 @@ def test_missing_evidence_names_the_command_that_measures_it(folder):
         AcceptsMore("eagle", "eagle", temperature=1.0): "--temperature 1 --out FOLDER",
         SameTokens(1.0): "--temperature 1 --out FOLDER",
         DraftsInLess("medusa", 0.1): "--trace --out FOLDER",
+        Faster("disco", "eagle"): "disco=draft-model --set disco.rule=disco --out FOLDER",
     }
     for check, command in commands.items():
         line = examine(Claim("text", "1x", check), found)
         assert (line.verdict, line.finding) == (Verdict.NOT_MEASURED, None)
         assert line.ours.endswith(command)
-    assert examine(Claim("text", "1x", RuleFaster("a", "b")), Evidence()).ours.startswith(
-        "python -m benchmarks.draft_lengths"
-    )
 
 
 def test_every_claim_is_decided_or_says_what_would_measure_it(folder):

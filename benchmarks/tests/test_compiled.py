@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks import attention
 from benchmarks.compiled import __main__ as compiled
 from benchmarks.compiled.program import Program, host_synchronisations
 from benchmarks.compiled.tables import changes
@@ -141,10 +140,3 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
         compiled.run(compiled.CompiledOptions(devices=("h200",)))
     with pytest.raises(SpecjaxError, match="padded_width -1 must be at least 0"):
         compiled.run(compiled.CompiledOptions(padded_width=-1))
-
-
-def test_ways_of_attention_are_compared_on_this_cpu(capsys):
-    attention.run(attention.AttentionOptions("cpu", 4, 64))
-    assert "| at once" in capsys.readouterr().out
-    with pytest.raises(SpecjaxError, match="unknown"):
-        attention.run(attention.AttentionOptions("h200"))

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.__main__ import Budget, GpuOptions, report
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.scripted import CYCLE_ROUNDS, Scripted, pattern_of, script_of
-from benchmarks.harness import parse
 from specjax.core.errors import SpecjaxError
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
@@ -165,7 +165,7 @@ def test_a_budget_remembers_the_longest_group_of_a_part():
 
 def test_a_command_line_is_read():
     words = "--out runs/gpu --minutes 4.5 --batches 4 8 --methods pld --size tiny".split()
-    own = parse(GpuOptions, None, words)
+    own = tyro.cli(GpuOptions, args=words)
     expected = GpuOptions(Path("runs/gpu"), 4.5, methods=("pld",), batches=(4, 8), size="tiny")
     assert own == expected
 

@@ -92,7 +92,7 @@ def said(contestant, *rows):
     """What it says, by the steps of a measurement."""
     prepared = contestant.prepare(rows)
     assert contestant.compile(prepared) == Program()
-    return contestant.read(contestant.finish(contestant.start(prepared)))
+    return contestant.read(contestant.decode(contestant.prefill(prepared)))
 
 
 @contextmanager
