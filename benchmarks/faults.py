@@ -47,7 +47,7 @@ class FaultOptions:
 
 @dataclass
 class Log:
-    """What happened."""
+    """The outcome of the kills."""
 
     whole_seconds: float
     kills: int = 0

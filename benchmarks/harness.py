@@ -181,7 +181,7 @@ def cycling(target: LoadedTarget) -> LoadedTarget:
     Random targets are undecided: in bfloat16 their two best logits are often equal up to rounding,
     which depends on the number of rows, so that no text is known in advance. Here the embedding of
     a token drowns what the layers add to it, and the LM head recognises it. Shapes and costs stay
-    the same; the target must have an LM head of its own.
+    the same; the target must have a separate LM head.
     """
     tokens = jnp.arange(target.config.vocab_size)
     table = target.model.embed(target.params, tokens)

@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the process holds, in bytes and in memory maps."""
+    """The memory of the process, in bytes and in memory maps."""
 
     resident: int
     maps: int
@@ -93,7 +93,7 @@ class Soak:
         return np.asarray(generation.tokens)
 
     def prompt(self, work: Work) -> Prompt:
-        """Returns the prompts of a request, padded alike."""
+        """Returns the prompts of a request."""
         ends = range(work.first, work.first + work.num_rows)
         rows = [self.prompts[at % len(self.prompts)] for at in ends]
         return from_ids(rows, padded_length(self.prompts))

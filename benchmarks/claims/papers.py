@@ -130,7 +130,7 @@ PLD_PLUS = (
     ),
     Claim(
         "drafting costs next to nothing: less than a tenth of a round",
-        "no compute of its own (abstract)",
+        "no extra compute (abstract)",
         DraftsInLess("pld-plus", 0.1),
     ),
     Claim("layers 9 to 13 of 32 rank best", "figure 5", "specjax reproduce pld-plus-figure-5"),

@@ -63,7 +63,7 @@ device_description_str: "{self.name}"
 """
 
     def find(self, count: int) -> list[Any]:
-        """Returns so many of it on one host; they must not be devices that this machine has."""
+        """Returns `count` of them on one host; this machine must not have such devices."""
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
         found = topologies.get_topology_desc(
             platform="cuda",

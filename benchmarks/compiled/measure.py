@@ -240,7 +240,7 @@ WHOLE = ("widths", "host_syncs", "cache_copies", "trace_s", "compile_s")  # as i
 def at_depth(rows: Sequence[Row], layers: Sequence[int], depth: int) -> Row:
     """Returns the costs of a model of `depth` layers from those of one or two less deep ones.
 
-    Layers are alike, so costs are linear in their number. Seconds are those of the deepest.
+    All layers cost the same, so costs are linear in their number. Seconds are of the deepest.
     """
     last = rows[-1]
     if len(rows) == 1:

@@ -22,7 +22,7 @@ NO_KERNEL = set(
 TAKES_ROWS = ("dynamic-slice", "slice", "gather")
 IN_PLACE = ("dynamic-update-slice", "scatter")
 PASS = re.compile(r"pass_of_(\d+)")
-DRAFT = "draft"  # the part of a round that is no target pass: drafting and commit
+DRAFT = "draft"  # the part of a round outside the target pass: drafting and commit
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")

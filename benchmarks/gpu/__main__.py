@@ -84,7 +84,7 @@ class GpuOptions:
         for size in (*whole.sizes, whole.size):
             check_size(size)
         if SIZES[whole.size].is_tied:
-            raise SpecjaxError(f"size {whole.size!r} has no LM head of its own; it is for --sizes")
+            raise SpecjaxError(f"size {whole.size!r} ties its LM head; it is for --sizes")
         at_least_1(whole, "new_tokens", "repeats", "num_threads")
         if min(whole.context, *whole.contexts) < 2 or min(whole.batches) < 1:
             raise SpecjaxError("contexts must be at least 2, and batches at least 1")

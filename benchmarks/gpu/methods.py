@@ -1,4 +1,4 @@
-"""Every method at its paper's settings on a random target, with random weights of its own.
+"""Every method at its paper's settings on a random target, with random weights.
 
 With the published accepted length and speed over plain decoding, at temperature 0.
 """

@@ -33,7 +33,7 @@ class Record:
     groups: Sequence[Group]
 
     def open(self) -> None:
-        """Makes the folder and writes what there is, so that nothing is measured in vain.
+        """Makes the folder and writes the empty report, so that a bad folder fails at once.
 
         Raises:
             SpecjaxError: if the folder cannot be written, or holds the report of another machine.

@@ -54,7 +54,7 @@ def check_peer(name: str, batches: Sequence[int] = (1,)) -> None:
 
 
 def peers(names: Sequence[str], work: Work, num_rows: int) -> list[Contestant]:
-    """Makes the contestants of these libraries that serve so many rows at once."""
+    """Makes the contestants of these libraries that serve a batch of this size."""
 
     def serves(max_rows: int | None) -> bool:
         return max_rows is None or num_rows <= max_rows

@@ -125,17 +125,11 @@ def test_what_is_equal_is_close_but_not_more():
     assert AcceptsMore("new", "old", bar=CLOSE)(slightly_less).verdict == Verdict.FAILS
 
 
-def test_two_prompts_decide_nothing():
-    found = measured(runs("new", FEW), runs("old", SOME))
-    finding = AcceptsMore("new", "old", FREE)(found)
-    assert finding.spread.figure == 1.5
-    assert finding.verdict == Verdict.UNDECIDED
-
-
-def test_a_claim_about_some_tasks_reads_no_others():
-    rounds = (10,) * 5 + (60,) * 2
-    found = measured(runs("new", rounds), runs("old", SOME))
+def test_a_claim_reads_its_kinds_of_task_and_two_prompts_decide_nothing():
+    found = measured(runs("new", (10,) * 5 + (60,) * 2), runs("old", SOME))
     assert AcceptsMore("new", "old", EDITS)(found).spread.figure == 1.5
+    assert AcceptsMore("new", "old", EDITS)(found).verdict == Verdict.HOLDS
+    assert AcceptsMore("new", "old", FREE)(found).verdict == Verdict.UNDECIDED
 
 
 def test_the_bootstrap_is_seeded_and_resamples_prompts():

@@ -1,4 +1,4 @@
-"""What must not depend on kills, as it is read from the folders."""
+"""Results that kills must not change, read from the folders of runs."""
 
 import json
 

@@ -73,13 +73,13 @@ def summary(recipe: Recipe) -> str:
 
 def rows() -> list[list[str]]:
     """Returns a line per recipe: name, title, hours per device, and gigabytes."""
-    found = [["recipe", "table or figure", *(f"hours, {name}" for name in DEVICES), "GB"]]
+    table = [["recipe", "table or figure", *(f"hours, {name}" for name in DEVICES), "GB"]]
     for name in recipe_names():
         recipe = read_recipe(name)
         costs = [estimate(recipe, device) for device in DEVICES.values()]
         sizes = f"{costs[0].gigabytes:.0f}" if costs[0].hours else "-"
-        found.append([name, recipe.title, *(in_hours(cost.hours) for cost in costs), sizes])
-    return found
+        table.append([name, recipe.title, *(in_hours(cost.hours) for cost in costs), sizes])
+    return table
 
 
 def in_hours(hours: float) -> str:
@@ -108,22 +108,22 @@ def _bench_hours(recipe: Recipe, part: Part, model: Model, device: Device) -> fl
 
 
 def _speed(recipe: Recipe, method: str) -> float:
-    found = [
+    speeds = [
         figure.value
         for cell, figure in recipe.published.items()
         if cell.method == method and recipe.columns[cell.column].metric == "speedup"
     ]
-    return fmean(found) if found else OTHER_SPEED
+    return fmean(speeds) if speeds else OTHER_SPEED
 
 
 def _training_hours(head: OwnHead, model: Model, device: Device) -> float:
     data = shared_data()[head.data]
     tokens = (data.sample or 0) * min(data.words[1] * TOKENS_PER_WORD, 2048)
-    given = dict(re.findall(r"--(\S+) (\S+)", head.options))
-    epochs = float(given.get("epochs", EPOCHS.get(head.method, 10)))
-    steps = int(given.get("align-steps", 3 if head.method == "hass" else 1))
+    options = dict(re.findall(r"--(\S+) (\S+)", head.options))
+    epochs = float(options.get("epochs", EPOCHS.get(head.method, 10)))
+    steps = int(options.get("align-steps", 3 if head.method == "hass" else 1))
     if head.method.startswith("parallel"):
-        steps = 1 + int(given.get("num-masks", 4))
+        steps = 1 + int(options.get("num-masks", 4))
     layers, width = model.cache
     of_head = model.billions * 1e9 / layers + 32000 * max(width, 4096)
     operations = tokens * epochs * (2 * model.billions * 1e9 + 6 * of_head * steps)

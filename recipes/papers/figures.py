@@ -1,6 +1,4 @@
-"""Figures of a finished benchmark as a recipe wants them, and the table that sets them beside the
-published ones.
-"""
+"""Figures of a finished benchmark for a recipe, and their table beside the published ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -43,15 +41,15 @@ def figures_of(
     samples = read_samples(folder) if uses_samples(recipe) else {}
     at = part.data[0] if recipe.model_of else ALL
     for temperature, (name, title) in product(recipe.temperatures, titles.items()):
-        for column, wanted in recipe.columns.items():
-            data = [each for each in part.data if wanted.data in (ALL, each)]
-            found = [rows.get((temperature, name, each)) for each in data]
-            if not found or None in found:
+        for column, spec in recipe.columns.items():
+            data = [title for title in part.data if spec.data in (ALL, title)]
+            measured = [rows.get((temperature, name, title)) for title in data]
+            if not measured or None in measured:
                 continue
             of_method = [
-                each for each in samples.get(Stage(temperature, 1), ()) if each.method == name
+                sample for sample in samples.get(Stage(temperature, 1), ()) if sample.method == name
             ]
-            figure = _figure(wanted, [row for row in found if row], of_method)
+            figure = _figure(spec, [row for row in measured if row], of_method)
             if figure is not None:
                 yield Cell(temperature, part.model, at, title, column), figure
 
@@ -90,19 +88,19 @@ def _figure(
 
 def _mean(figures: Sequence[Figure]) -> Figure:
     """Returns the mean over data sets; its spread is the mean of theirs, as no run joins them."""
-    spreads = [each.spread for each in figures if each.spread is not None]
-    return Figure(fmean(each.value for each in figures), fmean(spreads) if spreads else None)
+    spreads = [figure.spread for figure in figures if figure.spread is not None]
+    return Figure(fmean(figure.value for figure in figures), fmean(spreads) if spreads else None)
 
 
 def drafted_lengths(from_draft: Sequence[bool]) -> list[int]:
     """Returns how many drafted tokens each round committed: every other token ends a round."""
-    found, count = [], 0
+    lengths, count = [], 0
     for is_drafted in from_draft:
         count += is_drafted
         if not is_drafted:
-            found.append(count)
+            lengths.append(count)
             count = 0
-    return [*found, count] if count else found  # the last round may have been cut
+    return [*lengths, count] if count else lengths  # the last round may have been cut
 
 
 def in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
@@ -152,12 +150,12 @@ def _label(name: str, value: float | str) -> str:
     return f"T={value:g}" if name == "temperature" else str(value)
 
 
-def _compared(own: Figure | None, theirs: Figure | None) -> str:
-    if own is None or theirs is None:
-        return str(own) if own else f"- / {theirs}" if theirs else "-"
+def _compared(ours: Figure | None, theirs: Figure | None) -> str:
+    if ours is None or theirs is None:
+        return str(ours) if ours else f"- / {theirs}" if theirs else "-"
     if theirs.value == 0:
-        return f"{own} / {theirs}"
-    return f"{own} / {theirs} ({own.value / theirs.value - 1:+.0%})"
+        return f"{ours} / {theirs}"
+    return f"{ours} / {theirs} ({ours.value / theirs.value - 1:+.0%})"
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

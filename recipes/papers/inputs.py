@@ -1,4 +1,4 @@
-"""Questions, models and drafters of a run of a recipe: the recipe's own, or what stands in."""
+"""Questions, models and drafters of a run of a recipe: the recipe's, or those named instead."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Inputs:
     def parts(self) -> list[Part]:
         """The parts to run, without columns whose data is missing.
 
-        With another target they are one model's, unless each data set has a model of its own.
+        With another target it is one model's part, unless each data set has its own model.
 
         Raises:
             SpecjaxError: if the recipe has no such model, or none of its data is there.
@@ -42,9 +42,9 @@ class Inputs:
         elif self.options.target is not None and not self.recipe.model_of:
             parts = parts[:1]
         if not parts:
-            known = ", ".join(self.recipe.models)
+            names = ", ".join(self.recipe.models)
             raise SpecjaxError(
-                f"{self.recipe.name} has no model {self.options.model!r}, but {known}"
+                f"{self.recipe.name} has no model {self.options.model!r}, but {names}"
             )
         titles = list(dict.fromkeys(title for part in parts for title in part.data))
         missing = {title: data for title in titles if (data := self.missing(title))}
@@ -87,17 +87,17 @@ class Inputs:
         return draw(shared_data()[name], self.options.data, limit, self.options.seed)
 
     def source_of(self, method: str, part: Part) -> str | None:
-        """Returns what a method reads; None if nothing is known."""
-        known = {} if self.options.target else dict(self.model_of(part).drafters)
-        known |= self.given
-        if method == "eagle2" and method not in known:
+        """Returns the source of a method's drafter; None if it has none."""
+        sources = {} if self.options.target else dict(self.model_of(part).drafters)
+        sources |= self.named_drafters
+        if method == "eagle2" and method not in sources:
             method = "eagle"
         if self.options.target == POCKET and METHODS[method].part:
-            known = {method: str(pocket_part(METHODS[method].part))} | known
-        return known.get(method)
+            sources = {method: str(pocket_part(METHODS[method].part))} | sources
+        return sources.get(method)
 
     @cached_property
-    def given(self) -> dict[str, str]:
+    def named_drafters(self) -> dict[str, str]:
         """The drafters of the command line by method."""
         return sources_in(self.options.drafter)
 

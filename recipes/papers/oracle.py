@@ -61,10 +61,10 @@ class WithTruth(Runner):
     def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> Any:
         assert self.plain is not None
         prompt = self.plain.prepare(sequences, trial)
-        found = self.plain.read(self.plain.decode(self.plain.prefill(prompt)))
+        answers = self.plain.read(self.plain.decode(self.plain.prefill(prompt)))
         length = self.padded_length + self.engine.max_new_tokens
         texts = np.full((len(sequences), length), -1, np.int32)
-        for text, ids, answer in zip(texts, sequences, found, strict=True):
+        for text, ids, answer in zip(texts, sequences, answers, strict=True):
             text[: len(ids) + len(answer.tokens)] = [*ids, *answer.tokens]
         drafter_params = {**self.params.drafter, "rule": jnp.asarray(texts)}
         return prompt, replace(self, params=Params(self.params.target, drafter_params))
@@ -93,9 +93,9 @@ class WithOracle:
     def __call__(
         self, target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
     ) -> list[Contestant]:
-        made = make_contestants(target, options, requests, stage)
-        plain = made[0]
-        given = {"rule": "fixed", "max_length": self.max_length}
-        drafter, params = load_drafter("draft-model", target, self.source, **given)
+        contestants = make_contestants(target, options, requests, stage)
+        plain = contestants[0]
+        settings = {"rule": "fixed", "max_length": self.max_length}
+        drafter, params = load_drafter("draft-model", target, self.source, **settings)
         assert isinstance(plain, Runner) and isinstance(drafter, DraftModel)
-        return [*made, WithTruth.of(self.name, plain, drafter, params)]
+        return [*contestants, WithTruth.of(self.name, plain, drafter, params)]

@@ -59,15 +59,15 @@ def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> li
                 name = str(question.category) if data.per_kind else source
                 groups.setdefault(name, []).append(question)
     if data.sample is not None:
-        for name, found in groups.items():
-            shuffled = Random(f"{seed}, {name}").sample(found, len(found))
+        for name, group in groups.items():
+            shuffled = Random(f"{seed}, {name}").sample(group, len(group))
             groups[name] = shuffled[data.skip :][: data.sample] or shuffled[: data.sample]
     drawn = list(chain.from_iterable(groups.values()))
     if not drawn:
         raise SpecjaxError(f"{data.title} holds no question of {', '.join(data.kinds)}")
     if limit is not None and limit < len(drawn):  # spread over the groups
         drawn = [drawn[number * len(drawn) // limit] for number in range(limit)]
-    return [each._replace(is_chat=each.is_chat or data.is_chat) for each in drawn]
+    return [question._replace(is_chat=question.is_chat or data.is_chat) for question in drawn]
 
 
 def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Path:
@@ -77,9 +77,11 @@ def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Pa
     """
     lines = []
     for title, group in questions.items():
-        for each in group:
-            asked = {"turns": each.turns} if each.is_chat else {"prompt": each.turns[0]}
-            lines.append(json.dumps({"category": title, **asked}, ensure_ascii=False))
+        for question in group:
+            prompt = (
+                {"turns": question.turns} if question.is_chat else {"prompt": question.turns[0]}
+            )
+            lines.append(json.dumps({"category": title, **prompt}, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     path = folder / f"tasks-{zlib.crc32(text.encode()):08x}.jsonl"
     write_whole(path, text.encode())
@@ -104,4 +106,4 @@ def fetched(source: str, folder: Path) -> Path:
 
 def num_words(questions: Sequence[Question]) -> float:
     """Returns the mean number of words of a turn."""
-    return fmean(len(turn.split()) for each in questions for turn in each.turns)
+    return fmean(len(turn.split()) for question in questions for turn in question.turns)

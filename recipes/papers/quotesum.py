@@ -55,7 +55,7 @@ def read_quotesum(path: Path) -> tuple[list[QuoteSumExample], list[str]]:
             examples.append(_example(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            complaints.append(f"{path}:{number} is no QuoteSum example ({reason}); left out")
+            complaints.append(f"{path}:{number} is not a QuoteSum example ({reason}); left out")
     if not examples:
         raise SpecjaxError(f"{path} holds no QuoteSum example; give a JSONL file of QuoteSum's")
     return examples, complaints
@@ -75,7 +75,7 @@ def evaluate(
     Raises:
         SpecjaxError: for an example that is longer than the target's texts may be.
     """
-    found: dict[int, list[Scores]] = {least: [] for least in thresholds}
+    scores: dict[int, list[Scores]] = {least: [] for least in thresholds}
     texts = [tokens_of(example, tokenizer) for example in examples]
     longest = max(len(text) for text, _, _ in texts)
     if longest > target.config.longest_text:
@@ -87,10 +87,10 @@ def evaluate(
         states = hidden_states(text, target, params, layer)
         source = forced_sources(text, prompt_length, states, num_tokens)
         for least in thresholds:
-            found[least].append(score(is_copied(source, least), true))
+            scores[least].append(score(is_copied(source, least), true))
     return {
-        least: Scores(*(fmean(column) for column in zip(*scores, strict=True)))
-        for least, scores in found.items()
+        least: Scores(*(fmean(column) for column in zip(*of_texts, strict=True)))
+        for least, of_texts in scores.items()
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from specjax.core.errors import SpecjaxError
 
 FOLDER = Path(__file__).parent
-SHARED = ("models", "data")  # files that are no recipes
+SHARED = ("models", "data")  # files beside the recipes
 FIGURE = re.compile(r"(-?[\d.]+)(?:±([\d.]+))?")
 ALL = ""  # the title of a column over all data, or of a row for all of a kind
 
@@ -218,7 +218,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _shallow(recipe: Recipe) -> dict[str, Any]:
-    return {each.name: getattr(recipe, each.name) for each in fields(recipe)}
+    return {field.name: getattr(recipe, field.name) for field in fields(recipe)}
 
 
 def _column(value: str | dict[str, str]) -> RecipeColumn:
@@ -240,11 +240,11 @@ def _published(recipe: Recipe, text: str) -> Iterator[tuple[Cell, Figure]]:
         for column, cell in row.items():
             if column not in recipe.columns:
                 raise SpecjaxError(f"{recipe.name}: column {column!r} of its figures is unknown")
-            if found := FIGURE.fullmatch(cell):
-                spread = None if found[2] is None else float(found[2])
+            if match := FIGURE.fullmatch(cell):
+                spread = None if match[2] is None else float(match[2])
                 yield (
                     Cell(temperature, model, data, method, column),
-                    Figure(float(found[1]), spread),
+                    Figure(float(match[1]), spread),
                 )
             elif cell != "-":
-                raise SpecjaxError(f"{recipe.name}: {cell!r} is no figure")
+                raise SpecjaxError(f"{recipe.name}: {cell!r} is not a figure")

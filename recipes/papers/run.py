@@ -107,12 +107,12 @@ class Reproduction(Inputs):
         variants = self.recipe.methods
         sources = self.sources(part, variants)
         tuned: dict[str, dict[str, Any]] = {}
-        if any(TUNED in each.settings.values() for each in variants.values()):
+        if any(TUNED in variant.settings.values() for variant in variants.values()):
             classifier, validation = self.classifier(part), self.tasks_of(part, 1)
             for rule in ("fixed", "disco"):
-                given = ["--rule", rule, *self.drafter_flags(part)]
-                given += ["--classifier", str(classifier)] if rule == "disco" else []
-                file = self.tuned("length", part, validation, given)
+                flags = ["--rule", rule, *self.drafter_flags(part)]
+                flags += ["--classifier", str(classifier)] if rule == "disco" else []
+                file = self.tuned("length", part, validation, flags)
                 tuned[rule] = read_json(file)["settings"]["draft-model"]
             tuned["disco"]["classifier"] = str(classifier)
         return self.measured(part, tasks, sources, tuned)
@@ -129,10 +129,10 @@ class Reproduction(Inputs):
         [source] = sources_of(data, self.options.data)
         examples, _ = read_quotesum(fetched(source, self.out))
         target = self.load(part)
-        given: dict[str, Any] = {} if self.options.target else {"layer": 9}
-        drafter, _ = load_drafter("pld-plus", target, **given)
+        settings: dict[str, Any] = {} if self.options.target else {"layer": 9}
+        drafter, _ = load_drafter("pld-plus", target, **settings)
         thresholds = {f"threshold {least}": least for least in (2, 5, 8)}
-        found = evaluate(
+        scores = evaluate(
             examples[: self.options.limit],
             target.model,
             target.params,
@@ -141,35 +141,37 @@ class Reproduction(Inputs):
             drafter.max_depth,
             tuple(thresholds.values()),
         )
-        return self.cells(part, {title: found[n]._asdict() for title, n in thresholds.items()})
+        return self.cells(part, {title: scores[n]._asdict() for title, n in thresholds.items()})
 
     def measure_words(self, part: Part) -> Figures:
         """Counts the words of the questions."""
         [column] = self.recipe.columns
         return {
-            self.cell(part, column, data=title): Figure(num_words(asked))
-            for title, asked in self.questions(part).items()
+            self.cell(part, column, data=title): Figure(num_words(questions))
+            for title, questions in self.questions(part).items()
         }
 
     def measure_equation(self, part: Part) -> Figures:
         """Computes equation 1 of DISCO."""
-        found = {
+        factors = {
             title: {
                 column.metric: improvement_factor(
-                    each.settings["alpha"], int(column.metric.split()[1]), each.settings["cost"]
+                    variant.settings["alpha"],
+                    int(column.metric.split()[1]),
+                    variant.settings["cost"],
                 )
                 for column in self.recipe.columns.values()
             }
-            for title, each in self.recipe.methods.items()
+            for title, variant in self.recipe.methods.items()
         }
-        return self.cells(part, found)
+        return self.cells(part, factors)
 
     def cells(self, part: Part, rows: Mapping[str, Mapping[str, float]]) -> Figures:
         """Returns the figures of rows by metric."""
         return {
-            self.cell(part, column, method=title): Figure(values[wanted.metric])
+            self.cell(part, column, method=title): Figure(values[spec.metric])
             for title, values in rows.items()
-            for column, wanted in self.recipe.columns.items()
+            for column, spec in self.recipe.columns.items()
         }
 
     def cell(self, part: Part, column: str, data: str = "", method: str = "") -> Any:
@@ -194,16 +196,16 @@ class Reproduction(Inputs):
         variants = {title: self.recipe.methods[title] for title in sources}
         is_published = self.options.target is None
         names, methods, drafters, settings, oracle = {}, [], [], [], None
-        for title, each in resolved(variants, target.config, ranked, tuned or {}, is_published):
+        for title, variant in resolved(variants, target.config, ranked, tuned or {}, is_published):
             name = alias(title)
             names[name] = title
             source = sources.get(title)
-            if each.settings.get("rule") == ORACLE:
-                oracle = WithOracle(name, source, each.settings["max_length"])
+            if variant.settings.get("rule") == ORACLE:
+                oracle = WithOracle(name, source, variant.settings["max_length"])
                 continue
-            methods.append(f"{name}={each.method}")
+            methods.append(f"{name}={variant.method}")
             drafters += [f"{name}={source}"] if source else []
-            settings += [f"{name}.{key}={value}" for key, value in each.settings.items()]
+            settings += [f"{name}.{key}={value}" for key, value in variant.settings.items()]
         options = BenchOptions(
             methods=",".join(methods) or "plain",
             drafter=tuple(drafters),
@@ -249,10 +251,10 @@ class Reproduction(Inputs):
         Raises:
             SpecjaxError: if no variant is left.
         """
-        found: dict[str, str | None] = {}
+        sources: dict[str, str | None] = {}
         for title, variant in methods.items():
             if variant.head is not None:
-                found[title] = str(self.trained(self.recipe.heads[variant.head], part))
+                sources[title] = str(self.trained(self.recipe.heads[variant.head], part))
                 continue
             source = self.source_of(variant.method, part)
             if METHODS[variant.method].part and source is None:
@@ -261,10 +263,10 @@ class Reproduction(Inputs):
                     f"give --drafter {variant.method}=FOLDER"
                 )
                 continue
-            found[title] = source
-        if not found:
+            sources[title] = source
+        if not sources:
             raise SpecjaxError(f"no method of {self.recipe.name} is left; give --drafter")
-        return found
+        return sources
 
     def trained(self, head: OwnHead, part: Part) -> Path:
         """Trains a head unless it is there, and returns the folder of the run."""

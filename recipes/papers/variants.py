@@ -17,7 +17,9 @@ ORACLE = "oracle"  # a rule that only recipes know
 
 def needs_ranking(variants: Mapping[str, RecipeMethod]) -> bool:
     """Whether a variant asks for the heads that copy most."""
-    return any(str(each.settings.get("heads", "")).startswith("top") for each in variants.values())
+    return any(
+        str(variant.settings.get("heads", "")).startswith("top") for variant in variants.values()
+    )
 
 
 def resolved(
@@ -49,8 +51,8 @@ def resolved(
                 settings["layer"] = int(settings["layer"])
             if "heads" in settings:
                 settings["heads"] = _heads(settings["heads"], config, ranked)
-            known = tuned.get(str(settings.get("rule")), {})
-            settings |= {name: known[name] for name in settings if settings[name] == TUNED}
+            tuned_settings = tuned.get(str(settings.get("rule")), {})
+            settings |= {name: tuned_settings[name] for name in settings if settings[name] == TUNED}
             yield title.format(number), replace(variant, settings=settings)
 
 
@@ -60,9 +62,9 @@ def alias(title: str) -> str:
 
 
 def _heads(
-    wanted: str, config: TransformerConfig, ranked: Sequence[tuple[int, int, int]]
+    heads: str, config: TransformerConfig, ranked: Sequence[tuple[int, int, int]]
 ) -> tuple[tuple[int, int], ...]:
-    kind, _, number = wanted.partition(" ")
+    kind, _, number = heads.partition(" ")
     if kind == "top":
         return tuple((layer, head) for layer, head, _ in ranked[: int(number)])
     if kind == "layer":

@@ -5,7 +5,7 @@ runs of EAGLE and HASS start from one EAGLE head and take the same number of fur
 EAGLE's own loss, with the Top-K loss added, and with 2, 3 and 4 steps of harmonized context
 alignment. ParallelSpec for EAGLE starts from that head as well, with new masks; Medusa, Hydra and
 ParallelSpec for Medusa start from random params. The distilled runs continue on texts that the
-target wrote itself. Medusa's four heads have LM heads of their own, as published; Hydra's are
+target wrote itself. Medusa's four heads have separate LM heads, as published; Hydra's are
 larger and read the target's, to keep the package small. The same command resumes an interrupted
 run.
 """

@@ -28,7 +28,7 @@ class Options:
     out: Path
     """A folder, made if it is missing."""
     num_conversations: int = 8000
-    """What heads learn from; what ships is the default of `specjax train`."""
+    """Conversations that heads learn from; `specjax train` reads the default number."""
 
 
 def task_records(is_validation: bool) -> Iterable[dict[str, Any]]:

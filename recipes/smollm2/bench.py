@@ -1,4 +1,4 @@
-"""Measures all methods behind SmolLM2-135M-Instruct, with the heads that ship and others at hand.
+"""Measures all methods with SmolLM2-135M-Instruct, its shipped heads and other trained ones.
 
     python -m recipes.smollm2.bench --target TARGET --data FOLDER --out FOLDER [--short]
 
@@ -68,13 +68,13 @@ MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".s
 
 @dataclass(frozen=True)
 class Options:
-    """Measure all methods behind SmolLM2."""
+    """Measure all methods with SmolLM2 as the target."""
 
     target: str
     data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
-    """Where the recipes left what does not ship: Hydra, EAGLE-3, the draft and the datastore."""
+    """The folder of what does not ship: Hydra, EAGLE-3, the draft and the datastore."""
     short: bool = False
     """Measure three methods on a prompt of each kind, 48 new tokens."""
 

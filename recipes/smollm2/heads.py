@@ -6,7 +6,7 @@ TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), H
 EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
 ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. ParallelSpec for Medusa is also
 trained to read the target's features, as Medusa does and the paper's head does not. Medusa and
-Hydra read the target's LM head: one of their own for each depth would be larger than the target.
+Hydra read the target's LM head: a separate one for each depth would be larger than the target.
 Hydra's head is not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
 """
 

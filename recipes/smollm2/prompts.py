@@ -28,7 +28,7 @@ def rows_of(file: Path, *names: str) -> list[dict[str, Any]]:
     try:
         rows = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
-        raise SpecjaxError(f"{file} is no JSONL: {error}; copy it again") from None
+        raise SpecjaxError(f"{file} is not JSONL: {error}; copy it again") from None
     return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
 
 

@@ -147,7 +147,7 @@ def test_unknown_recipes_columns_and_figures_are_refused(tmp_path, monkeypatch):
     )
     for table, problem in (
         ("method | T2\\nPLD | 1.0", "column 'T2' of its figures is unknown"),
-        ("method | S\\nPLD | fast", "'fast' is no figure"),
+        ("method | S\\nPLD | fast", "'fast' is not a figure"),
     ):
         (tmp_path / "p-table-1.toml").write_text(f'published = "{table}"\n{text}')
         with pytest.raises(SpecjaxError, match=problem):

@@ -143,7 +143,7 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
     (folder / "texts.jsonl").unlink()
     titles = {"Edits": "edits", "Texts": "texts"}
     together = replace(recipe_module.read_recipe("small-table-1"), data=titles)
-    apart = replace(together, model_of=dict.fromkeys(titles, "m"))  # each with a model of its own
+    apart = replace(together, model_of=dict.fromkeys(titles, "m"))  # each with its own model
     for recipe in (together, apart):
         inputs = Inputs(recipe, RecipeOptions(data=folder), tmp_path / "out")
         assert inputs.parts == [Part("m", ("Edits",))]

@@ -38,16 +38,9 @@ def run(monkeypatch, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "foo", "--out", "run"], "--size 'foo' is unknown; use target or draft"),
-        (
-            ["--size", "draft", "--out", "n" * 300],
-            "(File name too long); free some space or choose",
-        ),
-        (["--size", "draft", "--out", "~nosuch/x"], "there is no home folder ~nosuch; write"),
-        (
-            ["--size", "draft", "--out", "run", "--vocabulary", "missing"],
-            "--vocabulary missing holds no tokenizer.json; leave it out to train a tokenizer",
-        ),
+        (["--size", "foo", "--out", "run"], "--size 'foo' is unknown"),
+        (["--size", "draft", "--out", "n" * 300], "File name too long"),
+        (["--out", "run", "--vocabulary", "missing"], "missing holds no tokenizer.json"),
     ],
 )
 def test_a_bad_command_is_one_line_and_exit_code_2(
@@ -56,8 +49,7 @@ def test_a_bad_command_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.startswith("specjax: ")
+    assert captured.err.startswith("specjax: ") and message in captured.err
     assert captured.err.count("\n") == 1
 
 

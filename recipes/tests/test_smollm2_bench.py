@@ -58,7 +58,7 @@ def test_the_same_command_goes_on_and_short_fits_beside_it(tmp_path, monkeypatch
 @pytest.mark.parametrize("text", [b"{", b'{"category": "qa"}', b"\xff"])
 def test_bad_files_of_questions_are_one_line(tmp_path, text):
     (tmp_path / "spec_bench.jsonl").write_bytes(text)
-    with pytest.raises(SpecjaxError, match=r"is no JSONL|cannot read|hold 0 questions") as raised:
+    with pytest.raises(SpecjaxError, match=r"is not JSONL|cannot read|hold 0 questions") as raised:
         list(questions_in(tmp_path))
     assert str(raised.value).count("spec_bench.jsonl") <= 1
 

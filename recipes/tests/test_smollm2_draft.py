@@ -36,7 +36,7 @@ def test_a_draft_of_all_layers_is_always_right_and_one_of_fewer_learns():
     assert all_layers < one_layer and flat < 1e-4 < steep
 
 
-def test_a_layer_that_is_not_there_is_refused():
+def test_a_missing_layer_is_rejected():
     model, params = target()
     with pytest.raises(SpecjaxError, match=r"--layers \(0, 9\): the target has layers 0 to"):
         few_layers(SimpleNamespace(config=model.config, params=params), (0, 9))

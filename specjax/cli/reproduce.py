@@ -14,7 +14,6 @@ class WithoutRecipes:
     """Run a table or figure of a paper. This copy of specjax lacks the recipes."""
 
     arguments: Positional[tuple[str, ...]] = ()
-    """The recipe and its options."""
 
     def run(self) -> None:
         """Raises the error that names the missing package."""
