@@ -66,7 +66,7 @@ def drafted(params: Any) -> Generation:
 
 
 def test_a_head_drafts_the_texts_that_it_was_trained_on():
-    """It accepts nearly `DEPTH` + 1 tokens a round: at best 48 tokens take 10 rounds, 4.8 in each."""
+    """It accepts nearly `DEPTH` + 1 tokens a round: at best 48 tokens take 10 rounds."""
     start = HEAD.initialise(jax.random.key(3))
     before, after = drafted(start), drafted(trained(start))
     for generation in (before, after):
