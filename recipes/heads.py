@@ -18,8 +18,8 @@ from specjax import SpecjaxError
 from specjax.core.errors import exit_code
 from specjax.core.files import expand_user
 from specjax.data.conversations import read_conversations
-from specjax.loading.drafters import load_head
-from specjax.loading.methods import HEAD_FORMATS
+from specjax.loading.methods import METHODS
+from specjax.loading.parts import load_head
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format, read_about, save_head
 from specjax.training.examples import frequent_tokens, tokenize_all
@@ -107,8 +107,8 @@ def ship(recipe: Recipe, head_folder: Path, folder: Path, name: str, data: str) 
     Raises:
         SpecjaxError: if there is no such head, or `folder` already holds something.
     """
-    target, format = specjax.load(name), detect_format(head_folder, HEAD_FORMATS)
-    head, params = load_head(head_folder, target, "float32", format)
+    target, format = specjax.load(name), detect_format(head_folder, METHODS.head_formats)
+    head, params = load_head(head_folder, target, METHODS.head_formats, format, "float32")
     if recipe.draft_vocab and isinstance(head, LayeredHead):
         longest = target.config.longest_text
         examples = tokenize_all(read_conversations([data]), target.require_tokenizer(), longest)

@@ -21,7 +21,8 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation, LoopState
 from specjax.decoding.tree import DraftTree, Verification
-from specjax.loading.targets import POCKET, LoadedTarget
+from specjax.loading.hub import POCKET
+from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
 from specjax.run.attribution import Page, sources_in_prompt, spans_of
 

@@ -41,7 +41,7 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.loading.methods import METHODS, make_drafter
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget, load
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import FrozenModel
@@ -83,7 +83,7 @@ def random_params(module: Any, seed: int, mesh: Mesh | None, fsdp: bool = False)
 
 def drafter_of(method: str, mesh: Mesh | None) -> tuple[Drafter, Any]:
     """The drafter of a method and its params."""
-    make = partial(make_drafter, method, CONFIG, SETTINGS.get(method, {}))
+    make = partial(METHODS.make, method, CONFIG, SETTINGS.get(method, {}))
     if METHODS[method].head:
         training = METHODS[method].training or METHODS["eagle"].training
         assert training is not None
@@ -100,7 +100,7 @@ def drafter_of(method: str, mesh: Mesh | None) -> tuple[Drafter, Any]:
         (copy, no_params), (head, params) = (drafter_of(part, mesh) for part in ("pld", "hass"))
         return METHODS[method].drafter(copy, head, 8), {"copy": no_params, "head": params}
     if method == "auto":
-        return METHODS[method].drafter(make_drafter("pld", CONFIG, {}), 0.1), None
+        return METHODS[method].drafter(METHODS.make("pld", CONFIG, {}), 0.1), None
     return make(), None
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import specjax
 from specjax.core.chat import chat_ids
+from specjax.loading.hub import pocket_folder
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import pocket_folder
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import read_about
 from specjax.pocket import TASKS

@@ -19,7 +19,7 @@ from specjax.data.conversations import read_conversations
 from specjax.data.datastore import load_datastore
 from specjax.data.documents import read_documents
 from specjax.data.task_files import read_questions
-from specjax.loading import targets as hub
+from specjax.loading import targets
 from specjax.models.io import huggingface
 from specjax.models.io.weights import stored_tensors
 from tests.loading.test_targets import add_tokenizer, failure, folder, saved  # noqa: F401
@@ -60,7 +60,7 @@ def test_nothing_in_the_package_runs_what_it_reads():
 @pytest.fixture
 def render(folder):  # noqa: F811
     add_tokenizer(folder)
-    tokenizer = hub.load_tokenizer(folder)
+    tokenizer = targets.load_tokenizer(folder)
 
     def render(template: str) -> str:
         tokenizer.chat_template = template

@@ -18,7 +18,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.loading.methods import make_drafter
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
@@ -70,7 +70,7 @@ def plain_texts(target, rows):
         from_ids(rows),
         jax.random.key(0),
         target=target.model,
-        drafter=make_drafter("plain", target.config, {}),
+        drafter=METHODS.make("plain", target.config, {}),
         max_new_tokens=NUM_TOKENS,
     )
     rounds = np.asarray(found.stats.rounds).tolist()

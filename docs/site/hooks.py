@@ -22,8 +22,8 @@ from recipes.papers.estimate import rows
 from recipes.papers.recipe import shared_data
 from specjax.core.settings import field_texts
 from specjax.decoding import Drafter
+from specjax.loading.hub import pocket_folder
 from specjax.loading.methods import METHODS, Method
-from specjax.loading.targets import pocket_folder
 from specjax.models.families import read_config
 from specjax.training import OptimizerOptions
 

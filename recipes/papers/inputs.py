@@ -8,9 +8,9 @@ from pathlib import Path
 from specjax.bench.options import sources_in
 from specjax.core.errors import SpecjaxError
 from specjax.data.task_files import Question
-from specjax.loading.drafters import pocket_part
+from specjax.loading.hub import POCKET, pocket_part
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import POCKET, LoadedTarget, load
+from specjax.loading.targets import LoadedTarget, load
 
 from .options import RecipeOptions
 from .questions import draw, is_there, sources_of, write_tasks

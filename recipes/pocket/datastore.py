@@ -18,7 +18,7 @@ from recipes.pocket import corpus
 from recipes.pocket.tokenizer import load
 from specjax.core.errors import exit_code
 from specjax.data import datastore
-from specjax.loading.targets import pocket_folder
+from specjax.loading.hub import pocket_folder
 
 
 @dataclass(frozen=True)

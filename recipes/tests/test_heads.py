@@ -11,8 +11,8 @@ from recipes.smollm2.heads import SMOLLM2
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead
 from specjax.core.errors import SpecjaxError
+from specjax.loading.hub import pocket_folder
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import pocket_folder
 
 WEIGHTS = pocket_folder().parent
 RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2) for name in recipe.runs]

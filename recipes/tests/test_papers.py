@@ -26,7 +26,7 @@ from recipes.papers.variants import ORACLE, TUNED, alias, resolved
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead
 from specjax.core.errors import SpecjaxError
-from specjax.loading.methods import METHODS, check_settings
+from specjax.loading.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.run.distillation import DistillOptions
 from specjax.training.data import DataOptions
@@ -67,7 +67,7 @@ def test_a_recipe_names_what_exists(name):
         assert not {".", ",", "="} & set(alias(title))
         assert TUNED not in variant.settings.values()
         if recipe.measure != "equation" and variant.settings.get("rule") != ORACLE:
-            check_settings(variant.method, dict(variant.settings), are_all=False)
+            METHODS.check(variant.method, dict(variant.settings), are_all=False)
         assert variant.head is None or variant.head in recipe.heads
     rows = {"", "Plain", *recipe.methods} | {f"threshold {n}" for n in (2, 5, 8)}
     for cell in recipe.published:

@@ -2,7 +2,7 @@
 
 from recipes.pocket import corpus, datastore
 from specjax.data.datastore import load_datastore
-from specjax.loading.targets import pocket_folder
+from specjax.loading.hub import pocket_folder
 
 WEIGHTS = pocket_folder().parent
 

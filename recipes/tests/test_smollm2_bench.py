@@ -8,7 +8,7 @@ import pytest
 from recipes.smollm2 import bench
 from recipes.smollm2.bench import MT_BENCH, correction, questions_in, renaming, sources_at
 from specjax.core.errors import SpecjaxError
-from specjax.loading.methods import read_settings
+from specjax.loading.methods import METHODS
 
 PROGRAM = "def area(r):\r\n    return 3 * r * r"
 
@@ -72,4 +72,4 @@ def test_what_is_not_trained_is_left_out_and_named(tmp_path, capsys):
 
 def test_the_settings_of_small_trees_are_read():
     for method, settings in bench.SETTINGS.items():
-        read_settings(method, [f"{name}={value}" for name, value in settings.items()])
+        METHODS.read_settings(method, [f"{name}={value}" for name, value in settings.items()])

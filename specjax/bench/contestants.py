@@ -14,9 +14,11 @@ from specjax.bench.options import (
 )
 from specjax.bench.results import Stage
 from specjax.core.companions import companion
-from specjax.loading.drafters import load_draft, load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.hub import POCKET
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import POCKET, LoadedTarget
+from specjax.loading.parts import load_draft
+from specjax.loading.targets import LoadedTarget
 from specjax.run.runner import Runner
 
 

@@ -126,14 +126,14 @@ def variants_in(text: str) -> dict[str, str]:
         SpecjaxError: for an unknown method, a name with a dot or equals sign, or one that is
             given twice or means something else.
     """
-    from specjax.loading.methods import METHODS, check_settings
+    from specjax.loading.methods import METHODS
 
     found: dict[str, str] = {}
     for each in names_in(text):
         name, equals, method = map(str.strip, each.rpartition("="))
         name = name if equals else method
         if method != ALL_METHODS or equals:
-            check_settings(method, {})
+            METHODS.check(method, {})
         is_free = name and not {".", "="} & set(name) and name not in (*METHODS, ALL_METHODS)
         if equals and not is_free:
             raise SpecjaxError(f"--methods {each!r}: {name!r} is no free name; write long=pld")
@@ -153,7 +153,7 @@ def sources_in(
     Raises:
         SpecjaxError: for a text of another form, or an unknown method.
     """
-    from specjax.loading.methods import check_settings
+    from specjax.loading.methods import METHODS
 
     sources = {}
     for assignment in assignments:
@@ -162,7 +162,7 @@ def sources_in(
             raise SpecjaxError(
                 f"--drafter {assignment!r} is not METHOD=FOLDER; name the method that reads it"
             )
-        check_settings(methods.get(method, method), {})
+        METHODS.check(methods.get(method, method), {})
         if method in sources:
             raise SpecjaxError(f"--drafter names {method} twice; keep one of them")
         sources[method] = folder
@@ -179,7 +179,7 @@ def settings_in(
     Raises:
         SpecjaxError: for a text of another form, an unknown method or setting, or a bad value.
     """
-    from specjax.loading.methods import read_settings
+    from specjax.loading.methods import METHODS
 
     of_method: dict[str, list[str]] = {}
     for assignment in assignments:
@@ -190,7 +190,7 @@ def settings_in(
             )
         of_method.setdefault(method.strip(), []).append(setting)
     return {
-        method: read_settings(methods.get(method, method), each)
+        method: METHODS.read_settings(methods.get(method, method), each)
         for method, each in of_method.items()
     }
 
@@ -216,10 +216,10 @@ def methods_in(text: str, model: "Target", has_parts: bool = False) -> dict[str,
 
 
 def _needs_no_params(method: str, model: "Target") -> bool:
-    from specjax.loading.methods import make_drafter
+    from specjax.loading.methods import METHODS
 
     try:
-        make_drafter(method, model.config, {}).check(model, None)
+        METHODS.make(method, model.config, {}).check(model, None)
     except SpecjaxError:
         return False
     return True

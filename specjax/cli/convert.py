@@ -61,7 +61,8 @@ class Convert:
 
     def _convert_target(self, directory: Path) -> None:
         from specjax.core.files import new_folder
-        from specjax.loading.targets import copy_tokenizer, load, target_folder
+        from specjax.loading.hub import target_folder
+        from specjax.loading.targets import copy_tokenizer, load
         from specjax.models.io.huggingface import save_transformer, write_index
         from specjax.models.io.weights import stored_dtype
 
@@ -75,14 +76,16 @@ class Convert:
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
         from specjax.core.files import expand_user
-        from specjax.loading.drafters import find_head, load_head
-        from specjax.loading.methods import HEAD_FORMATS
-        from specjax.loading.targets import POCKET, load, pocket_folder
+        from specjax.loading.hub import POCKET, find_head, pocket_folder
+        from specjax.loading.methods import METHODS
+        from specjax.loading.parts import load_head
+        from specjax.loading.targets import load
         from specjax.models.io.head_files import detect_format, read_about, save_head
         from specjax.models.io.weights import import_torch, stored_dtype
 
-        folder = find_head(self.source)
-        format = detect_format(folder, HEAD_FORMATS)  # before the target, which may take long
+        formats = METHODS.head_formats
+        folder = find_head(self.source, formats)
+        format = detect_format(folder, formats)  # before the target, which may take long
         layouts, kind = tuple(format.layouts), format.kind
         layout = self.layout or (kind if kind in layouts else layouts[0])
         if layout not in layouts:
@@ -94,7 +97,7 @@ class Convert:
         dtype = self.dtype or stored_dtype(folder, tuple(format.files))
         target = load(head_of, dtype=dtype)
         of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
-        head, params = load_head(folder, target, format=format)
+        head, params = load_head(folder, target, formats, format)
         if self.draft_vocab is not None:
             head, params = self._narrowed(head, params, target)
         save_head(

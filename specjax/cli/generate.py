@@ -125,12 +125,12 @@ class Generate(DecodingOptions):
 
     def _check_attribution(self) -> None:
         from specjax.core.files import check_writable, expand_user
-        from specjax.loading.methods import METHODS, read_settings
+        from specjax.loading.methods import METHODS
 
         page = self.attribute_html
         if not self.attribute and page is None:
             return
-        read_settings(self.method, self.set)
+        METHODS.read_settings(self.method, self.set)
         if not METHODS[self.method].copies:
             copying = ", ".join(name for name, method in METHODS.items() if method.copies)
             raise SpecjaxError(

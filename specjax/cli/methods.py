@@ -103,7 +103,8 @@ def _print_method(name: str, row: dict[str, Any], is_fitted: bool) -> None:
 
 def _config_of(target: str) -> "TransformerConfig":
     """Returns the config of a target, without its weights unless it is a GGUF file."""
-    from specjax.loading.targets import load, target_folder
+    from specjax.loading.hub import target_folder
+    from specjax.loading.targets import load
     from specjax.models.families import read_config
 
     folder = target_folder(target, with_weights=False)

@@ -112,12 +112,12 @@ class DecodingOptions(PassOptions):
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
         from specjax.loading.drafters import load_drafter
-        from specjax.loading.methods import read_settings
+        from specjax.loading.methods import METHODS
         from specjax.loading.tuned import auto_choice
         from specjax.run.runner import Runner
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
-        settings = read_settings(self.method, self.set)
+        settings = METHODS.read_settings(self.method, self.set)
         check_seed(self.seed)
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; give the text to stop at")

@@ -15,7 +15,7 @@ from specjax.bench.report.terminal import print_grid
 from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.loading.drafters import load_draft
+from specjax.loading.parts import load_draft
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier
 from specjax.run.distillation import answers_of

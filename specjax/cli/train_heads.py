@@ -22,8 +22,9 @@ from specjax.core.settings import check_setting, setting
 from specjax.data.conversations import Conversation, read_conversations
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
-from specjax.loading.drafters import find_head, load_head
-from specjax.loading.methods import HEAD_FORMATS, METHODS, make_drafter
+from specjax.loading.hub import find_head
+from specjax.loading.methods import METHODS
+from specjax.loading.parts import load_head
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
@@ -198,9 +199,10 @@ class TrainHead(TargetOptions):
         wanted = self.training.new_head(target.config)
         if self.start is None:
             return wanted, None
-        found = detect_format(find_head(self.start), HEAD_FORMATS)
+        formats = METHODS.head_formats
+        found = detect_format(find_head(self.start, formats), formats)
         format = found if found.kind in self.training.adopts else _format_of(self.method)
-        head, params = load_head(self.start, target, "float32", format)
+        head, params = load_head(self.start, target, formats, format, "float32")
         if isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False):
             head, params = with_draft_tokens(head, params, [])  # it learns all
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
@@ -217,9 +219,9 @@ class TrainHead(TargetOptions):
     def drafter_of(self, head: Any, target: LoadedTarget) -> Drafter:
         """Returns the drafter that measures the head; its tree covers all depths of the head."""
         method = self.training.measured_as or self.method
-        drafter = make_drafter(method, target.config, {}, head)
+        drafter = METHODS.make(method, target.config, {}, head)
         if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
-            return make_drafter(method, target.config, {"tree": "dynamic"}, head)
+            return METHODS.make(method, target.config, {"tree": "dynamic"}, head)
         return drafter
 
 

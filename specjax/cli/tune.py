@@ -224,8 +224,8 @@ class TuneLength(SweepCommand):
     """The classifier of disco; by default pocket's own."""
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, load_drafter
-        from specjax.loading.tuned import Tuned
+        from specjax.loading.drafters import load_drafter
+        from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, Tuned
         from specjax.models.fingerprint import fingerprint
         from specjax.tuning.draft_length import LengthTuner
 
@@ -267,9 +267,9 @@ class TuneTree(TuneCommand):
             raise SpecjaxError(f"--num-choices {self.num_choices} must be at least 1")
 
     def tune(self, workload: "Workload", known: "Tuned") -> "Tuned":
-        from specjax.loading.drafters import TUNED_HEAD, load_drafter
+        from specjax.loading.drafters import load_drafter
         from specjax.loading.methods import METHODS
-        from specjax.loading.tuned import Tuned
+        from specjax.loading.tuned import TUNED_HEAD, Tuned
         from specjax.models.fingerprint import params_fingerprint
         from specjax.tuning.tree import tune_tree
 

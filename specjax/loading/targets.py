@@ -1,4 +1,4 @@
-"""Loads targets by name ("pocket", a folder, a GGUF file, or a hub id); finds heads.
+"""Loads targets by name: "pocket", a folder, a GGUF file, or a hub id.
 
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
@@ -6,53 +6,31 @@ transformers is imported only to read a tokenizer, torch only to read old `.bin`
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-from huggingface_hub import errors, snapshot_download
-from huggingface_hub.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import check_size, expand_user, read_json, readable
-from specjax.data.documents import HUB_ID
+from specjax.core.files import check_size, read_json, readable
+from specjax.core.settings import SettingError
+from specjax.loading.hub import SMALL_FILES, target_folder
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
-from specjax.models.io.head_files import HEAD
 from specjax.models.io.huggingface import load_transformer
-from specjax.models.io.weights import import_torch, without_advice
+from specjax.models.io.weights import without_advice
 from specjax.models.precision import cache_dtype
 from specjax.models.quantize import check_kind, dtype_name
 from specjax.models.sharding import Placement, as_mesh, place
 from specjax.models.target import Target
 from specjax.models.transformer import Transformer
 
-POCKET = "pocket"
 DTYPES = ("float32", "bfloat16", "float16")
-SMALL_FILES = [  # the config first
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-]
-# Leaves out "consolidated" copies.
-SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json"]
-TORCH_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of these is enough
 
 
@@ -68,7 +46,7 @@ class LoadedTarget:
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """The tokens that end a text, those of `generation_config.json` included."""
+        """The tokens that end generation, those of `generation_config.json` included."""
         return self.config.eos_token_id
 
     @property
@@ -136,7 +114,7 @@ def load(
             size, or `padded_width` is negative.
     """
     if padded_width < 0:
-        raise SpecjaxError(f"padded_width {padded_width} is negative; try 72, or 0 for no filling")
+        raise SettingError("padded_width", f"must be at least 0, got {padded_width}; try 72")
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
@@ -156,11 +134,7 @@ def load(
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """Loads the tokenizer of a target, without its weights.
-
-    Raises:
-        SpecjaxError: if there is no such target, or it has no tokenizer.
-    """
+    """Loads the tokenizer of a target, without its weights."""
     folder = target_folder(str(name), with_weights=False)
     tokenizer = load_gguf_tokenizer(folder) if is_gguf(folder) else _read_tokenizer(folder)
     if tokenizer is None:
@@ -168,169 +142,16 @@ def load_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
-def target_folder(
-    name: str, revision: str | None = None, progress: bool = True, with_weights: bool = True
-) -> Path:
-    """Returns the folder of a target, downloading it if needed.
-
-    Raises:
-        SpecjaxError: if there is no such target, or it cannot be downloaded.
-    """
-    if name == POCKET:
-        _refuse_revision(name, revision)
-        return pocket_folder()
-    if is_gguf(expand_user(name)):
-        _refuse_revision(name, revision)
-        return expand_user(name)
-    folder = _find(name, revision, progress, read_config, with_weights)
-    if folder is None:
-        raise SpecjaxError(
-            f"{name!r} is not a target: give 'pocket', an existing folder in Hugging Face format, "
-            "a .gguf file, or a hub id such as 'TinyLlama/TinyLlama-1.1B-Chat-v1.0'"
-        )
-    if (folder / HEAD).is_dir():
-        raise SpecjaxError(
-            f"{name} holds a trained head, which is no model of its own; give it as --drafter to "
-            "the method that it was trained for, or convert it with --head-of TARGET"
-        )
-    return folder
-
-
-def head_folder(
-    name: str | Path,
-    check: Callable[[Path], Any],
-    revision: str | None = None,
-    progress: bool = True,
-    files: Sequence[str] = (),
-) -> Path:
-    """Returns the local folder of a drafter head, downloading its config and weights if needed.
-
-    Args:
-        name: a folder, or a hub id such as "yuhuili/EAGLE-Vicuna-7B-v1.3".
-        check: reads the config in a folder and raises SpecjaxError for the wrong kind of head,
-            before its weights are downloaded. Not called for local folders.
-        revision: branch, tag or commit of a hub id.
-        progress: show progress bars on stderr, if that is a terminal.
-        files: names of weight files that a head may have besides those of a model.
-
-    Raises:
-        SpecjaxError: if there is no such head, it cannot be downloaded, or `check` rejects it.
-    """
-    folder = _find(str(name), revision, progress, check, files=files)
-    if folder is None:
-        raise SpecjaxError(
-            f"{str(name)!r} is not a head: give an existing folder with config.json and weights, "
-            "or a hub id such as 'yuhuili/EAGLE-Vicuna-7B-v1.3'"
-        )
-    return folder
-
-
-def _find(
-    name: str,
-    revision: str | None,
-    progress: bool,
-    check: Callable[[Path], Any],
-    with_weights: bool = True,
-    files: Sequence[str] = (),
-) -> Path | None:
-    """Returns the folder of this name or the local copy of the hub id; None if it is neither."""
-    folder = expand_user(name)
-    with readable(folder):
-        is_local = name != "" and folder.is_dir()
-        is_free = not folder.exists()  # a file is neither a model nor a hub id
-    if is_local:
-        _refuse_revision(name, revision)
-        return folder
-    if HUB_ID.fullmatch(name) and is_free:
-        return _download(name, revision, progress, check, with_weights, files)
-    return None
-
-
-def _refuse_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        raise SpecjaxError(
-            f"{name} has no revision {revision!r}: only hub ids have revisions; leave it out"
-        )
-
-
-def pocket_folder() -> Path:
-    """Returns the folder of the small model inside specjax."""
-    folder = Path(str(resources.files("specjax") / "pocket" / "weights" / "target"))
-    if not (folder / "config.json").is_file():
-        raise SpecjaxError(
-            f"the pocket weights are missing from {folder}; reinstall specjax, "
-            "or give a folder or a hub id"
-        )
-    return folder
-
-
-def _download(
-    name: str,
-    revision: str | None,
-    progress: bool,
-    check: Callable[[Path], Any],
-    with_weights: bool,
-    files: Sequence[str],
-) -> Path:
-    """Downloads a hub repository; checks its config before fetching its weights."""
-    with _download_bars(progress), _hub_errors(name, revision):
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        check(folder)
-        if not with_weights:
-            return folder
-        commit = folder.name  # in case the branch moves meanwhile
-        safetensors = [*SAFETENSORS, *(file for file in files if file.endswith(".safetensors"))]
-        snapshot_download(name, revision=commit, allow_patterns=safetensors)
-        if not any(path for each in safetensors for path in folder.glob(each)):
-            import_torch(name)
-            snapshot_download(name, revision=commit, allow_patterns=[*TORCH_WEIGHTS, *files])
-    return folder
-
-
-@contextmanager
-def _download_bars(wanted: bool) -> Iterator[None]:
-    were_off = are_progress_bars_disabled()
-    if not wanted:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not wanted and not were_off:
-            enable_progress_bars()
-
-
-@contextmanager
-def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
-    page = f"https://huggingface.co/{name}"
-    known = {
-        errors.GatedRepoError: f"is gated; request access at {page}, then run `hf auth login`",
-        errors.RepositoryNotFoundError: "is neither a folder nor a public repository on the hub; "
-        "check the spelling, or run `hf auth login` if it is private",
-        errors.RevisionNotFoundError: f"has no revision {revision!r}; see {page}/tree/main",
-        errors.LocalEntryNotFoundError: "is not a folder, and the hub cannot be reached; "
-        "check the network, or give a folder",
-    }
-    try:
-        yield
-    except SpecjaxError:
-        raise
-    except Exception as error:  # the hub's network stack raises errors of its own
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        unknown = f"could not be downloaded ({reason}); try again"
-        text = next((known[kind] for kind in known if isinstance(error, kind)), unknown)
-        raise SpecjaxError(f"{name} {text}") from error
-
-
 def _checked_dtype(dtype: DTypeLike | None) -> jnp.dtype | None:
     if dtype is None:
         return None
     try:
-        kind = jnp.dtype(dtype)
+        name = jnp.dtype(dtype).name
     except TypeError:
-        kind = None
-    if kind is None or kind.name not in DTYPES:
-        raise SpecjaxError(f"dtype {dtype!r} is not supported; use {', '.join(DTYPES)}")
-    return kind
+        name = ""
+    if name not in DTYPES:
+        raise SettingError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return jnp.dtype(name)
 
 
 def _with_generation_eos(config: TransformerConfig, folder: Path) -> TransformerConfig:
@@ -349,18 +170,18 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
 
 
 def _with_reachable_eos(config: TransformerConfig, name: str | Path) -> TransformerConfig:
-    """Drops EOS tokens outside the vocabulary, which the model cannot say, with a warning."""
+    """Drops EOS tokens outside the vocabulary, which cannot be generated, with a warning."""
     kept = tuple(token for token in config.eos_token_id if token < config.vocab_size)
     if dropped := set(config.eos_token_id) - set(kept):
         warn(
             f"{name}: eos {min(dropped)} is outside the vocabulary of {config.vocab_size}, so it "
-            "ends no text"
+            "is ignored"
         )
     return dataclasses.replace(config, eos_token_id=kept)
 
 
 def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:
-    """Copies what a target has besides config and weights, in forms that transformers 4 reads too.
+    """Copies a target's tokenizer and generation config, in forms that transformers 4 reads too.
 
     Version 5 writes the name of a class, and a list of tokens, that make version 4 fail.
     """
@@ -395,8 +216,8 @@ def _read_tokenizer(folder: Path) -> Any:
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
         if "trust_remote_code" in str(error):
             raise SpecjaxError(
-                f"the tokenizer in {folder} needs code of its own, which is never run; give a "
-                "folder with a tokenizer.json, and without auto_map in tokenizer_config.json"
+                f"the tokenizer in {folder} requires custom code, which specjax does not run; give "
+                "a folder with a tokenizer.json, and without auto_map in tokenizer_config.json"
             ) from None
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SpecjaxError(

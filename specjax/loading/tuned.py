@@ -17,11 +17,15 @@ import jax
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import cache_folder, expand_user, read_json, write_whole
 from specjax.core.provenance import num_cores
-from specjax.loading.targets import POCKET, LoadedTarget, pocket_folder
+from specjax.loading.hub import POCKET, pocket_folder
+from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 
 FILE = "specjax.json"
 AUTO = "auto"  # the method whose entry is an `AutoChoice`
+# Keys beside tuned settings: the fingerprint of the draft, or of the head, they were found for.
+TUNED_DRAFT, TUNED_HEAD = "draft", "head"
+OTHER_RULES = "other_rules"  # key of the settings that were tuned before for other rules
 ADVICE = "`specjax tune machine` measures what is best"
 
 

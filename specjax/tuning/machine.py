@@ -17,7 +17,8 @@ import jax
 from specjax.bench.measure import PLAIN, with_progress
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
-from specjax.loading.drafters import gated, load_drafter, settings_of
+from specjax.loading.drafters import load_drafter, settings_of
+from specjax.loading.method import gated
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.run.runner import Runner

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from specjax.cli import main
-from specjax.loading import targets as hub
+from specjax.loading import hub
 from specjax.loading.targets import load
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.eagle import EagleConfig, EagleHead

@@ -16,7 +16,7 @@ from specjax.cli.train_heads import TrainHead
 from specjax.cli.tune import TuneMachine
 from specjax.core import memory
 from specjax.core.interrupts import SIGNALS, on_signal
-from specjax.loading.methods import read_settings
+from specjax.loading.methods import METHODS
 from tests.cli.target import SHORT, VOCABULARY
 
 LONG_NAME = "n" * 300
@@ -148,7 +148,7 @@ def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
     ],
 )
 def test_settings_have_the_types_of_their_fields(method, text, value):
-    [read] = read_settings(method, [text]).values()
+    [read] = METHODS.read_settings(method, [text]).values()
     assert (read, type(read)) == (value, type(value))
 
 

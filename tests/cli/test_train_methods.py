@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.cli import main
-from specjax.loading.methods import HEAD_FORMATS, METHODS
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.formats.eagle import EAGLE
@@ -57,7 +57,7 @@ def test_every_method_with_a_head_can_be_trained():
     assert trainings.keys() == with_heads - {"eagle2"}
     assert len(set(trainings.values())) == len(trainings)
     assert {METHODS[name].head.kind for name in trainings} == {
-        format.kind for format in HEAD_FORMATS
+        format.kind for format in METHODS.head_formats
     }
 
 
@@ -95,7 +95,7 @@ def weights_of(run: Path) -> dict[str, bytes]:
 def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
     """To each layout, and read back from there."""
     head = runs[method] / "head"
-    format = detect_format(head, HEAD_FORMATS)
+    format = detect_format(head, METHODS.head_formats)
     assert format is METHODS[method].head
     _, params = load_head(head, format, CONFIG, jnp.float32)
     layouts = [each for each in format.layouts if each not in ("medusa", "hydra")]

@@ -31,7 +31,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Sampling
-from specjax.loading.methods import METHODS, make_drafter
+from specjax.loading.methods import METHODS
 from tests.decoding import heads
 from tests.decoding.contract import (
     KEY,
@@ -125,7 +125,7 @@ ORACLES = {
 def of_method(name: str) -> tuple[Drafter, Any]:
     small = SMALL.get(name, SMALL.get(METHODS[name].drafter, Small))()
     config = target()[0].config
-    return make_drafter(name, config, small.settings, *small.parts), small.params
+    return METHODS.make(name, config, small.settings, *small.parts), small.params
 
 
 @cache

@@ -18,7 +18,7 @@ from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.request import as_tuple
 from specjax.decoding.sampling import Sampling
-from specjax.loading.methods import make_drafter
+from specjax.loading.methods import METHODS
 from tests.decoding.tiny import prompt, target
 
 
@@ -148,14 +148,14 @@ def test_the_reference_takes_end_tokens_in_every_form():
 )
 def test_a_setting_of_another_type_is_rejected(method, name, value):
     with pytest.raises(SpecjaxError, match=name):
-        make_drafter(method, target()[0].config, {name: value})
+        METHODS.make(method, target()[0].config, {name: value})
 
 
 def test_settings_of_the_declared_types_pass():
     config, heads = target()[0].config, ((0, 1), (1, 0))
     good = {"min_similarity": 0.5, "layer": 2, "candidates": "prompt"}
-    assert make_drafter("pld-plus", config, good) == PromptLookupPlus(**good)
-    made = make_drafter("pld-plus-attention", config, {"heads": heads})
+    assert METHODS.make("pld-plus", config, good) == PromptLookupPlus(**good)
+    made = METHODS.make("pld-plus-attention", config, {"heads": heads})
     assert made.taps.attention_heads == heads
 
 

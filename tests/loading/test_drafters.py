@@ -15,7 +15,8 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.loading.drafters import ASSUMED_BREAK_EVEN, load_drafter
+from specjax.loading.drafters import load_drafter
+from specjax.loading.method import ASSUMED_BREAK_EVEN
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import Tuned, auto_choice, machine_of, write_tuned

@@ -11,10 +11,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.loading.drafters import TUNED_HEAD, load_drafter
-from specjax.loading.methods import METHODS, check_settings
+from specjax.loading.drafters import load_drafter
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import AutoChoice, Tuned, machine_of, write_tuned
+from specjax.loading.tuned import TUNED_HEAD, AutoChoice, Tuned, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
@@ -170,7 +170,7 @@ def test_search_spaces_hold_settings_that_their_methods_take():
                 assert values
                 needed = {"tree": "dynamic"} if "tree" in space else {}
                 for value in values:
-                    check_settings(method, needed | {name: value})
+                    METHODS.check(method, needed | {name: value})
     assert not any(METHODS[name].search_space for name in ("plain", "auto", "lookahead"))
 
 

@@ -1,0 +1,338 @@
+"""The registry's machinery: what a method is, its settings, and how it loads itself."""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import jax
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.settings import check_setting
+from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafters.auto import Auto
+from specjax.loading.hub import POCKET, pocket_part
+from specjax.loading.parts import (
+    classifier_of,
+    load_datastore,
+    load_draft,
+    load_head,
+    source_or_pocket,
+)
+from specjax.loading.targets import LoadedTarget
+from specjax.loading.tuned import (
+    OTHER_RULES,
+    TUNED_DRAFT,
+    TUNED_HEAD,
+    auto_choice,
+    tuned_for,
+)
+from specjax.models.config import TransformerConfig
+from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.models.io.head_format import HeadFormat
+from specjax.training.objectives.base import HeadTraining
+
+SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
+Loaded = tuple[Drafter, Any]  # a drafter and its params; None for a drafter that reads none
+
+# Prompt lookup's break-even where none was measured: wide passes are slow on two CPU cores only.
+ASSUMED_BREAK_EVEN = {"cpu": 1.5, "other": 0.1}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `load_drafter`."""
+
+    methods: "Registry"
+    name: str
+    target: LoadedTarget
+    source: str | Path | None = None
+    tuned_file: str | Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    uses_tuned: bool = True
+
+    @property
+    def method(self) -> "Method":
+        """The method's row."""
+        return self.methods[self.name]
+
+    def load(self) -> Loaded:
+        """Loads the drafter and checks that it fits the target."""
+        drafter, params = self.method.load(self)
+        drafter.check(self.target.model, params)
+        drafter.taps.check(self.target.config)
+        return drafter, params
+
+    def make(self, *parts: Any, **settings: Any) -> Drafter:
+        """Makes the drafter with these settings, overridden by those of the request."""
+        settings |= self.settings
+        return self.methods.make(self.name, self.target.config, settings, *parts)
+
+    def part(self) -> str | Path:
+        """Returns the source, or by default the part that ships with pocket."""
+        needs = f"method {self.name!r} needs {self.method.needs}"
+        return source_or_pocket(self.target, self.source, self.method.part, needs)
+
+    def reject_source(self) -> None:
+        """Raises SpecjaxError if there is a source."""
+        if self.source is not None:
+            raise SpecjaxError(
+                f"method {self.name!r} takes no drafter, got {str(self.source)!r}; leave it out"
+            )
+
+    def tuned(self, owner: str = "", fingerprint: Callable[[], str] = str) -> dict[str, Any]:
+        """Returns the tuned settings, unless they were found for another head or draft model.
+
+        `owner` is the key of its fingerprint.
+        """
+        if not (self.method.tuned and self.uses_tuned):
+            return {}
+        tuned = dict(tuned_for(self.target, self.tuned_file).settings.get(self.name, {}))
+        if not (owner and tuned) or tuned.pop(owner, None) == fingerprint():
+            return tuned
+        if self.tuned_file is not None:
+            raise SpecjaxError(
+                f"{self.tuned_file} holds settings of {self.name!r} for another {owner}; tune this "
+                "one, or leave the file out"
+            )
+        return {}
+
+
+# ---- How methods load themselves ----------------------------------------------------------------
+
+
+def load_alone(request: Request) -> Loaded:
+    """Loads a drafter that reads nothing."""
+    request.reject_source()
+    return request.make(**request.tuned()), None
+
+
+def load_with_head(request: Request) -> Loaded:
+    """Loads a drafter with a trained head."""
+    formats, wanted = request.methods.head_formats, request.method.head
+    head, params = load_head(request.part(), request.target, formats, wanted)
+    tuned = request.tuned(TUNED_HEAD, lambda: params_fingerprint(params))
+    return request.make(head, **tuned), params
+
+
+def load_with_datastore(request: Request) -> Loaded:
+    """Loads a drafter that searches a datastore."""
+    params = load_datastore(request.target, request.part())
+    return request.make(**request.tuned()), params
+
+
+def load_with_draft_model(request: Request) -> Loaded:
+    """Loads a drafter with a draft model, and the classifier of its rule `disco`."""
+    draft, chosen = load_draft(request.target, request.source), request.settings
+    tuned = request.tuned(TUNED_DRAFT, lambda: fingerprint(draft.config, draft.params))
+    others, rule = tuned.pop(OTHER_RULES, {}), tuned.get("rule")
+    if chosen.get("rule", rule) != rule:
+        tuned = others.get(chosen["rule"], {})
+    settings, rule_params = {**tuned, **chosen}, None
+    if settings.get("rule") == "disco":
+        is_pocket = request.source in (None, POCKET)
+        folder = settings.get("classifier") or (pocket_part("classifier") if is_pocket else None)
+        if folder is None:
+            raise SpecjaxError(
+                "rule 'disco' needs a classifier of this target and draft; make one with `specjax "
+                "train disco` and give its folder: classifier=FOLDER"
+            )
+        trained, rule_params = classifier_of(request.target, draft, folder)
+        settings = {name: value for name, value in settings.items() if value is not None}
+        settings = {"threshold": trained.threshold, **settings, "position": trained.position}
+    drafter = replace(request, settings=settings).make(draft.model)
+    return drafter, {"draft": draft.params, "rule": rule_params}
+
+
+def load_parts(request: Request) -> Loaded:
+    """Loads a drafter made of other methods, which `Method.parts` names."""
+    method = request.method
+    settings, of_parts = method.split({**method.settings, **request.settings})
+    loaded = {}
+    for part, option in method.parts.items():
+        source = settings[option] or None if option else request.source
+        inner = replace(request, name=settings[part], source=source, settings=of_parts[part])
+        loaded[part] = inner.load()
+        if isinstance(loaded[part][0], Auto):
+            raise SpecjaxError(
+                f"{request.name} does not support {settings[part]!r} as its {part}; choose "
+                "another method"
+            )
+    drafters = {part: drafter for part, (drafter, _) in loaded.items()}
+    drafter = replace(request, settings=settings | drafters).make()
+    return drafter, {part: params for part, (_, params) in loaded.items()}
+
+
+def load_auto(request: Request) -> Loaded:
+    """Loads the method that `specjax tune machine` chose, behind its gate."""
+    request.reject_source()
+    choice = auto_choice(request.target, request.tuned_file)
+    try:
+        settings = dict(choice.settings)
+        request.methods.check(choice.method, settings)
+        inner = replace(request, name=choice.method, source=choice.source, settings=settings)
+        drafter, params = replace(inner, uses_tuned=False).load()
+        if not choice.widths:
+            platform = jax.default_backend()
+            assumed = ASSUMED_BREAK_EVEN.get(platform, ASSUMED_BREAK_EVEN["other"])
+            return gated(drafter, params, request.target, assumed), params
+        if choice.widths[-1] != drafter.num_nodes:
+            raise SpecjaxError(
+                f"its passes have {drafter.num_nodes} nodes now, but passes of "
+                f"{choice.widths[-1]} were timed"
+            )
+        if drafter.num_nodes == 1:
+            return drafter, params
+        return gated(drafter, params, request.target, choice.break_even), params
+    except (SpecjaxError, TypeError) as error:
+        raise SpecjaxError(
+            f"auto cannot load {choice.method}, which was chosen for it: {error}; run `specjax "
+            "tune machine` again"
+        ) from None
+
+
+def gated(drafter: Drafter, params: Any, target: LoadedTarget, break_even: float) -> Auto:
+    """Puts a drafter behind the gate of `auto`."""
+    gate = Auto(drafter, break_even)
+    gate.check(target.model, params)
+    return gate
+
+
+# ---- The row ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the registry."""
+
+    drafter: type[Drafter]  # a frozen dataclass; its fields with defaults are the settings
+    drafts: str  # a description, like the next two
+    needs: str
+    paper: str
+    # Settings that fit a target, in place of defaults.
+    settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
+    load: Callable[[Request], Loaded] = load_alone
+    part: str = ""  # the folder among pocket's weights that it reads by default, if it reads any
+    head: HeadFormat | None = None  # the files of the head that it reads, if any
+    training: type[HeadTraining] | None = None  # how `specjax train` makes that head
+    stages: tuple[type[HeadTraining], ...] = ()  # or, one after another, as its authors made it
+    copies: bool = False  # drafts from the text, so accepted tokens have a source there
+    tuned: tuple[str, ...] = ()  # settings that `specjax tune` finds
+    # Settings that `specjax tune machine` tries; `auto` cannot use a method without any.
+    search_space: SearchSpace = ()
+    # Settings that name other methods, each with the setting that is its source ("": --drafter).
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it drafts with trained weights: a head, or a draft model."""
+        return self.part not in ("", "datastore")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The names of its settings, with their defaults."""
+        return {
+            field.name: field.default
+            for field in fields(self.drafter)
+            if field.default is not MISSING
+        }
+
+    def split(
+        self, settings: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Splits off the settings of parts, which are named PART.NAME."""
+        of_parts = {part: {} for part in self.parts}
+        rest = dict(settings)
+        for name in settings:
+            part, dot, inner = name.partition(".")
+            if dot and part in of_parts:
+                of_parts[part][inner] = rest.pop(name)
+        return rest, of_parts
+
+
+class Registry(dict[str, Method]):
+    """The methods by name."""
+
+    @property
+    def head_formats(self) -> tuple[HeadFormat, ...]:
+        """The formats of all heads."""
+        formats = {method.head.kind: method.head for method in self.values() if method.head}
+        return tuple(formats.values())
+
+    def make(
+        self, name: str, config: TransformerConfig, settings: Mapping[str, Any], *parts: Any
+    ) -> Drafter:
+        """Makes a drafter for a target with this config.
+
+        Args:
+            name: of the method.
+            config: of the target.
+            settings: in place of the method's defaults.
+            parts: the drafter's other fields: its head, or its draft model.
+        """
+        self.check(name, settings)
+        method = self[name]
+        if len(parts) != len(fields(method.drafter)) - len(method.settings):
+            raise SpecjaxError(f"method {name!r} needs {method.needs}; use specjax.load_drafter")
+        return method.drafter(*parts, **{**method.settings_for(config), **settings})
+
+    def check(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Checks a method's name and each of its settings, before there is a target."""
+        if name not in self:
+            raise SpecjaxError(f"method {name!r} is unknown; choose one of {', '.join(self)}")
+        method = self[name]
+        settings, of_parts = method.split(settings)
+        for part, inner in of_parts.items():
+            if isinstance(part_name := {**method.settings, **settings}[part], str):
+                self.check(part_name, inner)
+        for setting, value in settings.items():
+            if setting not in method.settings:
+                available = ", ".join(method.settings) or "none"
+                raise SpecjaxError(
+                    f"method {name!r} has no setting {setting!r}; its settings are: {available}"
+                )
+            check_setting(method.drafter, setting, value)
+
+    def read_settings(self, name: str, assignments: Sequence[str]) -> dict[str, Any]:
+        """Parses assignments NAME=VALUE, several in one text with commas between, and checks them.
+
+        Args:
+            name: of the method, whose fields give the types.
+            assignments: such as "num_tokens=20".
+        """
+        texts = [part for text in assignments for part in re.split(r",(?=[\w.-]+=)", text)]
+        settings = self._parsed(name, dict(map(_split, texts)))
+        self.check(name, settings)
+        return settings
+
+    def _parsed(self, name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+        if name not in self:
+            return dict(texts)
+        own, of_parts = self[name].split(texts)
+        types = get_type_hints(self[name].drafter)
+        values = {setting: _value(text, types.get(setting, str)) for setting, text in own.items()}
+        for part, inner in of_parts.items():
+            parsed = self._parsed((self[name].settings | own)[part], inner)
+            values |= {f"{part}.{setting}": value for setting, value in parsed.items()}
+        return values
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, text = assignment.partition("=")
+    if not (name and equals):
+        raise SpecjaxError(f"--set {assignment!r} is not NAME=VALUE; write --set num_tokens=20")
+    return name.strip().replace("-", "_"), text.strip()
+
+
+def _value(text: str, hint: Any) -> Any:
+    """Parses a text as a value of a type; returns the text where it cannot."""
+    try:
+        if hint is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if str in (hint, *get_args(hint)):
+            return text
+        return hint(text) if hint in (int, float) else ast.literal_eval(text)
+    except (ValueError, KeyError, SyntaxError):
+        return text

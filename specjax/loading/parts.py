@@ -1,0 +1,116 @@
+"""Loads the models and data that drafters read: heads, draft models, datastores, classifiers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from specjax.core.errors import SpecjaxError
+from specjax.data import datastore
+from specjax.loading.hub import POCKET, find_head, pocket_part
+from specjax.loading.targets import LoadedTarget, load
+from specjax.models.fingerprint import fingerprint
+from specjax.models.io import head_files
+from specjax.models.io.classifier import TrainedClassifier, load_classifier
+from specjax.models.io.head_files import check_owner, detect_format
+from specjax.models.io.head_format import HeadFormat
+from specjax.models.sharding import Placement, place
+
+MAX_OTHER_TOKENS = 0.005  # share of the vocabulary: padding and the like that one side added
+
+
+def source_or_pocket(
+    target: LoadedTarget, source: str | Path | None, part: str, needs: str
+) -> str | Path:
+    """Returns `source`, or by default the folder of the part that ships with pocket.
+
+    Args:
+        target: if it is not pocket, there is no default.
+        source: a folder or hub id.
+        part: the folder's name in pocket.
+        needs: a description of the part, for the error.
+    """
+    if source is None and target.name != POCKET:
+        raise SpecjaxError(f"{needs}; name a folder or a hub id")
+    return pocket_part(part) if source in (None, POCKET) else source
+
+
+def load_head(
+    source: str | Path,
+    target: LoadedTarget,
+    formats: Sequence[HeadFormat],
+    wanted: HeadFormat | None = None,
+    dtype: DTypeLike | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Loads a head for `target`, such as `EagleHead`, and its params.
+
+    Args:
+        source: the folder of a head, that of a run of `specjax train`, or a hub id.
+        target: the target that the head was trained for.
+        formats: those known.
+        wanted: the format of the head; by default the folder decides.
+        dtype: of the params; by default that of the target's.
+    """
+    folder = find_head(source, formats, wanted)
+    head, params = head_files.load_head(
+        folder,
+        wanted or detect_format(folder, formats),
+        target.config,
+        target.dtype if dtype is None else dtype,
+        progress=True,
+        others=formats,
+    )
+    check_owner(folder, fingerprint(target.config, target.params))
+    return head, target.place(params)
+
+
+def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
+    """Loads a draft model for `target`, in the dtype of its params; by default pocket's."""
+    needs = "method 'draft-model' needs a draft model of the target's vocabulary"
+    draft = load(source_or_pocket(target, source, "draft", needs), dtype=target.dtype)
+    _check_same_tokens(target, draft)
+    if target.mesh is None:
+        return draft
+    placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
+    return replace(draft, model=cast(Any, draft.model).clone(mesh=target.mesh), params=placed)
+
+
+def classifier_of(
+    target: LoadedTarget, draft: LoadedTarget, folder: str | Path
+) -> tuple[TrainedClassifier, Any]:
+    """Loads the classifier of the rule `disco` for this target and draft, and its params."""
+    trained = load_classifier(folder)
+    trained.check_owner(*(fingerprint(model.config, model.params) for model in (target, draft)))
+    return trained, target.place(jax.tree.map(jnp.asarray, trained.params))
+
+
+def load_datastore(target: LoadedTarget, folder: str | Path) -> Any:
+    """Loads the params of a datastore that was built with the target's tokenizer."""
+    loaded = datastore.load_datastore(folder)
+    if target.tokenizer is not None:
+        loaded.check_tokenizer(datastore.tokenizer_fingerprint(target.tokenizer))
+    return target.place(datastore.params(loaded))
+
+
+def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
+    """Raises SpecjaxError if the draft has other tokens than the target, except for a few."""
+    if draft.config.vocab_size != target.config.vocab_size:
+        raise SpecjaxError(
+            f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
+            f"one of {target.config.vocab_size}; use a draft with the target's tokenizer"
+        )
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    vocabulary = target.tokenizer.get_vocab()
+    others = [
+        text for text, token in draft.tokenizer.get_vocab().items() if vocabulary.get(text) != token
+    ]
+    if len(others) > MAX_OTHER_TOKENS * len(vocabulary):
+        raise SpecjaxError(
+            f"draft {draft.name} has another tokenizer: {len(others)} of its tokens, such as "
+            f"{others[0]!r}, are not the target's; use a draft with the target's tokenizer"
+        )
