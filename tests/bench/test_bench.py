@@ -504,7 +504,10 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
         ({"batch": "1,two"}, "must name different whole numbers"),
         ({"set": ("pld.num_tokens",)}, "is not NAME=VALUE"),
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
-        ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; it has num_tokens"),
+        (
+            {"set": ("pld.num_tokens=3", "pld.colour=1")},
+            "no setting 'colour'; its settings are: num_tokens",
+        ),
         ({"trace": True}, "name one with --out"),
         ({"tasks": "no/such/file"}, "cannot be read"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),

@@ -29,9 +29,9 @@ def test_rest_reads_the_datastore(tiny, datastore, capsys):
 def test_rest_without_a_datastore_says_how_to_make_one(tiny, error_line):
     command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method"]
     assert main([*command, "rest"]) == 2
-    assert "needs a datastore; name a folder" in error_line()
+    assert "needs a datastore, which `specjax datastore build` makes; name a folder" in error_line()
     assert main([*command, "pld", "--drafter", "x"]) == 2
-    assert "method 'pld' reads nothing" in error_line()
+    assert "method 'pld' takes no drafter" in error_line()
 
 
 def test_a_datastore_that_is_damaged_or_of_another_tokenizer_is_refused(

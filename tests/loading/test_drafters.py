@@ -66,8 +66,7 @@ def test_without_a_head_of_the_target_there_is_no_drafter(tmp_path):
     stranger = save(tmp_path / "stranger", {"target": "another"})
     fails("this head was trained for target another, but this one is", stranger)
     fails("top_k 41 exceeds the head's vocabulary", save(tmp_path / "head"), top_k=41)
-    fails("setting top_k of method 'eagle2' is 'all', not a whole number", stranger, top_k="all")
-    fails("depth 0 must be at least 1", stranger, depth=0)
+    fails("`top_k` must be a whole number, got 'all'", stranger, top_k="all")
 
 
 # ---- auto ---------------------------------------------------------------------------------------
@@ -120,7 +119,7 @@ def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_e
         ({"settings": {"nope": 1}}, "has no setting 'nope'; .*run `specjax tune machine` again"),
         ({"method": "nope"}, "cannot load nope"),
         ({"method": "lookahead", "settings": {}}, "cannot load lookahead"),
-        ({"widths": (1, 4)}, "its passes have 8 rows now, and 4 were timed"),
+        ({"widths": (1, 4)}, "its passes have 8 nodes now, but passes of 4 were timed"),
         ({"method": "rest", "settings": {}, "source": "/gone"}, "cannot load rest.*gone.*again"),
     ],
 )
@@ -131,7 +130,7 @@ def test_a_choice_that_no_longer_loads_says_what_to_do(load, changes, message):
 
 def test_auto_takes_neither_settings_nor_a_source():
     assert METHODS["auto"].settings == {}
-    with pytest.raises(SpecjaxError, match="has none: `specjax tune machine` chooses them"):
+    with pytest.raises(SpecjaxError, match="its settings are: none"):
         load_drafter("auto", tiny(), num_tokens=3)
-    with pytest.raises(SpecjaxError, match="leave out 'folder'"):
+    with pytest.raises(SpecjaxError, match="takes no drafter, got 'folder'; leave it out"):
         load_drafter("auto", tiny(), "folder")
