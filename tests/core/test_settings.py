@@ -96,5 +96,5 @@ def test_messages_name_field_bounds_value_and_remedy():
 
 def test_field_texts_end_with_the_bounds():
     texts = field_texts(Options)
-    assert texts["count"] == "How many; at least 1 and at most 9."
-    assert texts["place"] == "Where; near or far."
+    assert texts["count"] == "Count; at least 1 and at most 9."
+    assert texts["place"] == "Place; near or far."
