@@ -1,4 +1,4 @@
-"""Helps the notebooks: picks a target that fits the machine, and draws texts and rounds."""
+"""Helpers for notebooks: pick a target that fits the machine, and draw texts and rounds."""
 
 import shlex
 import time
