@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import UseAppendAction, arg
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import setting
 
 if TYPE_CHECKING:
     from specjax.decoding.sampling import Sampling
@@ -58,7 +59,7 @@ class BenchOptions:
     that is likely enough."""
     runs: int = 3
     """Runs of each prompt by each method."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, below=2**32)
     """The seed for sampling, and for the tasks that pocket makes."""
     peers: Annotated[str, arg(metavar="A,B")] = ""
     """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the

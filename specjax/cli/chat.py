@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from specjax.cli.options import DecodingOptions
+from specjax.cli.decoding_options import DecodingOptions
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Chat(DecodingOptions):
 
     def run(self) -> None:
         """Answers until the input ends."""
-        from specjax.cli.generate_report import GenerateOutput
-        from specjax.cli.measure import timed_text
+        from specjax.cli.generation import timed_text
+        from specjax.cli.generation_output import GenerateOutput
 
         output = GenerateOutput(is_json=False)
         target, request_for = self.load()

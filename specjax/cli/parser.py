@@ -20,7 +20,7 @@ from tyro.conf import UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import field_texts
+from specjax.core.settings import SettingError, check_fields, field_texts
 
 COMPLETION = "--tyro-write-completion"
 WIDTH = 76  # of the prose in help
@@ -66,7 +66,13 @@ def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
             config=config,
             registry=_registry(),
         )
-    return getattr(command, "chosen", command)
+    while hasattr(command, "chosen"):
+        command = command.chosen
+    try:
+        check_fields(command)
+    except SettingError as error:
+        raise SpecjaxError(_as_option(str(error), type(command))) from None
+    return command
 
 
 def flags_of(command: type) -> list[str]:
@@ -178,12 +184,19 @@ def _complaint(event: events.ParseErrorEvent, words: str, chosen: Any) -> str:
             name = option.display_name()
             return f"{name} {value!r} is not one of {', '.join(choices)}; {more}"
         case events.InstantiationFailure(argument=None, message=message):
-            return message
+            return _as_option(message, chosen)
         case events.InstantiationFailure(argument=option, message=message):
             return f"{option.display_name()}: {message}; {more}"
         case events.BadValue(argument=option):
             return f"{option.display_name()} needs a value; {more}"
     return f"`{words}` cannot read its arguments; {more}"
+
+
+def _as_option(message: str, command: type) -> str:
+    """Replaces the name of a field at the start of a message by that of its option."""
+    name = message.partition("`")[2].partition("`")[0]
+    flag = "--" + name.replace("_", "-")
+    return message.replace(f"`{name}`", flag, 1) if flag in flags_of(command) else message
 
 
 def _nearest(word: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from tyro.conf import arg
 from specjax.bench.measure import with_progress
 from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
-from specjax.cli.options import TargetOptions
+from specjax.cli.decoding_options import TargetOptions
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.loading.parts import load_draft

@@ -13,8 +13,8 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import with_progress
+from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.environment import joined, use_compilation_cache
-from specjax.cli.options import TargetOptions
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.options import names_in, settings_in, sources_in
-from specjax.cli.options import TargetOptions
+from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
 from specjax.core.errors import SpecjaxError
 

@@ -7,15 +7,10 @@ from typing import get_type_hints
 import pytest
 
 from specjax.cli import COMMANDS, main
-from specjax.cli.parser import Group, flags_of
+from specjax.cli.parser import flags_of
 from specjax.core.settings import field_texts
+from tests.cli.commands import COMMAND_CLASSES
 
-COMMAND_CLASSES = {}
-for _name, _command in COMMANDS.items():
-    if isinstance(_command, Group):
-        COMMAND_CLASSES |= {f"{_name} {word}": kind for word, kind in _command.load().items()}
-    else:
-        COMMAND_CLASSES[_name] = _command
 POSITIONAL = {
     "generate": ["prompt"],
     "report": ["folder"],

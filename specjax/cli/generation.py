@@ -46,9 +46,8 @@ class GenerationRequest:
         """Returns the same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
         engine, params = replace(self.engine, drafter=drafter), Params(self.target.params, params)
-        return replace(
-            self, runner=replace(self.runner, name="plain", engine=engine, params=params)
-        )
+        runner = replace(self.runner, name="plain", engine=engine, params=params)
+        return replace(self, runner=runner)
 
     def check(self) -> None:
         """Checks the request before anything is compiled."""

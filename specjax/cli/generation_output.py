@@ -14,15 +14,12 @@ from rich.text import Text
 
 from specjax.bench.acceptance import advice_on
 from specjax.bench.measure import PLAIN
-from specjax.cli.measure import GenerationRequest, TimedText
+from specjax.cli.generation import GenerationRequest, TimedText
+from specjax.cli.live_text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
+from specjax.cli.output import console
 from specjax.cli.prompts import INSTRUCTION, Source
-from specjax.cli.text import DRAFTED, LiveText, show_sources, spans_in_prompt, write_page
 from specjax.decoding.sampling import LOSSY
 from specjax.run.runner import TimedRun
-
-
-def _console(stderr: bool = False) -> Console:
-    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class GenerateOutput:
     """The output of one command."""
 
     is_json: bool
-    output: Console = field(default_factory=_console)
-    notes: Console = field(default_factory=lambda: _console(stderr=True))
+    output: Console = field(default_factory=lambda: console(soft_wrap=True))
+    notes: Console = field(default_factory=lambda: console(soft_wrap=True, stderr=True))
 
     def busy(self, doing: str) -> AbstractContextManager[Any]:
         """Shows a status on a terminal; redrawn rarely, it does not disturb timing."""
@@ -45,7 +42,7 @@ class GenerateOutput:
             self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
 
     def legend(self) -> None:
-        """Says what the colours of a text mean, where there are any."""
+        """Explains the colours of the text, if the terminal has any."""
         if self.output.is_terminal and self.output.color_system and not self.output.no_color:
             legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
             self.output.print(legend)
@@ -109,12 +106,9 @@ class GenerateOutput:
         if with_spans:
             values["spans"] = spans_in_prompt(results[0].source, len(request.prompt_ids))
         if plain:
-            same = (
-                results[0].tokens == results[1].tokens
-                if request.engine.sampling.is_reproducible
-                else None
-            )
-            values |= {"plain": plain[0], "identical": same}
+            is_reproducible = request.engine.sampling.is_reproducible
+            is_identical = results[0].tokens == results[1].tokens if is_reproducible else None
+            values |= {"plain": plain[0], "identical": is_identical}
         self.output.file.write(json.dumps(values) + "\n")
         self.output.file.flush()
 
