@@ -84,15 +84,15 @@ class Generate(DecodingOptions):
         else:
             with output.busy("measuring"):
                 results = time_in_turn(requests, NUM_PAIRS if self.compare else 1)
-        output.warn(request, results)
+        output.warn(results)
         if self.json:
-            output.json(request, source, results, compile_seconds, self.attribute)
+            output.json(source, results, compile_seconds, self.attribute)
         else:
             if self.attribute:
-                output.sources(request, results[0])
-            output.figures(request, results, sum(compile_seconds))
+                output.sources(results[0])
+            output.figures(results, sum(compile_seconds))
         if self.attribute_html is not None:
-            output.page(request, results[0], self.attribute_html)
+            output.page(results[0], self.attribute_html)
 
     def _run_all(self, file: Path) -> None:
         """Continues every prompt of a file, in one compiled program."""
@@ -115,8 +115,8 @@ class Generate(DecodingOptions):
         for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):
             with output.busy(f"{number} of {len(requests)}"):
                 results = time_in_turn([request], 1)
-            output.warn(request, results)
-            output.json(request, source, results, [seconds], self.attribute)
+            output.warn(results)
+            output.json(source, results, [seconds], self.attribute)
 
     def _check_attribution(self) -> None:
         from specjax.core.files import check_writable, expand_user

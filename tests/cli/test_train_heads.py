@@ -21,7 +21,7 @@ import pytest
 from specjax import __version__
 from specjax.bench.acceptance import advice
 from specjax.cli import main
-from specjax.cli.train import train_commands
+from specjax.cli.groups import TRAIN
 from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import USER, Conversation, Turn
@@ -167,7 +167,7 @@ def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path
 
 def test_runs_last_as_published_and_hass_comes_in_stages_too():
     names = ("eagle", "hass", "eagle3", "hass-stage-1", "hass-stage-2")
-    made = {name: train_commands()[name](out=Path("x")) for name in names}
+    made = {name: TRAIN.load()[name](out=Path("x")) for name in names}
     assert [each.epochs for each in made.values()] == [20, 40, 40, 40, 10]
     hass, _, *stages = [made[name] for name in names[1:]]
     assert [each.method for each in stages] == ["hass", "hass"]

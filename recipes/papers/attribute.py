@@ -36,13 +36,13 @@ class Attribute(TargetOptions):
         """Scores the file and prints the table."""
         from rich.table import Table
 
-        from specjax.core.companions import companion
         from specjax.core.files import expand_user
         from specjax.loading.drafters import load_drafter
         from specjax.models.target import Taps
 
-        quotesum = companion("papers.quotesum")
-        examples, warnings = quotesum.read_quotesum(expand_user(self.file))
+        from .quotesum import evaluate, read_quotesum
+
+        examples, warnings = read_quotesum(expand_user(self.file))
         examples = examples[: self.limit]
         for line in warnings:
             warn(line)
@@ -52,7 +52,7 @@ class Attribute(TargetOptions):
         Taps(layers).check(target.config)
         tokenizer, length = target.require_tokenizer(), drafter.max_depth
         model = target.model, target.params, tokenizer
-        scores = quotesum.evaluate(examples, *model, layers[0], length, self.thresholds)
+        scores = evaluate(examples, *model, layers[0], length, self.thresholds)
         table = Table("min span", "precision", "recall", "F1", box=None)
         for min_span, row in scores.items():
             table.add_row(str(min_span), *(f"{share:.3f}" for share in row))
