@@ -211,7 +211,7 @@ def test_a_prompt_may_come_from_standard_input(generate, tmp_path, monkeypatch):
             assert generate(*option)["tokens"] == wanted
 
 
-def test_many_prompts_are_answered_line_by_line(generate, tiny, tmp_path, capsys, error_line):
+def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsys, error_line):
     file = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "previous?"}
     rows = [{"prompt": "return best"}, "def f(x):" * 20, {"messages": [message]}]
