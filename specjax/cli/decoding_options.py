@@ -38,8 +38,8 @@ class TargetOptions:
         from specjax.loading.targets import load
 
         use_compilation_cache()
-        options = {"dtype": self.dtype, "quantize": self.quantize, "mesh": self.mesh}
-        return load(self.target, **(options | others))
+        options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
+        return load(self.target, **({"mesh": self.mesh} | options | others))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,16 +120,17 @@ def _registry() -> ConstructorRegistry:
     def read_options(info: Any) -> StructConstructorSpec | None:
         if not is_dataclass(info.type) or getattr(info.type, "__parameters__", ()):
             return None  # tyro wraps a choice of commands in a generic dataclass
-        hints, texts = get_type_hints(info.type, include_extras=True), field_texts(info.type)
+        owner: Any = info.type
+        hints, texts = get_type_hints(owner, include_extras=True), field_texts(owner)
         options = []
-        for field in fields(info.type):
+        for field in fields(owner):
             kind, text = hints[field.name], texts.get(field.name, "")
             if "Literal" in str(kind):  # the choices are beside the option already
                 text = text.rpartition("; ")[0] + "."
-            annotated = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
+            annotated: Any = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
             default = _default(field, info.default)
             options.append(StructFieldSpec(field.name, annotated, default, text))
-        return StructConstructorSpec(info.type, tuple(options))
+        return StructConstructorSpec(owner, tuple(options))
 
     return registry
 
@@ -183,9 +184,9 @@ def _complaint(event: events.ParseErrorEvent, words: str, chosen: Any) -> str:
         case events.InvalidChoice(argument=option, value=value, choices=choices):
             name = option.display_name()
             return f"{name} {value!r} is not one of {', '.join(choices)}; {more}"
-        case events.InstantiationFailure(argument=None, message=message):
-            return _as_option(message, chosen)
         case events.InstantiationFailure(argument=option, message=message):
+            if option is None:  # an error of the options together
+                return _as_option(message, chosen)
             return f"{option.display_name()}: {message}; {more}"
         case events.BadValue(argument=option):
             return f"{option.display_name()} needs a value; {more}"

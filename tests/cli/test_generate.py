@@ -227,7 +227,7 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     assert f"{file}:2 is not a prompt" in error_line()
     file.write_text(json.dumps("best " * 400))
     assert main(command) == 2
-    assert f"{file}:1: " in (line := error_line()) and "generate at most" in line
+    assert f"{file}:1: " in error_line()
 
 
 def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):

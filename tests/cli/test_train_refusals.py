@@ -39,8 +39,8 @@ def train(tiny, data):
     [
         (["--seed", "-1"], "seed"),
         (["--batch-size", "0"], "batch"),
-        (["--longest", "2"], "3 tokens"),
-        (["--buckets", "64", "32"], "(64, 32)"),
+        (["--longest", "2"], "longest"),
+        (["--buckets", "64", "32"], "buckets"),
         (["--packing", "--buckets", "2048"], "buckets"),
         (["--buckets", "64", "2048"], "320 positions"),
         (["--noise", "-1"], "noise"),
