@@ -83,8 +83,9 @@ class Convert:
         from specjax.models.io.head_files import detect_format, read_about, save_head
         from specjax.models.io.weights import import_torch, stored_dtype
 
-        folder = find_head(self.source)
-        format = detect_format(folder, HEAD_FORMATS)  # before the slow load
+        formats = METHODS.head_formats
+        folder = find_head(self.source, formats)
+        format = detect_format(folder, formats)  # before the slow load
         layouts = list(format.layouts)
         layout = self.layout or (format.kind if format.kind in layouts else layouts[0])
         if layout not in layouts:
@@ -96,7 +97,7 @@ class Convert:
         dtype = self.dtype or stored_dtype(folder, tuple(format.files))
         target = load(head_of, dtype=dtype)
         target_path = pocket_folder() if head_of == POCKET else expand_user(head_of)
-        head, params = load_head(folder, target, format=format)
+        head, params = load_head(folder, target, formats, format)
         if self.draft_vocab is not None:
             head, params = self._with_draft_vocab(head, params, target, self.draft_vocab)
         save_head(

@@ -39,7 +39,8 @@ class TargetOptions:
 
         use_compilation_cache()
         options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
-        return load(self.target, **({"mesh": self.mesh} | options | others))
+        options["mesh"] = self.mesh
+        return load(self.target, **(options | others))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class DecodingOptions(PassOptions):
         from specjax.run.runner import Runner
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
-        settings = read_settings(self.method, self.set)
+        settings = METHODS.read_settings(self.method, self.set)
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; pass the text to stop at")
         target = self.load_target(revision=self.revision)

@@ -17,7 +17,7 @@ from specjax.cli.decoding_options import TargetOptions
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.settings import setting
-from specjax.loading.drafters import load_draft
+from specjax.loading.parts import load_draft
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier
 from specjax.run.distillation import answers_of

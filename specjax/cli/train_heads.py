@@ -200,10 +200,11 @@ class TrainHead(TargetOptions):
         new_head = self.training.new_head(target.config)
         if self.start is None:
             return new_head, None
-        format = detect_format(find_head(self.start), HEAD_FORMATS)
+        formats = METHODS.head_formats
+        format = detect_format(find_head(self.start, formats), formats)
         if format.kind not in self.training.adopts:
             format = self.format
-        head, params = load_head(self.start, target, "float32", format)
+        head, params = load_head(self.start, target, formats, format, "float32")
         if isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False):
             head, params = with_draft_tokens(head, params, [])  # train on all tokens
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))

@@ -21,10 +21,20 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, expand_user, writable_folder
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
-from specjax.loading.drafters import OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, load_drafter
+from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import AUTO, Tuned, read_tuned, tuned_file, tuned_for, write_tuned
+from specjax.loading.tuned import (
+    AUTO,
+    OTHER_RULES,
+    TUNED_DRAFT,
+    TUNED_HEAD,
+    Tuned,
+    read_tuned,
+    tuned_file,
+    tuned_for,
+    write_tuned,
+)
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import read_tasks, requests_of
