@@ -30,7 +30,7 @@ from specjax import speculative_generate
 from specjax.bench.summary import TextPair
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.cli import main
-from specjax.cli.environment import distributed
+from specjax.cli.environment import joined
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.memory import num_bytes
@@ -162,7 +162,7 @@ def first_difference(found: np.ndarray, alone: np.ndarray) -> str:
             row,
             BATCH,
         )
-        at, gap = NearTies(target, SAMPLING, 0).parting(texts)
+        at, gap = NearTies(target, SAMPLING, 0).divergence(texts)
         kind = "a near tie" if gap <= near_tie_in("float32") else "no near tie"
         return f"row {row}, token {at}: {found[row, at]} for {alone[row, at]}, {kind} ({gap:.1e})"
     return ""
@@ -299,7 +299,7 @@ def killed_run(folder: str, how: str) -> None:
         count(self, batch)
 
     Progress.count = count_to_the_end
-    with distributed(how):
+    with joined(how):
         run(make_mesh("data=2,model=4"), Path(folder) / "killed")
 
 

@@ -1,8 +1,9 @@
 """Compares the papers' claims with a finished benchmark: python -m benchmarks.claims FOLDER
 
 FOLDER is that of `specjax bench --methods all --temperature 0,1 --trace --out FOLDER`; the claims
-read what is there. `specjax tune pld-plus --plots FOLDER` adds evidence; claims without any are
-listed with the command that would measure them.
+read what is there. `specjax tune pld-plus --plots FOLDER` and `python -m
+benchmarks.claims.ablations --out FOLDER` add evidence; claims without any are listed with the
+command that would measure them.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from benchmarks.claims.checks import Check
 from benchmarks.claims.evidence import RULE, Evidence, Finding, NotMeasured, Verdict, read_evidence
 from benchmarks.claims.papers import PAPERS, Claim
 from benchmarks.harness import main, table
-from specjax.bench.checks import complaints
+from specjax.bench.checks import problems
 from specjax.bench.results import read_results
 from specjax.core.files import expand_user, writable
 
@@ -88,7 +89,7 @@ def run(options: ClaimsOptions) -> None:
     papers = {
         paper: [examine(claim, evidence) for claim in claims] for paper, claims in PAPERS.items()
     }
-    text = report(papers, found.about, complaints(found.rows))
+    text = report(papers, found.about, problems(found.rows))
     print(text)
     if options.out:
         path = expand_user(options.out)

@@ -114,7 +114,7 @@ class Evidence:
         """Returns a point of a swept setting, or the best for the value "best".
 
         Raises:
-            NotMeasured: if `specjax tune`, with `tuned`, has left no such point.
+            NotMeasured: if neither `specjax tune` nor the ablations left such a point.
         """
         for curve in self.curves:
             points = curve.series.get(series, ()) if curve.setting == setting else ()
@@ -123,7 +123,10 @@ class Evidence:
             for point in points:
                 if point.value == value:
                     return point
-        raise NotMeasured(f"specjax tune {tuned} --plots FOLDER")
+        raise NotMeasured(
+            f"specjax tune {tuned} --plots FOLDER, then "
+            "python -m benchmarks.claims.ablations --out FOLDER"
+        )
 
 
 def read_evidence(folder: Path) -> Evidence:
@@ -134,9 +137,9 @@ def read_evidence(folder: Path) -> Evidence:
     """
     found = read_results(folder)
     samples: dict[float, dict[str, list[Sample]]] = {}
-    for stage, runs in read_samples(folder).items():
-        for run in runs if stage.num_rows == 1 else ():
-            samples.setdefault(stage.temperature, {}).setdefault(run.method, []).append(run)
+    for condition, runs in read_samples(folder).items():
+        for run in runs if condition.batch_size == 1 else ():
+            samples.setdefault(condition.temperature, {}).setdefault(run.method, []).append(run)
     rows: dict[float, list[Measurement]] = {}
     for row in found.rows:
         if row.batch == 1:

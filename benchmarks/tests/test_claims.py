@@ -33,7 +33,7 @@ from benchmarks.claims.evidence import (
 from benchmarks.claims.papers import PAPERS, Claim
 from specjax.bench.curves import Curve, Point, keep_curve
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
-from specjax.bench.results import Stage, open_results
+from specjax.bench.results import Condition, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import Request
@@ -227,8 +227,8 @@ def folder(tmp_path):
     results = open_results(tmp_path, {"target": "pocket", "command": "specjax bench"})
     plain, eagle = runs(PLAIN), runs("eagle", FEW, (0.5,) * 7)
     for turn in zip(plain, eagle, strict=True):
-        results.add_turn(Stage(0.0, 1), turn)
-        results.add_turn(Stage(0.0, 4), turn)  # which no claim reads
+        results.add_trial(Condition(0.0, 1), turn)
+        results.add_trial(Condition(0.0, 4), turn)  # which no claim reads
     results.write_rows(summarise([*plain, *eagle], {PLAIN: Program(), "eagle": Program()}))
     results.write_traces({"temperature": 0.0, "methods": [{"method": "eagle", **traced(1, 2, 3)}]})
     keep_curve(tmp_path, curves_of(new={10: 2.0})[0])

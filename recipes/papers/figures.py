@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from specjax.bench.measure import PLAIN, Sample
-from specjax.bench.results import Stage, read_results, read_samples
+from specjax.bench.results import Condition, read_results, read_samples
 from specjax.bench.summary import Measurement
 
 from .recipe import ALL, Cell, Figure, Part, Recipe, RecipeColumn
@@ -47,7 +47,9 @@ def figures_of(
             if not measured or None in measured:
                 continue
             of_method = [
-                sample for sample in samples.get(Stage(temperature, 1), ()) if sample.method == name
+                sample
+                for sample in samples.get(Condition(temperature, 1), ())
+                if sample.method == name
             ]
             figure = _figure(spec, [row for row in measured if row], of_method)
             if figure is not None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import Contestant, Request
 from specjax.bench.options import BenchOptions
-from specjax.bench.results import Stage
+from specjax.bench.results import Condition
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -91,9 +91,13 @@ class WithOracle:
     max_length: int
 
     def __call__(
-        self, target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
+        self,
+        target: LoadedTarget,
+        options: BenchOptions,
+        requests: Sequence[Request],
+        condition: Condition,
     ) -> list[Contestant]:
-        contestants = make_contestants(target, options, requests, stage)
+        contestants = make_contestants(target, options, requests, condition)
         plain = contestants[0]
         settings = {"rule": "fixed", "max_length": self.max_length}
         drafter, params = load_drafter("draft-model", target, self.source, **settings)

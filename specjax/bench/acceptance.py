@@ -37,8 +37,7 @@ class Acceptance:
         """At each depth, the share of rounds that accepted one more token (HASS, figure 5).
 
         Only rounds that had accepted everything above count. A round that drafted no more, or was
-        the last of a text and cut, counts like one whose draft was rejected. The list ends at the
-        deepest depth that was tried.
+        cut at the end of a text, counts as rejected. The list ends at the deepest depth tried.
         """
         at_least = np.cumsum(self.counts[::-1])[::-1]  # rounds that committed n tokens or more
         return [
@@ -49,18 +48,18 @@ class Acceptance:
 
 
 def advice(accepted_length: float, rounds: int) -> str:
-    """Returns what to check of a drafter if almost nothing was accepted in many rounds, or ""."""
+    """Returns a warning if almost nothing was accepted in many rounds, or ""."""
     if accepted_length >= USELESS or rounds < MIN_ROUNDS:
         return ""
     return (
         f"accepted length {accepted_length:.2f}: almost nothing that it drafted was accepted in "
-        f"{rounds} rounds; check that the drafter was trained for this very target, with its "
-        "tokenizer and chat template, and that all weights of drafter and target were read"
+        f"{rounds} rounds; check that the drafter was trained for this target, with its "
+        "tokenizer and chat template, and that all weights of drafter and target were loaded"
     )
 
 
 def advice_on(method: str, accepted_length: float, rounds: int) -> str:
-    """Returns the same of a method that drafts with trained weights; of others ""."""
+    """Returns the same for a method with trained weights; for others ""."""
     is_trained = method in METHODS and METHODS[method].is_trained
     return advice(accepted_length, rounds) if is_trained else ""
 
@@ -74,19 +73,19 @@ def acceptance(
     max_new_tokens: int = 128,
     seed: int = 0,
 ) -> Acceptance:
-    """Lets the target continue all prompts with this drafter, several at a time."""
+    """Measures the acceptance of a drafter on prompts, several at a time."""
     order = sorted(prompts, key=len)
     width = padded_length(order)
     total = np.zeros(drafter.max_depth + 2, np.int64)
     count = 1 if target.mesh is None else target.mesh.shape[DATA]
     size = -(-BATCH // count) * count
     for first in range(0, len(order), size):
-        rows = list(order[first : first + size])
-        num_rows = len(rows)
-        rows += rows[-1:] * (size - num_rows)  # every batch has the same shape
+        batch = list(order[first : first + size])
+        num_prompts = len(batch)
+        batch += batch[-1:] * (size - num_prompts)  # every batch has the same shape
         out = speculative_generate(
             Params(target.params, drafter_params),
-            from_ids(rows, width),
+            from_ids(batch, width),
             jax.random.key(seed + first),
             target=target.model,
             drafter=drafter,
@@ -94,5 +93,5 @@ def acceptance(
             max_new_tokens=max_new_tokens,
             eos=target.eos,
         )
-        total += np.asarray(out.stats.accepted_lengths)[:num_rows].sum(axis=0)
+        total += np.asarray(out.stats.accepted_lengths)[:num_prompts].sum(axis=0)
     return Acceptance(tuple(total.tolist()))

@@ -30,18 +30,18 @@ def read_bandwidth() -> float:
     return NUM_PASSES * NUM_BYTES / median(seconds)
 
 
-def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> float:
-    """Returns the bytes that a pass reads: the weights, and the cache of `length` tokens per row.
+def bytes_per_pass(target: LoadedTarget, length: float, batch_size: int = 1) -> float:
+    """Returns the bytes that a pass reads: weights, and a cache of `length` tokens per sequence.
 
-    On a mesh they are those of one device; the devices of a CPU read from the same memory, so there
-    they are those of all. Of an embedding table that is not the LM head too, it reads single rows.
+    On a mesh it counts one device, but on a CPU all of them, because they share their memory. An
+    embedding table that is not also the LM head does not count: a pass reads single rows of it.
     """
     model, params, mesh = target.model, target.params, target.mesh
     # The embedding table is as large as the LM head.
     is_tied = target.config.tie_word_embeddings
     unread = 0 if is_tied else device_bytes(model.lm_head(params))
-    slot = jax.eval_shape(partial(model.new_cache, params, num_rows, 1))
-    slot = constrain_rows(slot, mesh, num_rows)
+    slot = jax.eval_shape(partial(model.new_cache, params, batch_size, 1))
+    slot = constrain_rows(slot, mesh, batch_size)
     cache = length * device_bytes((slot.keys, slot.values))
     num_devices = 1 if mesh is None or jax.default_backend() != "cpu" else mesh.size
     return (device_bytes(params) - unread + cache) * num_devices
@@ -50,8 +50,8 @@ def bytes_per_pass(target: LoadedTarget, length: float, num_rows: int = 1) -> fl
 def with_bandwidth_share(
     row: Measurement, target: LoadedTarget, bandwidth: float | None
 ) -> Measurement:
-    """Adds the share of `bandwidth`, in bytes per second, that the rounds of a row must read."""
-    # A peer has weights of its own and may run elsewhere.
+    """Adds the share of `bandwidth`, in bytes per second, that the row's rounds must read."""
+    # A peer has other weights and may run elsewhere.
     if bandwidth is None or row.peak_bytes is None or row.decode_seconds is None:
         return row
     num_bytes = bytes_per_pass(target, row.mean_length, row.batch) * row.passes

@@ -1,4 +1,4 @@
-"""Checks of measurements: what the figures must not be trusted for, in words."""
+"""Flags measurements that cannot be trusted."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from specjax.decoding.sampling import Sampling
 
 
 def same(row: Measurement, sampling: Sampling) -> str:
-    """Says in a word or two whether the tokens are plain decoding's."""
+    """Describes in a word or two whether the tokens are plain decoding's."""
     if not row.is_compared and sampling.is_lossy:
         return "LOSSY"
     if not row.is_compared:
@@ -30,19 +30,19 @@ def near_ties(rows: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def complaints(rows: Sequence[Measurement]) -> list[str]:
-    """Returns one line for each thing that makes figures worthless; none if all is well."""
+def problems(rows: Sequence[Measurement]) -> list[str]:
+    """Returns one line for each problem that invalidates figures."""
     lines = []
     if rows and (num_missing := rows[0].num_missing):
         lines.append(
-            f"INCOMPLETE: {num_missing} turns, of all methods on one batch, have not been measured "
-            "yet; the same command resumes"
+            f"INCOMPLETE: {num_missing} trials, of all methods on one batch, are not measured yet; "
+            "run the same command to resume"
         )
     last = last_task_rows(rows)
     for row in rows:
         text = advice_on(row.method, row.mean_accepted_length, row.rounds)
         if text and row in last:
-            lines.append(f"OF NO USE: {row.method}: {text}")
+            lines.append(f"USELESS DRAFTER: {row.method}: {text}")
         if row.is_total:
             continue  # its parts have been checked
         if row.num_different:

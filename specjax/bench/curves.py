@@ -1,12 +1,11 @@
-"""Curves of settings that were swept, kept as lines of JSON in a benchmark's folder."""
+"""Curves of swept settings, kept as lines of JSON in a benchmark's folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.bench.results import read_lines, replace_lines
-from specjax.core.errors import SpecjaxError
+from specjax.core.folder import Record, RunFolder
 
 CURVES = "curves.jsonl"
 
@@ -29,31 +28,16 @@ class Curve:
 
 
 def keep_curve(folder: Path, curve: Curve) -> None:
-    """Adds a curve to those in the folder; one of the same title is replaced.
-
-    Raises:
-        SpecjaxError: if the file is damaged or cannot be written.
-    """
-    others = [each for each in read_curves(folder) if each.title != curve.title]
-    replace_lines(folder / CURVES, map(asdict, [*others, curve]))
+    """Adds a curve to those in the folder; one of the same title is replaced."""
+    others = [other for other in read_curves(folder) if other.title != curve.title]
+    RunFolder(folder).write_records(CURVES, map(asdict, [*others, curve]))
 
 
 def read_curves(folder: Path) -> list[Curve]:
-    """Returns the curves in the folder; none if there is no such file.
+    """Returns the curves in the folder."""
+    return list(RunFolder(folder).records(CURVES, _curve))
 
-    Raises:
-        SpecjaxError: if the file cannot be read, or a line of it is damaged.
-    """
-    curves = []
-    for number, values in enumerate(read_lines(folder / CURVES), 1):
-        try:
-            series = {
-                name: [Point(*point) for point in points]
-                for name, points in values["series"].items()
-            }
-            curves.append(Curve(values["title"], values["setting"], series))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SpecjaxError(
-                f"{folder / CURVES}:{number} is damaged ({error}); delete this line and tune again"
-            ) from None
-    return curves
+
+def _curve(line: Record) -> Curve:
+    series = {name: [Point(*point) for point in line["series"][name]] for name in line["series"]}
+    return Curve(line["title"], line["setting"], series)

@@ -1,10 +1,9 @@
-"""The options of a benchmark; they import little, so that the command line starts fast."""
+"""The options of a benchmark. Imports are few, so that the command line starts fast."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import UseAppendAction, arg
 
@@ -13,9 +12,11 @@ from specjax.core.settings import setting
 
 if TYPE_CHECKING:
     from specjax.decoding.sampling import Sampling
+    from specjax.loading.targets import LoadedTarget
     from specjax.models.target import Target
 
 ALL_METHODS = "all"
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class BenchOptions:
     `turns` in each line, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail,
     CodeEditorBench, XATU or ArgRewrite; the address of such a file; or a dataset of the hub as
     OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
-    limit: int = 4
+    limit: int = setting(4, at_least=1)
     """Prompts of each kind of task."""
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
     chat_template: Annotated[str | None, arg(metavar="FILE|vicuna")] = None
     """The form of chats: a file with a Jinja template, or vicuna, as Spec-Bench has it for all
     models; by default the target's own."""
-    max_new_tokens: int = 128
+    max_new_tokens: int = setting(128, at_least=1)
     """New tokens per prompt at most."""
     temperature: Annotated[str, arg(metavar="X,X")] = "0"
     """0 takes the most likely token; above 0, tokens are sampled. Several, separated by commas."""
@@ -57,9 +58,9 @@ class BenchOptions:
     """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
     typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
     that is likely enough."""
-    runs: int = 3
+    runs: int = setting(3, at_least=1)
     """Runs of each prompt by each method."""
-    seed: int = setting(0, at_least=0, below=2**32)
+    seed: int = 0
     """The seed for sampling, and for the tasks that pocket makes."""
     peers: Annotated[str, arg(metavar="A,B")] = ""
     """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the
@@ -72,148 +73,148 @@ class BenchOptions:
     """Keep every run in this folder as it comes, for `specjax report`; the same command resumes an
     interrupted benchmark."""
 
+    @property
+    def temperatures(self) -> list[float]:
+        """The temperatures to measure at."""
+        return numbers_in(self.temperature, "--temperature")
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes to measure with."""
+        sizes = numbers_in(self.batch, "--batch", int)
+        if min(sizes) < 1:
+            raise SpecjaxError(
+                f"--batch {self.batch!r} must list numbers above 0; write --batch 1,4"
+            )
+        return sizes
+
+    def sampling(self, temperature: float) -> "Sampling":
+        """Returns how tokens are drawn and accepted at a temperature."""
+        from specjax.decoding.sampling import Sampling
+
+        return Sampling(temperature, verification=self.verification)
+
+
+class Variant(NamedTuple):
+    """A method with the folder that it reads and its settings; several may share a method."""
+
+    method: str
+    source: str | None = None
+    settings: Mapping[str, Any] = {}
+
 
 def names_in(text: str) -> list[str]:
-    """Returns the names in a text with commas between."""
+    """Splits a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def temperatures_in(text: str) -> list[float]:
-    """Returns the temperatures in a text with commas between.
+def numbers_in(text: str, flag: str, convert: Callable[[str], Number] = float) -> list[Number]:
+    """Splits a comma-separated list of different numbers.
 
     Raises:
-        SpecjaxError: for none, or one that is no number.
+        SpecjaxError: for an empty list, a repeated number, or something else.
     """
-    return _different(text, float, "--temperature", "numbers; write 0,1")
-
-
-def batches_in(text: str) -> list[int]:
-    """Returns the batch sizes in a text with commas between.
-
-    Raises:
-        SpecjaxError: for none, or one that is no whole number above 0.
-    """
-    found = _different(text, int, "--batch", "whole numbers above 0; write 1,4")
-    if min(found) < 1:
-        raise SpecjaxError(f"--batch {text!r} must name whole numbers above 0; write 1,4")
-    return found
-
-
-def _different(text: str, kind: type, flag: str, wanted: str) -> list:
     try:
-        found = [kind(name) for name in names_in(text)]
+        numbers = [convert(name) for name in names_in(text)]
     except ValueError:
-        found = []
-    if not found or len(set(found)) < len(found):
-        raise SpecjaxError(f"{flag} {text!r} must name different {wanted}")
-    return found
+        numbers = []
+    if not numbers or len(set(numbers)) < len(numbers):
+        kind = "whole numbers" if convert is int else "numbers"
+        raise SpecjaxError(f"{flag} {text!r} must list different {kind}; write {flag} 1,4")
+    return numbers
 
 
-def sampling_of(options: BenchOptions, temperature: float) -> "Sampling":
-    """Returns how tokens are drawn and accepted.
-
-    Raises:
-        SpecjaxError: for a bad temperature.
-    """
-    from specjax.decoding.sampling import Sampling
-
-    return Sampling(temperature, verification=options.verification)
-
-
-def variants_in(text: str) -> dict[str, str]:
-    """Returns the methods by the names under which they run, from METHOD or NAME=METHOD.
+def sources_in(assignments: Sequence[str]) -> dict[str, str]:
+    """Parses --drafter: the folder by name, from METHOD=FOLDER.
 
     Raises:
-        SpecjaxError: for an unknown method, a name with a dot or equals sign, or one that is
-            given twice or means something else.
+        SpecjaxError: for another form, or a name that is given twice.
     """
-    from specjax.loading.methods import METHODS
-
-    found: dict[str, str] = {}
-    for each in names_in(text):
-        name, equals, method = map(str.strip, each.rpartition("="))
-        name = name if equals else method
-        if method != ALL_METHODS or equals:
-            METHODS.check(method, {})
-        is_free = name and not {".", "="} & set(name) and name not in (*METHODS, ALL_METHODS)
-        if equals and not is_free:
-            raise SpecjaxError(f"--methods {each!r}: {name!r} is no free name; write long=pld")
-        if name in found:
-            raise SpecjaxError(f"--methods names {name} twice; give each a name of its own")
-        found[name] = method
-    return found
-
-
-def sources_in(
-    assignments: Sequence[str], methods: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
-    """Returns the folder of each method, from texts of the form METHOD=FOLDER.
-
-    `methods` are those of contestants with names of their own, which then stand for METHOD.
-
-    Raises:
-        SpecjaxError: for a text of another form, or an unknown method.
-    """
-    from specjax.loading.methods import METHODS
-
     sources = {}
     for assignment in assignments:
-        method, equals, folder = assignment.partition("=")
-        if not (equals and folder):
+        name, _, folder = assignment.partition("=")
+        if not folder:
             raise SpecjaxError(
                 f"--drafter {assignment!r} is not METHOD=FOLDER; name the method that reads it"
             )
-        METHODS.check(methods.get(method, method), {})
-        if method in sources:
-            raise SpecjaxError(f"--drafter names {method} twice; keep one of them")
-        sources[method] = folder
+        if name in sources:
+            raise SpecjaxError(f"--drafter names {name} twice; keep one of them")
+        sources[name] = folder
     return sources
 
 
-def settings_in(
-    assignments: Sequence[str], methods: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each method, from texts of the form METHOD.NAME=VALUE.
-
-    `methods` are those of contestants with names of their own, which then stand for METHOD.
+def parse_variants(
+    methods: str, drafters: Sequence[str], settings: Sequence[str]
+) -> dict[str, Variant]:
+    """Parses --methods, --drafter and --set into variants by name; `all` remains a name.
 
     Raises:
-        SpecjaxError: for a text of another form, an unknown method or setting, or a bad value.
+        SpecjaxError: for an option of another form, an unknown method or setting, a bad value, or a
+            name that is taken.
     """
     from specjax.loading.methods import METHODS
 
-    of_method: dict[str, list[str]] = {}
-    for assignment in assignments:
-        method, dot, setting = assignment.partition(".")
-        if not dot or "=" in method:
+    names, sources = _method_names(methods), sources_in(drafters)
+    settings_of: dict[str, list[str]] = {}
+    for assignment in settings:
+        name, dot, setting = assignment.partition(".")
+        if not dot or "=" in name:
             raise SpecjaxError(
                 f"--set {assignment!r} is not METHOD.NAME=VALUE; write --set pld.num_tokens=20"
             )
-        of_method.setdefault(method.strip(), []).append(setting)
-    return {
-        method: METHODS.read_settings(methods.get(method, method), each)
-        for method, each in of_method.items()
-    }
+        settings_of.setdefault(name.strip(), []).append(setting)
+    variants = {}
+    for name in {**names, **sources, **settings_of}:
+        method, values = names.get(name, name), {}
+        if name in settings_of:
+            values = METHODS.read_settings(method, settings_of[name])
+        elif name != ALL_METHODS:
+            METHODS.check(method, {})
+        variants[name] = Variant(method, sources.get(name), values)
+    return variants
 
 
-def methods_in(text: str, model: "Target", has_parts: bool = False) -> dict[str, str]:
-    """Returns the methods that `text` names, as `variants_in`; if none, all that need no params.
-
-    Args:
-        text: names with commas between, or `all`.
-        model: of the target.
-        has_parts: whether heads, a draft and a datastore come with the target, as with pocket.
-
-    Raises:
-        SpecjaxError: for an unknown method.
-    """
+def _method_names(text: str) -> dict[str, str]:
+    """Parses METHOD or NAME=METHOD."""
     from specjax.loading.methods import METHODS
 
-    named = variants_in(text)
-    if named.pop(ALL_METHODS, None):
-        needed = [name for name in METHODS if has_parts or _needs_no_params(name, model)]
-        return {name: name for name in needed} | named
-    return named or {name: name for name in METHODS if _needs_no_params(name, model)}
+    names: dict[str, str] = {}
+    for item in names_in(text):
+        alias, equals, method = map(str.strip, item.rpartition("="))
+        is_free = alias and not {".", "="} & set(alias) and alias not in (*METHODS, ALL_METHODS)
+        if equals and not is_free:
+            raise SpecjaxError(
+                f"--methods {item!r}: {alias!r} is already taken or invalid; choose another name, "
+                "such as long=pld"
+            )
+        name = alias or method
+        if name in names:
+            raise SpecjaxError(f"--methods names {name} twice; give each a different name")
+        names[name] = method
+    return names
+
+
+def variants_for(
+    methods: str, drafters: Sequence[str], settings: Sequence[str], target: "LoadedTarget"
+) -> dict[str, Variant]:
+    """Parses as `parse_variants`, and adds the methods that `all` or an empty list stands for.
+
+    Raises:
+        SpecjaxError: as `parse_variants` does.
+    """
+    variants = parse_variants(methods, drafters, settings)
+    is_all = variants.pop(ALL_METHODS, None) is not None
+    if names_in(methods) and not is_all:
+        return variants
+    names = default_methods(target.model, has_parts=is_all and target.name == "pocket")
+    return {name: Variant(name) for name in names} | variants
+
+
+def default_methods(model: "Target", has_parts: bool = False) -> list[str]:
+    """Returns the methods that need no params; with `has_parts`, as pocket has, all of them."""
+    from specjax.loading.methods import METHODS
+
+    return [name for name in METHODS if has_parts or _needs_no_params(name, model)]
 
 
 def _needs_no_params(method: str, model: "Target") -> bool:

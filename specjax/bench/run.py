@@ -1,4 +1,4 @@
-"""Runs a benchmark: measures methods on tasks and sums up what they gain over plain decoding."""
+"""Runs a benchmark: measures methods on tasks and summarises their gain over plain decoding."""
 
 import json
 import zlib
@@ -22,26 +22,18 @@ from specjax.bench.measure import (
     warm_up,
     with_progress,
 )
-from specjax.bench.options import (
-    BenchOptions,
-    batches_in,
-    names_in,
-    sampling_of,
-    settings_in,
-    sources_in,
-    temperatures_in,
-    variants_in,
-)
+from specjax.bench.options import BenchOptions, names_in, parse_variants
 from specjax.bench.report.terminal import show
-from specjax.bench.results import Results, Stage, make_folder, open_results
+from specjax.bench.results import Condition, Results, make_folder, open_results
 from specjax.bench.rounds import trace, trace_values
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
 from specjax.core.companions import companion
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
+from specjax.core.settings import check_fields
 from specjax.core.text import token_texts
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
@@ -49,9 +41,11 @@ from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
 from specjax.run.tasks import count_cut, read_tasks, requests_of
 
-MakeContestants = Callable[[LoadedTarget, BenchOptions, Sequence[Request], Stage], list[Contestant]]
-NUM_DRAWN = 5  # rounds of a method that a report draws over time
-LONGEST_PROMPT = 600  # characters of a prompt's end that are kept
+MakeContestants = Callable[
+    [LoadedTarget, BenchOptions, Sequence[Request], Condition], list[Contestant]
+]
+NUM_SHOWN = 5  # rounds of a method that a report draws over time
+MAX_PROMPT = 600  # characters of a prompt's end that are kept
 
 
 def run_bench(
@@ -61,10 +55,11 @@ def run_bench(
 ) -> list[Measurement]:
     """Measures, prints a table per temperature and batch size, and returns all rows.
 
-    When it is interrupted, complete turns are shown and kept; the same options and folder resume.
+    An interrupted benchmark prints and keeps its complete trials; the same options and folder
+    resume it.
 
     Args:
-        load_target: calls `specjax.load`, once all that needs no target has been checked.
+        load_target: loads the target; called after all checks that do not need it.
         options: what to measure.
         make: makes the contestants, plain decoding first.
 
@@ -93,37 +88,33 @@ def run_bench(
         benchmark = Benchmark(target, options, requests, results, make)
         rows = []
         try:
-            for stage in benchmark.stages:
-                benchmark.measure(stage)
-                jax.clear_caches()  # a process may hold only so many compiled programs
+            for condition in benchmark.conditions:
+                benchmark.measure(condition)
+                jax.clear_caches()  # the number of compiled programs in a process is limited
         finally:
-            rows = benchmark.conclude()
+            rows = benchmark.summarise()
         if options.trace:
             benchmark.trace()
     return rows
 
 
 def check(options: BenchOptions) -> None:
-    """Raises SpecjaxError for options that cannot be served, whatever the target is."""
-    for name in ("runs", "limit", "max_new_tokens"):
-        check_at_least(name, getattr(options, name), 1, "nothing would be measured")
-    temperatures = temperatures_in(options.temperature)
-    for temperature in temperatures:
-        sampling_of(options, temperature)
-    batches = batches_in(options.batch)
+    """Checks the options that do not depend on the target."""
+    check_fields(options)
+    for temperature in options.temperatures:
+        options.sampling(temperature)
+    batch_sizes = options.batch_sizes
     if options.chat_template is not None:
         read_template(options.chat_template)
-    named = variants_in(options.methods)
-    if options.peers and 0 not in temperatures:
+    parse_variants(options.methods, options.drafter, options.set)
+    if options.peers and 0 not in options.temperatures:
         raise SpecjaxError(
-            "peers draw with noise of their own, so texts differ; use temperature 0 with peers"
+            "peers draw other noise, so their texts differ; use temperature 0 with peers"
         )
     for name in names_in(options.peers):
-        companion("peers").check_peer(name, batches)
+        companion("peers").check_peer(name, batch_sizes)
     if options.trace and options.out is None:
         raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
-    sources_in(options.drafter, named)
-    settings_in(options.set, named)
 
 
 def about(
@@ -131,8 +122,8 @@ def about(
 ) -> dict[str, Any]:
     """Describes a benchmark: target, device, prompts, methods, settings, versions, command.
 
-    It is resumed only if all of this but the command is the same. Of `num_turns` that the tasks
-    have, `requests` are those that fit the target.
+    It is resumed only if everything but the command is the same. The tasks have `num_turns` turns,
+    and `requests` are those that fit the target.
 
     Raises:
         SpecjaxError: for a method or peer that this target cannot have, or that does not fit in
@@ -140,9 +131,9 @@ def about(
     """
     for name in names_in(options.peers):
         companion("peers").PEERS[name].check(target)
-    stage = Stage(temperatures_in(options.temperature)[0], 1)
-    own = _own_methods(target, options, requests, stage)
-    _check_memory(own, requests, max(batches_in(options.batch)))
+    condition = Condition(options.temperatures[0], 1)
+    runners = _runners(target, options, requests, condition)
+    _check_memory(runners, requests, max(options.batch_sizes))
     prompts = json.dumps([(request.kind, request.ids) for request in requests])
     return {
         "target": target.name,
@@ -156,8 +147,8 @@ def about(
         "num_left_out": num_turns - len(requests) or None,
         "num_cut": count_cut(requests, target.config, options.max_new_tokens) or None,
         "prompts": f"{zlib.crc32(prompts.encode()):08x}",
-        "padded_length": own[0].padded_length,
-        "methods": {each.name: each.settings for each in own},
+        "padded_length": runners[0].padded_length,
+        "methods": {runner.name: runner.settings for runner in runners},
         "peers": options.peers,
         "max_new_tokens": options.max_new_tokens,
         "temperature": options.temperature,
@@ -173,7 +164,7 @@ def about(
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark; its stages share target, prompts and options."""
+    """One benchmark; its conditions share target, prompts and options."""
 
     target: LoadedTarget
     options: BenchOptions
@@ -182,111 +173,113 @@ class Benchmark:
     make: MakeContestants
 
     @property
-    def stages(self) -> list[Stage]:
+    def conditions(self) -> list[Condition]:
         """Every temperature with every batch size."""
         return [
-            Stage(temperature, num_rows)
-            for temperature in temperatures_in(self.options.temperature)
-            for num_rows in batches_in(self.options.batch)
+            Condition(temperature, batch_size)
+            for temperature in self.options.temperatures
+            for batch_size in self.options.batch_sizes
         ]
 
-    def measure(self, stage: Stage) -> None:
-        """Runs what is not among the results yet, and adds it to them."""
-        batches = batches_of(self.requests, stage.num_rows)
-        contestants = self.make(self.target, self.options, self.requests, stage)
-        known = {sample.trial for sample in self.results.samples(stage, batches)}
-        num_missing = len(batches) * self.options.runs - len(known)
+    def measure(self, condition: Condition) -> None:
+        """Runs the trials that are missing from the results, and adds them."""
+        batches = batches_of(self.requests, condition.batch_size)
+        contestants = self.make(self.target, self.options, self.requests, condition)
+        finished = {sample.trial for sample in self.results.samples(condition, batches)}
+        num_missing = len(batches) * self.options.runs - len(finished)
         if not num_missing:
             return
-        known_programs = self.results.programs(stage)
-        for contestant in with_progress(contestants, f"{stage}: compiling", len(contestants)):
+        programs = self.results.programs(condition)
+        for contestant in with_progress(contestants, f"{condition}: compiling", len(contestants)):
             fresh = warm_up([contestant], batches[0])
-            if contestant.name not in known_programs:
-                self.results.add_programs(stage, fresh)
-        turns = measure_trials(
+            if contestant.name not in programs:
+                self.results.add_programs(condition, fresh)
+        trials = measure_trials(
             contestants,
             batches,
             self.options.runs,
-            known,
-            lambda: self.results.add_bandwidth(stage, read_bandwidth()),
+            finished,
+            lambda: self.results.add_bandwidth(condition, read_bandwidth()),
         )
-        for turn in with_progress(turns, f"{stage}: measuring", num_missing):
-            self.results.add_turn(stage, turn)
+        for trial in with_progress(trials, f"{condition}: measuring", num_missing):
+            self.results.add_trial(condition, trial)
 
-    def conclude(self) -> list[Measurement]:
-        """Shows and keeps the rows and texts of all turns so far."""
-        found, num_missing = {}, 0
-        for stage in self.stages:
-            batches = batches_of(self.requests, stage.num_rows)
-            found[stage] = self.results.samples(stage, batches)
-            num_turns = len({sample.trial for sample in found[stage]})
-            num_missing += len(batches) * self.options.runs - num_turns
+    def summarise(self) -> list[Measurement]:
+        """Prints and keeps the rows and texts of all trials so far."""
+        samples_of, num_missing = {}, 0
+        for condition in self.conditions:
+            batches = batches_of(self.requests, condition.batch_size)
+            samples_of[condition] = self.results.samples(condition, batches)
+            num_trials = len({sample.trial for sample in samples_of[condition]})
+            num_missing += len(batches) * self.options.runs - num_trials
         rows, texts = [], []
         tokenizer = self.target.require_tokenizer()
-        for stage, samples in found.items():
+        for condition, samples in samples_of.items():
             if samples:
                 of_stage = [
-                    replace(row, num_missing=num_missing) for row in self._rows(stage, samples)
+                    replace(row, num_missing=num_missing) for row in self._rows(condition, samples)
                 ]
-                sampling = sampling_of(self.options, stage.temperature)
-                show(of_stage, self.options.runs, self.results.bandwidth(stage), sampling)
+                sampling = self.options.sampling(condition.temperature)
+                show(of_stage, self.options.runs, self.results.bandwidth(condition), sampling)
                 rows += of_stage
-                texts += texts_of(stage, samples, tokenizer)
+                texts += texts_of(condition, samples, tokenizer)
         if rows:
             self.results.write_rows(rows)
             self.results.write_texts(texts)
         return rows
 
-    def _rows(self, stage: Stage, samples: Sequence[Sample]) -> list[Measurement]:
-        sampling = sampling_of(self.options, stage.temperature)
+    def _rows(self, condition: Condition, samples: Sequence[Sample]) -> list[Measurement]:
+        sampling = self.options.sampling(condition.temperature)
         compare = NearTies(self.target, sampling, self.options.seed)
-        programs, bandwidth = self.results.programs(stage), self.results.bandwidth(stage)
+        programs, bandwidth = self.results.programs(condition), self.results.bandwidth(condition)
         return [
             with_bandwidth_share(row, self.target, bandwidth)
-            for row in summarise(samples, programs, compare, stage.temperature)
+            for row in summarise(samples, programs, compare, condition.temperature)
         ]
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
         if self.results.has_traces:
             return
-        stage = Stage(self.stages[0].temperature, 1)
-        own = _own_methods(self.target, self.options, self.requests, stage)
-        traces = trace(own, [self.requests[0].ids, self.requests[-1].ids])
-        values = {"temperature": stage.temperature, **trace_values(traces, NUM_DRAWN)}
+        condition = Condition(self.conditions[0].temperature, 1)
+        runners = _runners(self.target, self.options, self.requests, condition)
+        traces = trace(runners, [self.requests[0].ids, self.requests[-1].ids])
+        values = {"temperature": condition.temperature, **trace_values(traces, NUM_SHOWN)}
         self.results.write_traces(values)
 
 
-def texts_of(stage: Stage, samples: Sequence[Sample], tokenizer: Any) -> Iterator[dict[str, Any]]:
+def texts_of(
+    condition: Condition, samples: Sequence[Sample], tokenizer: Any
+) -> Iterator[dict[str, Any]]:
     """Yields the text of every method for the first prompt of each kind, token by token."""
     seen = set()
-    for sample in sorted(samples, key=lambda each: each.number):
+    for sample in sorted(samples, key=lambda sample: sample.number):
         kind, text = sample.batch[0].kind, sample.texts[0]
-        is_known = len(text.from_draft) == len(text.tokens)
-        if (sample.method, kind) in seen or not is_known:
+        has_origin = len(text.from_draft) == len(text.tokens)
+        if (sample.method, kind) in seen or not has_origin:
             continue
         seen.add((sample.method, kind))
         yield {
-            **stage._asdict(),
+            **condition._asdict(),
             "method": sample.method,
             "kind": kind,
-            "prompt": tokenizer.decode(sample.batch[0].ids)[-LONGEST_PROMPT:],
+            "prompt": tokenizer.decode(sample.batch[0].ids)[-MAX_PROMPT:],
             "pieces": token_texts(tokenizer, text.tokens),
             "from_draft": list(text.from_draft),
         }
 
 
-def _check_memory(own: Sequence[Runner], requests: Sequence[Request], num_rows: int) -> None:
-    for method in own:
-        prompt, _ = method.prepare([requests[0].ids] * num_rows)
+def _check_memory(runners: Sequence[Runner], requests: Sequence[Request], batch_size: int) -> None:
+    for runner in runners:
+        prompt, _ = runner.prepare([requests[0].ids] * batch_size)
         try:
-            method.engine.check(method.params, prompt, room=1)  # texts may end with the window
+            runner.engine.check(runner.params, prompt, room=1)  # texts may end with the window
         except SpecjaxError as error:
-            raise SpecjaxError(f"{method.name}: {error}") from None
+            raise SpecjaxError(f"{runner.name}: {error}") from None
 
 
-def _own_methods(
-    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], stage: Stage
+def _runners(
+    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], condition: Condition
 ) -> list[Runner]:
-    made = make_contestants(target, replace(options, peers=""), requests, stage)
-    return [each for each in made if isinstance(each, Runner)]
+    made = make_contestants(target, replace(options, peers=""), requests, condition)
+    return [contestant for contestant in made if isinstance(contestant, Runner)]

@@ -1,4 +1,4 @@
-"""Sums up the timed runs of a benchmark: one row per method and kind of task."""
+"""Summarises the timed runs of a benchmark: one row per method and kind of task."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from specjax.bench.acceptance import Acceptance
 from specjax.bench.measure import PLAIN, Sample
 from specjax.run.runner import Program, Trial
 
-ALL = "all"  # the task of the rows that sum up all kinds
+ALL = "all"  # the task of the rows over all kinds
 GROUPS = {  # kinds that papers report as one
     "mt-bench": (
         *("writing", "roleplay", "reasoning", "math"),
@@ -24,25 +24,25 @@ GROUPS = {  # kinds that papers report as one
 
 
 class TextMatch(IntEnum):
-    """The outcome of comparing a text with plain decoding's; the higher, the worse."""
+    """The outcome of comparing a text with plain decoding's; higher is worse."""
 
-    NOT_COMPARED = 0  # another dtype rounds differently, and other sampling may draw differently
+    NOT_COMPARED = 0  # another dtype or sampling
     SAME = 1
-    NEAR_TIE = 2  # differs, but only from a place on where the dtype cannot rank two tokens
+    NEAR_TIE = 2  # differs, but only from a place where the dtype cannot rank two tokens
     DIFFERENT = 3
 
 
 class TextPair(NamedTuple):
-    """A method's continuation of a prompt, and plain decoding's in the same turn."""
+    """A method's continuation of a prompt, and plain decoding's in the same trial."""
 
     method: str
     dtypes: tuple[str, str]  # of the method and of plain decoding
     ids: tuple[int, ...]
-    own: tuple[int, ...]
+    tokens: tuple[int, ...]
     plain: tuple[int, ...]
-    trial: Trial = (0, 0)  # each has noise of its own, and so has each row of a batch
-    row: int = 0
-    num_rows: int = 1
+    trial: Trial = (0, 0)  # with the two below, it determines the noise
+    sequence: int = 0  # of the batch
+    batch_size: int = 1
 
 
 Compare = Callable[[TextPair], TextMatch]
@@ -52,15 +52,15 @@ def exactly(texts: TextPair) -> TextMatch:
     """Accepts no difference within one dtype."""
     if texts.dtypes[0] != texts.dtypes[1]:
         return TextMatch.NOT_COMPARED
-    return TextMatch.SAME if texts.own == texts.plain else TextMatch.DIFFERENT
+    return TextMatch.SAME if texts.tokens == texts.plain else TextMatch.DIFFERENT
 
 
 @dataclass(frozen=True)
 class Published:
-    """Figures as papers form them: means over questions, and over runs of all of them.
+    """Figures as papers compute them: means over questions, and over runs of all of them.
 
-    A question is a prompt, or all turns of a chat (of a batch: all of its prompts). Deviations are
-    those of a sample, over the runs; None below two.
+    A question is a prompt, or all turns of a chat (of a batch: all of its prompts). Standard
+    deviations are over the runs; None below two.
     """
 
     tokens_per_second: float  # of a question
@@ -81,9 +81,9 @@ class Measurement:
     num_prompts: int
     num_new_tokens: int  # of the first run of each prompt, as all that is counted
     rounds: int  # of all prompts
-    passes: int  # of the target: a batch takes as many as its row with most rounds
-    # New tokens per round, bonus included, over all prompts; what EOS or the limit cuts off a draft
-    # does not count, as it does in `published.tau`.
+    passes: int  # of the target: a batch takes as many as its longest sequence
+    # New tokens per round, bonus included, over all prompts. Unlike in `published.tau`, tokens that
+    # EOS or the limit cuts off a draft do not count.
     mean_accepted_length: float
     accepted_lengths: tuple[int, ...]  # entry n: rounds that committed n tokens; empty: unknown
     mean_length: float  # tokens of prompt and text so far, mean over the rounds
@@ -103,13 +103,13 @@ class Measurement:
     num_recompiled: int  # measured runs that compiled something, so their times are wrong
     compile_seconds: float
     is_cached: bool  # part of it came from a cache, so compile_seconds is too small
-    peak_bytes: int | None  # weights, caches and temporaries together; unknown for peers
+    peak_bytes: int | None  # weights, caches and temporaries; unknown for peers
     published: Published
     temperature: float = 0.0
-    batch: int = 1  # prompts at once
-    bandwidth_share: float | None = None  # of what the device can read; unknown for peers
-    is_total: bool = False  # sums up several kinds
-    num_missing: int = 0  # turns of the whole benchmark that have not been measured yet
+    batch: int = 1  # sequences
+    bandwidth_share: float | None = None  # of the device's memory bandwidth; unknown for peers
+    is_total: bool = False  # over several kinds of task
+    num_missing: int = 0  # trials of the whole benchmark that have not been measured yet
 
     @property
     def identical(self) -> bool | None:
@@ -128,7 +128,7 @@ def summarise(
     compare: Compare = exactly,
     temperature: float = 0.0,
 ) -> list[Measurement]:
-    """Returns one row per kind of task and method, then over `GROUPS` and all kinds of several.
+    """Returns one row per kind of task and method, then rows over `GROUPS` and over all kinds.
 
     Args:
         samples: runs at one temperature and batch size, plain decoding's among them.
@@ -140,17 +140,16 @@ def summarise(
     kinds = list(dict.fromkeys(sample.batch[0].kind for sample in samples))
     tasks: dict[str, tuple[str, ...]] = {kind: (kind,) for kind in kinds}
     for name, members in {**GROUPS, ALL: kinds}.items():
-        found = [kind for kind in kinds if kind in members]
-        if len(found) > 1 and (name == ALL or len(found) < len(kinds)):
-            tasks[name] = tuple(found)
+        present = [kind for kind in kinds if kind in members]
+        if len(present) > 1 and (name == ALL or len(present) < len(kinds)):
+            tasks[name] = tuple(present)
     rows = []
     for task, members in tasks.items():
         of_task = [sample for sample in samples if sample.batch[0].kind in members]
-        plain = {each.trial: each for each in of_task if each.method == PLAIN}
+        plain = _plain(of_task)
         for name, program in programs.items():
-            own = [each for each in of_task if each.method == name]
-            if own:
-                row = _summary(task, own, plain, program, matches)
+            if of_method := [sample for sample in of_task if sample.method == name]:
+                row = _summary(task, of_method, plain, program, matches)
                 rows.append(replace(row, temperature=temperature, is_total=len(members) > 1))
     return rows
 
@@ -160,28 +159,32 @@ def last_task_rows(rows: Sequence[Measurement]) -> list[Measurement]:
     return [row for row in rows if row.task == rows[-1].task]
 
 
-Matches = Mapping[tuple[str, int], Sequence[TextMatch]]  # of a method on the rows of a batch
+Matches = Mapping[tuple[str, int], Sequence[TextMatch]]  # of a method on a batch's sequences
 
 
 def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) -> Matches:
     """Returns the worst match over the repeats."""
-    plain = {each.trial: each for each in samples if each.method == PLAIN}
+    plain = _plain(samples)
     worst: dict[tuple[str, int], list[TextMatch]] = {}
-    known: dict[TextPair, TextMatch] = {}  # without noise most repeats say the same
-    for own in samples:
-        other = plain[own.trial]
-        found = []
-        for row, (text, baseline) in enumerate(zip(own.texts, other.texts, strict=True)):
-            dtypes, ids = (own.dtype, other.dtype), own.batch[row].ids
-            texts = TextPair(own.method, dtypes, ids, text.tokens, baseline.tokens)
+    compared: dict[TextPair, TextMatch] = {}  # without noise most repeats are equal
+    for sample in samples:
+        baseline, matches = plain[sample.trial], []
+        for number, (text, other) in enumerate(zip(sample.texts, baseline.texts, strict=True)):
+            dtypes, ids = (sample.dtype, baseline.dtype), sample.batch[number].ids
+            pair = TextPair(sample.method, dtypes, ids, text.tokens, other.tokens)
             if temperature > 0:
-                texts = texts._replace(trial=own.trial, row=row, num_rows=len(own.batch))
-            if texts not in known:
-                known[texts] = compare(texts)
-            found.append(known[texts])
-        before = worst.get((own.method, own.number), found)
-        worst[own.method, own.number] = list(map(max, before, found))
+                noise = sample.trial, number, len(sample.batch)
+                pair = TextPair(*pair[:5], *noise)
+            if pair not in compared:
+                compared[pair] = compare(pair)
+            matches.append(compared[pair])
+        before = worst.get((sample.method, sample.number), matches)
+        worst[sample.method, sample.number] = list(map(max, before, matches))
     return worst
+
+
+def _plain(samples: Iterable[Sample]) -> dict[Trial, Sample]:
+    return {sample.trial: sample for sample in samples if sample.method == PLAIN}
 
 
 def _summary(
@@ -191,21 +194,23 @@ def _summary(
     program: Program,
     matches: Matches,
 ) -> Measurement:
-    once = {sample.number: sample for sample in reversed(samples)}.values()  # the first runs
-    texts = [text for sample in once for text in sample.texts]
+    first = {sample.number: sample for sample in reversed(samples)}.values()  # runs of the batches
+    texts = [text for sample in first for text in sample.texts]
     num_new_tokens = sum(len(text.tokens) for text in texts)
     rounds = sum(text.rounds for text in texts)
     pairs = [(sample, plain[sample.trial]) for sample in samples]
-    ratio, ratio_quartiles = _middle([own.speed / other.speed for own, other in pairs])
-    passes = sum(sample.passes for sample in once)
+    ratio, ratio_quartiles = _middle([sample.speed / baseline.speed for sample, baseline in pairs])
+    passes = sum(sample.passes for sample in first)
     prefill = decode = overhead = overhead_quartiles = None
     if all(sample.prefill_seconds is not None for sample in samples):
         prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
         decode = _total(samples, lambda sample: sample.decode_seconds)
-        overheads = [_round_seconds(own) / _round_seconds(other) for own, other in pairs]
+        overheads = [
+            _round_seconds(sample) / _round_seconds(baseline) for sample, baseline in pairs
+        ]
         overhead, overhead_quartiles = _middle(overheads)
     seconds = _total(samples, lambda sample: sample.seconds)
-    found = Counter(match for sample in once for match in matches[sample.method, sample.number])
+    counts = Counter(match for sample in first for match in matches[sample.method, sample.number])
     return Measurement(
         method=samples[0].method,
         dtype=samples[0].dtype,
@@ -216,7 +221,7 @@ def _summary(
         passes=passes,
         mean_accepted_length=num_new_tokens / max(rounds, 1),
         accepted_lengths=_histogram([text.accepted_lengths for text in texts]),
-        mean_length=sum(map(_length_over_rounds, once)) / max(rounds, 1),
+        mean_length=sum(map(_length_over_rounds, first)) / max(rounds, 1),
         prefill_seconds=prefill,
         decode_seconds=decode,
         seconds=seconds,
@@ -227,9 +232,9 @@ def _summary(
         round_seconds=None if decode is None else decode / max(passes, 1),
         round_overhead=overhead,
         round_overhead_quartiles=overhead_quartiles,
-        is_compared=not found[TextMatch.NOT_COMPARED],
-        num_near_ties=found[TextMatch.NEAR_TIE],
-        num_different=found[TextMatch.DIFFERENT],
+        is_compared=not counts[TextMatch.NOT_COMPARED],
+        num_near_ties=counts[TextMatch.NEAR_TIE],
+        num_different=counts[TextMatch.DIFFERENT],
         num_recompiled=sum(sample.num_compiled > 0 for sample in samples),
         compile_seconds=program.compile_seconds,
         is_cached=program.is_cached,
@@ -258,28 +263,28 @@ def _published(samples: Sequence[Sample], plain: Mapping[Trial, Sample]) -> Publ
 
 
 def _whole_runs(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Returns the repeats that ran all batches; if none did, all that was run as one."""
-    found: dict[int, list[Sample]] = {}
+    """Returns the repeats that ran all batches; if none did, all samples as one."""
+    repeats: dict[int, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.repeat, []).append(sample)
+        repeats.setdefault(sample.repeat, []).append(sample)
     num_batches = len({sample.number for sample in samples})
-    return [run for run in found.values() if len(run) == num_batches] or [list(samples)]
+    return [run for run in repeats.values() if len(run) == num_batches] or [list(samples)]
 
 
 def _questions(run: Iterable[Sample]) -> list[list[Sample]]:
-    """Groups a run by question: the turns of a chat follow each other."""
-    found: list[list[Sample]] = []
-    for sample in sorted(run, key=lambda each: each.trial):
+    """Groups a run by question: the turns of a chat are consecutive."""
+    questions: list[list[Sample]] = []
+    for sample in sorted(run, key=lambda sample: sample.trial):
         is_later_turn = sample.batch[0].turn > 0
-        if not found or not is_later_turn or len(sample.batch) > 1:
-            found.append([])
-        found[-1].append(sample)
-    return found
+        if not questions or not is_later_turn or len(sample.batch) > 1:
+            questions.append([])
+        questions[-1].append(sample)
+    return questions
 
 
 def _throughput(run: Iterable[Sample]) -> float:
     return fmean(
-        sum(each.num_tokens for each in question) / sum(each.seconds for each in question)
+        sum(sample.num_tokens for sample in question) / sum(sample.seconds for sample in question)
         for question in _questions(run)
     )
 
@@ -296,14 +301,14 @@ def _middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def _histogram(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the sum of all; empty if one of them is unknown."""
+    """Returns the sum of all counts; empty if one of them is unknown."""
     if not all(counts):
         return ()
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _length_over_rounds(sample: Sample) -> float:
-    """Returns the length of the texts, summed over their rounds: they grow evenly."""
+    """Returns the length of the texts, summed over their rounds, as if they grew evenly."""
     return sum(
         (len(request.ids) + len(text.tokens) / 2) * text.rounds
         for request, text in zip(sample.batch, sample.texts, strict=True)
@@ -311,16 +316,16 @@ def _length_over_rounds(sample: Sample) -> float:
 
 
 def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
-    """Returns the sum over the first runs of the batches, at the median over their runs.
+    """Returns the sum over the batches of their medians, each for the tokens of the first run.
 
-    At temperature 0 all runs of a batch say the same; above, the median is that per token.
+    At temperature 0 all runs of a batch have the same tokens; above, the median is per token.
     """
-    found: dict[int, list[Sample]] = {}
+    batches: dict[int, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.number, []).append(sample)
+        batches.setdefault(sample.number, []).append(sample)
     return sum(
-        runs[0].num_tokens * median(read(each) / each.num_tokens for each in runs)
-        for runs in found.values()
+        runs[0].num_tokens * median(read(run) / run.num_tokens for run in runs)
+        for runs in batches.values()
     )
 
 
@@ -329,7 +334,7 @@ def _round_seconds(sample: Sample) -> float:
 
 
 def _spread(samples: Sequence[Sample]) -> float | None:
-    """Returns how far apart, per token, the repeats lie; unfinished ones do not count."""
+    """Returns the relative spread of the time per token over complete repeats."""
     totals = [
         sum(sample.seconds for sample in run) / sum(sample.num_tokens for sample in run)
         for run in _whole_runs(samples)

@@ -1,8 +1,8 @@
-"""Near ties: places where 16-bit arithmetic may pick either of two tokens, and neither is wrong.
+"""Detects near ties: places where 16-bit arithmetic may pick either of two tokens.
 
-On GPUs and TPUs the last bits of a row's logits depend on how many rows are computed together. So
-in bfloat16 and float16 a method may leave plain decoding's text, but only where two tokens have
-almost the same logit. In float32, and on a CPU, it never may.
+On GPUs and TPUs the last bits of a token's logits depend on how many tokens a pass computes. In
+bfloat16 and float16 a method may therefore diverge from plain decoding's text, but only where two
+tokens have almost the same logit. In float32, and on a CPU, it must not.
 """
 
 import math
@@ -26,19 +26,19 @@ from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
 from specjax.run.runner import trial_key
 
-# The logits of a near tie differ by at most so many units in the last place of the largest logit.
-# Where random models of 6 and 12 layers differed in bfloat16 it was never more than 1.4.
+# The maximum difference of a near tie's logits, in units in the last place of the largest logit.
+# Random models of 6 and 12 layers in bfloat16 never differed by more than 1.4.
 EPSILON = 4
 
 
 @dataclass(frozen=True, eq=False)
 class NearTies:
-    """Compares texts; in 16 bits, except on a CPU, forgives those that diverge at a near tie.
+    """Compares texts; in 16 bits, except on a CPU, it recognises those that diverge at a near tie.
 
-    Where they diverge, one step of plain decoding is taken after their common beginning. It is a
-    near tie if the scores of both tokens lie within `EPSILON` of the best score. Above temperature
-    0 scores include the noise of that position, and are counted in units of logits. Under sampling
-    that the key alone does not decide, only plain decoding is compared, with itself.
+    Where two texts diverge, it takes one step of plain decoding after their common prefix. It is a
+    near tie if the scores of both tokens are within `EPSILON` of the best score. Above temperature
+    0 scores include the noise of that position, in units of logits. If the key alone does not
+    determine the text, only plain decoding is compared, with itself.
     """
 
     target: LoadedTarget
@@ -53,23 +53,24 @@ class NearTies:
         is_exact = jnp.finfo(dtype).bits > 16 or jax.default_backend() == "cpu"
         if match != TextMatch.DIFFERENT or is_exact:
             return match
-        _, gap = self.parting(texts)
+        _, gap = self.divergence(texts)
         return TextMatch.NEAR_TIE if gap <= near_tie_in(dtype) else match
 
-    def parting(self, texts: TextPair) -> tuple[int, float]:
-        """Returns where two texts diverge, in new tokens, and how near a tie that is.
+    def divergence(self, texts: TextPair) -> tuple[int, float]:
+        """Returns the first new token at which two texts diverge, and the gap of their scores.
 
-        That is how far the worse of their two tokens is below the best, over the top logit;
-        infinite if one text goes on where the other ends.
+        The gap is the distance of the worse of their two tokens from the best, over the top logit;
+        it is infinite if one text continues where the other ends.
         """
-        pairs = list(zip(texts.own, texts.plain, strict=False))
+        pairs = list(zip(texts.tokens, texts.plain, strict=False))
         at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if at == len(pairs):
             return at, math.inf
+        keys = sequence_keys(trial_key(self.seed, texts.trial), texts.batch_size)
         logits, scores = _next_token(
             self.target.params,
             from_ids([(*texts.ids, *texts.plain[:at])], bucket=PREFILL_CHUNK),
-            sequence_keys(trial_key(self.seed, texts.trial), texts.num_rows)[texts.row, None],
+            keys[texts.sequence, None],
             jnp.asarray([len(texts.ids)]),
             target=self.target.model,
             sampling=self.sampling,
@@ -80,7 +81,7 @@ class NearTies:
 
 
 def near_tie_in(dtype: str) -> float:
-    """Returns how much the logits of a near tie may differ, as a share of the largest logit."""
+    """Returns the maximum difference of a near tie's logits, as a share of the largest logit."""
     return EPSILON * float(jnp.finfo(compute_dtype(dtype)).eps)
 
 

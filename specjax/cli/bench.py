@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specjax.bench.options import BenchOptions
-from specjax.cli.decoding_options import PassOptions
+from specjax.cli.options import PassOptions
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,15 @@ class BenchCommand(PassOptions, BenchOptions):
 
     @property
     def if_stopped(self) -> str:
-        """Says how an interrupted benchmark goes on; empty if it cannot."""
-        return "the same command goes on" if self.out else ""
+        """How to continue an interrupted benchmark; empty if it cannot be continued."""
+        return "run the same command to resume" if self.out else ""
 
     def run(self) -> None:
         """Measures and prints the table."""
         from specjax.bench.run import run_bench
+        from specjax.cli.options import check_seed
 
+        check_seed(self.seed)
         run_bench(self.load_target, self)
         if self.out is not None:
-            print(f"kept in {self.out}; `specjax report {self.out}` makes a page of it")
+            print(f"kept in {self.out}; `specjax report {self.out}` writes a report of it")

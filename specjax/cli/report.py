@@ -1,4 +1,4 @@
-"""`specjax report`: writes the results of a benchmark as pages."""
+"""`specjax report`: writes the report of a benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,10 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write the results of `specjax bench --out FOLDER` as pages, in HTML and Markdown.
+    """Write the results of `specjax bench --out FOLDER` as a Markdown file with charts.
 
-    FOLDER/report.html is self-contained; FOLDER/report.md has its plots in files. They include the
-    curves that `specjax tune pld-plus --plots FOLDER` has written.
+    FOLDER/report.md refers to PNG files beside it. It includes the curves that `specjax tune
+    pld-plus --plots FOLDER` has written.
 
       specjax bench --out runs/bench && specjax report runs/bench
     """
@@ -21,15 +21,7 @@ class ReportCommand:
     """The folder that `specjax bench --out` wrote."""
 
     def run(self) -> None:
-        """Writes the pages and prints their paths."""
-        from specjax.bench.report.contents import read_contents
-        from specjax.bench.report.html import write_page
-        from specjax.bench.report.markdown import write_markdown
-        from specjax.core.files import check_writable, expand_user
+        """Writes the report and prints its path."""
+        from specjax.bench.report.markdown import write_report
 
-        folder = expand_user(self.folder)
-        contents = read_contents(folder)
-        for page in ("report.html", "report.md"):
-            check_writable(folder / page, is_file=True)
-        for path in (write_page(contents, folder), write_markdown(contents, folder)):
-            print(f"written to {path}")
+        print(f"written to {write_report(self.folder)}")

@@ -1,19 +1,14 @@
 """Attributes the tokens of a text to where in the context they were copied from (PLD+, appendix D).
 
 A drafter that copies knows its source, so an accepted copy can be attributed to it:
-`Generation.source` holds the position for each token. This module turns them into spans, an HTML
-page, and scores for texts whose quotes are known.
+`Generation.source` holds the position for each token. This module turns them into spans and an
+HTML page.
 """
 
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import Bool, Float, Int
-
-from specjax.decoding.state import NO_SOURCE
 
 
 class Span(NamedTuple):
@@ -29,11 +24,11 @@ class Span(NamedTuple):
 
 def sources_in_prompt(source: Sequence[int], prompt_length: int) -> list[int]:
     """Replaces each source in the output by the prompt position that token came from, if any."""
-    found: list[int] = []
+    positions: list[int] = []
     for at in source:
         beyond = at - prompt_length
-        found.append(int(at) if beyond < 0 else found[beyond])
-    return found
+        positions.append(int(at) if beyond < 0 else positions[beyond])
+    return positions
 
 
 def spans_of(source: Sequence[int], min_tokens: int = 1) -> list[Span]:
@@ -46,64 +41,6 @@ def spans_of(source: Sequence[int], min_tokens: int = 1) -> list[Span]:
                 spans.append(Span(start, at, int(source[start])))
             start = at
     return spans
-
-
-def forced_sources(
-    text: Sequence[int],
-    prompt_length: int,
-    states: Float[np.ndarray, "T D"],
-    num_tokens: int = 70,
-) -> list[int]:
-    """Returns the sources that PLD+ (h) would report if the target had generated this output.
-
-    `states` are the target's hidden states at every position. Only the prompt is searched and
-    copied from.
-    """
-    tokens = np.asarray(text)
-    unit = states / np.maximum(np.linalg.norm(states, axis=-1, keepdims=True), 1e-12)
-    source = np.full(len(tokens), NO_SOURCE)
-    root = prompt_length - 1
-    while root < len(tokens):
-        candidates = 1 + np.flatnonzero(tokens[1 : min(root, prompt_length)] == tokens[root])
-        count = 0
-        if len(candidates):
-            best = int(candidates[np.argmax(unit[candidates - 1] @ unit[root - 1])])
-            count = _num_same(tokens, best + 1, root + 1, min(num_tokens, prompt_length - best - 1))
-        if count:
-            source[root : root + count + 1] = np.arange(best, best + count + 1)
-        root += count + 1
-    return source[prompt_length:].tolist()
-
-
-class Scores(NamedTuple):
-    """Precision, recall and F1 of the tokens called copied, from 0 to 1."""
-
-    precision: float
-    recall: float
-    f1: float
-
-
-def score(found: Bool[np.ndarray, " n"], true: Bool[np.ndarray, " n"]) -> Scores:
-    """Scores one text token by token; precision and recall are 1 where they would divide by 0."""
-    both = int(np.sum(found & true))
-    precision = both / np.sum(found) if found.any() else 1.0
-    recall = both / np.sum(true) if true.any() else 1.0
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return Scores(float(precision), float(recall), float(f1))
-
-
-def is_copied(source: Sequence[int], min_tokens: int) -> Bool[np.ndarray, " n"]:
-    """Returns which tokens lie in spans of at least `min_tokens` tokens."""
-    copied = np.zeros(len(source), bool)
-    for span in spans_of(source, min_tokens):
-        copied[span.start : span.end] = True
-    return copied
-
-
-def _num_same(tokens: Int[np.ndarray, " n"], first: int, second: int, limit: int) -> int:
-    limit = min(limit, len(tokens) - second)
-    differ = np.flatnonzero(tokens[first : first + limit] != tokens[second : second + limit])
-    return int(differ[0]) if len(differ) else max(limit, 0)
 
 
 @dataclass(frozen=True)

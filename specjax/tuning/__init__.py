@@ -1,1 +1,1 @@
-"""Finds the best settings of a method for a target."""
+"""Finding the settings of a method that serve a target best."""

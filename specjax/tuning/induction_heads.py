@@ -1,8 +1,8 @@
-"""Finds the heads of a target that copy (PLD+, section 4.2.1).
+"""Finds the attention heads of a target that copy (PLD+, section 4.2.1).
 
-A prompt and the target's own answer are run once more. Where the answer repeats a token of the
+A prompt and the target's answer are run once more. Where the answer repeats a token of the
 prompt, it was most likely copied from the occurrence with the longest matching context, and a head
-that attends most to just that position while the token is decided is an induction head.
+that attends most to that position when the token is predicted is an induction head.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,29 +22,29 @@ from specjax.models.target import Taps, Target, causal_rows
 from specjax.run.distillation import answers_of
 from specjax.tuning.runs import Workload
 
-CHUNK = 32  # rows per pass: bounds the attention rows of all heads
+CHUNK = 32  # tokens per pass: bounds the memory for the attention of all heads
 BUCKET = 256  # texts share the programs of the next multiple
 
 
 def answers(workload: Workload) -> list[tuple[list[int], int]]:
-    """Returns each prompt with the target's own greedy answer, and the prompt's length."""
+    """Returns each prompt followed by the target's greedy answer, and the prompt's length."""
     watch = partial(with_progress, doing="The target answers")
     answer = answers_of(workload.target, workload.max_new_tokens, watch)
     pairs = zip(workload.prompts, answer(workload.prompts), strict=True)
-    return [([*ids, *own], len(ids)) for ids, own in pairs]
+    return [([*ids, *tokens], len(ids)) for ids, tokens in pairs]
 
 
 def copy_sources(text: Sequence[int], prompt_length: int) -> list[tuple[int, int]]:
     """Returns (t, r) for every t whose token may be copied: r is the most likely source.
 
-    Of the positions of the prompt that hold token t, r has the longest run of equal tokens before
-    and including it; of equals it is the last.
+    Of the prompt's positions with the same token, r ends the longest run of equal tokens; among
+    equals it is the last.
     """
     pairs = []
     for at in range(prompt_length, len(text)):
-        found = [r for r in range(prompt_length) if text[r] == text[at]]
-        if found:
-            pairs.append((at, max(found, key=lambda r: (_agreement(text, r, at), r))))
+        candidates = [r for r in range(prompt_length) if text[r] == text[at]]
+        if candidates:
+            pairs.append((at, max(candidates, key=lambda r: (_agreement(text, r, at), r))))
     return pairs
 
 
@@ -88,8 +88,8 @@ def most_attended(text: Sequence[int], target: Target, params: Any) -> Int[np.nd
     for start in range(0, len(text), CHUNK):
         part, cache = _pass(params, tokens[:, start : start + CHUNK], cache, target)
         parts.append(np.asarray(part))
-    found = np.concatenate(parts, axis=1)[:, : len(text)]
-    return found.reshape(config.num_hidden_layers, config.num_attention_heads, -1)
+    positions = np.concatenate(parts, axis=1)[:, : len(text)]
+    return positions.reshape(config.num_hidden_layers, config.num_attention_heads, -1)
 
 
 @partial(jax.jit, static_argnames="target", donate_argnames="cache")

@@ -1,11 +1,11 @@
-"""Grows the static tree that serves a head best, from how often each rank at each depth is right.
+"""Grows the best static tree of a head from the accuracy of each rank at each depth.
 
 Medusa's sparse tree (Cai et al. 2024, section 2.3.3). If depths are right independently of each
 other, a path is accepted with the product of its accuracies, and the expected accepted length is
 the sum over all nodes. So the best tree is the one with the highest products.
 
-The accuracies are measured on the target's own answers, with teacher forcing: at every place that
-may be the last before a root, the head predicts the tokens at the depths below.
+The accuracies are measured on the target's answers, with teacher forcing: at every position that
+may precede a root, the head predicts the tokens at the depths below.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,15 +41,15 @@ def tune_tree(
     num_choices: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Choices:
-    """Returns the tree that serves a head best on the target's own answers.
+    """Returns the best tree of a head on the target's answers.
 
     Args:
         workload: target and prompts.
         head: as in `answer_ranks`.
         params: the head's.
-        published: the tree that is in use, for comparison.
+        published: the tree to compare with.
         num_choices: nodes below the root; by default as many as the published tree has.
-        report: called with what was found, line by line.
+        report: called with each line of the results.
 
     Raises:
         SpecjaxError: if the answers are too short for any rank.
@@ -58,14 +58,16 @@ def tune_tree(
     texts = with_progress(answers(workload), "Ranking the target's answers", len(workload.prompts))
     ranks = answer_ranks(texts, head, params, target.model, target.params)
     if not (ranks >= 0).any():
-        raise SpecjaxError("the target says too little on these prompts; give other --tasks")
+        raise SpecjaxError(
+            "the target's answers to these prompts are too short; give other --tasks"
+        )
     published = tuple(choice for choice in published if len(choice) <= ranks.shape[1])
     accuracies = rank_accuracies(ranks, min(NUM_RANKS, target.config.vocab_size))
     choices = greedy_tree(accuracies, num_choices or len(published))
-    report(f"over {len(ranks)} places, the share that is right")
+    report(f"share of correct tokens over {len(ranks)} positions")
     for depth, (first, *others) in enumerate(accuracies.tolist(), 1):
         report(f"  at depth {depth}: {first:.3f} by the first choice, {sum(others):.3f} by others")
-    for name, tree in (("published", published), ("found", choices)):
+    for name, tree in (("published", published), ("new", choices)):
         expected = expected_length(tree, accuracies)
         report(f"{name} tree of {len(tree)} nodes: {expected:.2f} tokens per round expected")
     return choices
@@ -74,12 +76,12 @@ def tune_tree(
 def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choices:
     """Returns the tree of `num_choices` nodes, root not counted, in the order they were taken.
 
-    From (0,) on, the neighbour (next sibling or first child of what is there) with the highest
-    product is taken; of equals the shallower, then the smaller. No tree of that size is better, if
-    accuracies never rise with the rank. There are fewer choices where D and R allow no more.
+    Starting with (0,), it takes the neighbour (next sibling or first child of a taken node) with
+    the highest product; among equals the shallower, then the smaller. No tree of that size is
+    better if accuracies never rise with the rank. There are fewer choices if D and R allow no more.
 
     Args:
-        accuracies: P(the wanted token has rank r at depth d), ranks counted from 0.
+        accuracies: P(the correct token has rank r at depth d), ranks counted from 0.
         num_choices: nodes below the root.
 
     Raises:
@@ -88,8 +90,8 @@ def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choic
     depths, ranks = accuracies.shape
     if num_choices < 1 or not accuracies.size:
         raise SpecjaxError(
-            f"a tree of {num_choices} choices over {depths} depths and {ranks} ranks is empty; ask "
-            "for at least 1 of each"
+            f"a tree of {num_choices} choices over {depths} depths and {ranks} ranks is empty; use "
+            "at least 1 of each"
         )
     if not np.all((accuracies >= 0) & (accuracies <= 1)):
         raise SpecjaxError("an accuracy lies outside [0, 1]; give shares, not percent or counts")
@@ -115,16 +117,16 @@ def expected_length(choices: Choices, accuracies: Float[np.ndarray, "D R"]) -> f
 
     Choices beyond D or R count as misses.
     """
-    known = np.pad(accuracies, ((0, max(map(len, choices))), (0, 1 + max(map(max, choices)))))
-    path = lambda choice: [known[depth, rank] for depth, rank in enumerate(choice)]  # noqa: E731
+    padded = np.pad(accuracies, ((0, max(map(len, choices))), (0, 1 + max(map(max, choices)))))
+    path = lambda choice: [padded[depth, rank] for depth, rank in enumerate(choice)]  # noqa: E731
     return 1 + sum(float(np.prod(path(choice))) for choice in set(choices))
 
 
 def rank_accuracies(ranks: Int[np.ndarray, "T D"], num_ranks: int) -> Float[np.ndarray, "D R"]:
-    """Returns the share of places where the wanted token had rank 0, 1, ... R - 1 at each depth.
+    """Returns the share of positions where the correct token had each rank, at each depth.
 
     Args:
-        ranks: of the wanted token at T places of a text, counted from 0; -1 where none is wanted.
+        ranks: of the correct token at T positions, counted from 0; -1 beyond the end of the text.
         num_ranks: R; lower ranks count as misses.
     """
     counted = np.maximum(np.sum(ranks >= 0, axis=0), 1)
@@ -146,12 +148,12 @@ def answer_ranks(
 
     Args:
         texts: pairs of tokens (prompt and answer) and the prompt's length.
-        head: whose ranks are wanted; it has a method `teacher_forced`, as `MedusaHeads` does.
+        head: it has a method `teacher_forced`, as `MedusaHeads` does.
         params: the head's.
-        target: the model that it was trained for.
+        target: the model the head was trained for.
         target_params: the target's.
     """
-    found = []
+    parts = []
     for text, prompt_length in texts:
         tokens = from_ids([text], BUCKET).tokens
         ranks = np.asarray(_ranks(params, target_params, tokens, head, target))
@@ -159,8 +161,8 @@ def answer_ranks(
         slots = np.arange(prompt_length - 2, len(text) - 2)
         depths = 1 + np.arange(ranks.shape[1])
         is_there = slots[:, None] + 1 + depths[None, :] < len(text)
-        found.append(np.where(is_there, ranks[slots], -1))
-    return np.concatenate(found)
+        parts.append(np.where(is_there, ranks[slots], -1))
+    return np.concatenate(parts)
 
 
 @partial(jax.jit, static_argnames=("head", "target"))
@@ -181,7 +183,7 @@ def _ranks(
 
 
 def rank_of(logits: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns how many tokens stand before this one in the order of `lax.top_k`."""
-    own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
+    """Returns the number of tokens before this one in the order of `lax.top_k`."""
+    score = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
     is_earlier = jnp.arange(logits.shape[-1])[None, None, :] < tokens[..., None]
-    return jnp.sum((logits > own) | ((logits == own) & is_earlier), axis=-1, dtype=jnp.int32)
+    return jnp.sum((logits > score) | ((logits == score) & is_earlier), axis=-1, dtype=jnp.int32)

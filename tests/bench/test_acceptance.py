@@ -1,4 +1,4 @@
-"""The accepted length of a target, against a literal count over the rounds of single prompts."""
+"""Acceptance, against a literal count over the rounds of one prompt at a time."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from tests.decoding.tiny import target
 
 DRAFTER = PromptLookup(num_tokens=4)
 NEW = 30
-VOCABULARY = 8  # few enough that lookup is sometimes right
+VOCABULARY = 8  # small, so that lookup is sometimes right
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def committed(tiny: LoadedTarget, prompt: list[int], sampling: Sampling, row: int, seed: int = 0):
-    """Counts the tokens that each round adds to this prompt, as row `row` of its batch."""
+    """Counts the tokens that each round adds to this prompt, as sequence `row` of its batch."""
     rows = from_ids([prompt] * BATCH, BUCKET)  # of one shape with what is tested
     lengths = [0]
     for generation in stream(
@@ -47,7 +47,7 @@ def committed(tiny: LoadedTarget, prompt: list[int], sampling: Sampling, row: in
         rounds_per_call=1,
     ):
         lengths.append(int(generation.length[row]))
-    return [added for added in np.diff(lengths).tolist() if added]  # a finished row adds nothing
+    return [added for added in np.diff(lengths).tolist() if added]  # a finished sequence adds none
 
 
 def literal_rates(rounds: list[int]) -> list[float]:
@@ -61,14 +61,14 @@ def literal_rates(rounds: list[int]) -> list[float]:
 
 
 def test_counts_are_those_of_all_rounds(tiny):
-    """There are fewer prompts than a batch holds: the rows that fill it up do not count."""
+    """The prompts are fewer than a batch holds; the sequences that fill it do not count."""
     asked = prompts(3)
     rounds = [n for prompt in asked for n in committed(tiny, prompt, Sampling(), row=0)]
     found = acceptance(tiny, DRAFTER, None, asked, max_new_tokens=NEW)
     assert found.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
     assert sum(number * count for number, count in enumerate(found.counts)) == 3 * NEW
     assert found.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
-    assert found.accepted_length > 1.2  # something was accepted, so depths differ
+    assert found.accepted_length > 1.2  # something was accepted
     assert found.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
 
 
@@ -108,7 +108,7 @@ def test_rates_of_known_counts(counts, length, rates):
     assert Acceptance(counts).rates == rates
 
 
-def test_the_advice_says_what_to_check():
+def test_the_advice_names_the_causes():
     assert advice(1.02, 63) == advice(1.1, 640) == ""  # too few rounds, and enough accepted
     told = advice(1.02, 70)
     assert "\n" not in told

@@ -17,12 +17,12 @@ from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import bandwidth
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
-from specjax.bench.checks import complaints
+from specjax.bench.checks import problems
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import batches_of, measure, measure_trials, warm_up
-from specjax.bench.options import BenchOptions, methods_in
+from specjax.bench.options import BenchOptions, default_methods, variants_for
 from specjax.bench.report.terminal import table
-from specjax.bench.results import Stage, read_results, read_samples
+from specjax.bench.results import Condition, read_results, read_samples
 from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies, near_tie_in
@@ -95,14 +95,14 @@ class Liar(Runner):
         )
 
 
-def contestants_of(target, requests, temperature=0.0, num_rows=1, **changes):
+def contestants_of(target, requests, temperature=0.0, batch_size=1, **changes):
     return make_contestants(
-        target, replace(OPTIONS, **changes), requests, Stage(temperature, num_rows)
+        target, replace(OPTIONS, **changes), requests, Condition(temperature, batch_size)
     )
 
 
-def compared(contestants, requests, num_runs, num_rows=1):
-    batches = batches_of(requests, num_rows)
+def compared(contestants, requests, num_runs, batch_size=1):
+    batches = batches_of(requests, batch_size)
     programs = warm_up(contestants, batches[0])
     return summarise(measure(contestants, batches, num_runs), programs)
 
@@ -111,27 +111,27 @@ def compared(contestants, requests, num_runs, num_rows=1):
 
 
 @pytest.mark.parametrize(
-    "temperature, methods, num_rows", [(0.0, "pld,pld-plus", 1), (0.8, "pld", 2)]
+    "temperature, methods, batch_size", [(0.0, "pld,pld-plus", 1), (0.8, "pld", 2)]
 )
-def test_every_method_says_the_same_and_nothing_compiles_again(
-    target, requests, temperature, methods, num_rows
+def test_every_method_generates_the_same_and_nothing_compiles_again(
+    target, requests, temperature, methods, batch_size
 ):
-    contestants = contestants_of(target, requests, temperature, num_rows, methods=methods)
-    rows = compared(contestants, requests, OPTIONS.runs, num_rows=num_rows)
+    contestants = contestants_of(target, requests, temperature, batch_size, methods=methods)
+    rows = compared(contestants, requests, OPTIONS.runs, batch_size=batch_size)
     names = ["plain", *methods.split(",")]
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
-        for task, num_prompts in (("short", 2), ("long", 3 + (num_rows == 2)), (ALL, 0))
+        for task, num_prompts in (("short", 2), ("long", 3 + (batch_size == 2)), (ALL, 0))
         for name in names
-        for num_prompts in [num_prompts or 5 + (num_rows == 2)]
+        for num_prompts in [num_prompts or 5 + (batch_size == 2)]
     ]
     assert all(row.identical for row in rows)
     assert {row.num_recompiled for row in rows} == {0}
-    assert complaints(rows) == []
+    assert problems(rows) == []
     plain = [row for row in rows if row.method == "plain"]
     assert {row.mean_accepted_length for row in plain} == {1.0}
     assert {row.round_overhead for row in plain} == {1.0}
-    assert all(row.batch == num_rows for row in rows)
+    assert all(row.batch == batch_size for row in rows)
     longest = next(row for row in rows if (row.method, row.task) == ("plain", "long"))
     room = [min(24, WINDOW - length) for length in (40, 33, 51, 40)[: longest.num_prompts]]
     assert longest.num_new_tokens == sum(room), "texts end with the window"
@@ -154,7 +154,7 @@ def test_every_prompt_and_every_run_is_drawn_with_noise_of_its_own(target, reque
         assert [text.tokens for text in texts] == [text.tokens for text in pld[turn]]
 
 
-def test_a_batch_says_what_its_prompts_say_alone(target, requests):
+def test_a_batch_generates_the_texts_of_its_prompts_alone(target, requests):
     """At temperature 0; and prefill and decoding together are all that generating takes."""
     _, alone = contestants_of(target, requests, methods="pld")
     together = measure([alone], batches_of(requests, 2), num_runs=1)
@@ -174,7 +174,7 @@ def test_batches_hold_one_kind_and_are_filled_up(requests):
 
 
 class Echo:
-    """A contestant that says what it is asked, in no time."""
+    """A contestant that returns its prompts at once."""
 
     dtype = "float32"
     has_prefill = True
@@ -220,7 +220,7 @@ def test_different_tokens_are_reported(target, requests):
     rows = compared([plain, liar], requests[:2], 1)
     assert [row.num_different for row in rows] == [0, 1]
     assert not rows[1].identical
-    [line] = complaints(rows)
+    [line] = problems(rows)
     assert line.startswith("DIFFERENT TOKENS: liar")
     assert line.endswith("1 of 2 short prompts")
     console = Console(width=130)
@@ -235,12 +235,12 @@ def test_compiling_in_a_measured_run_is_reported(target, requests):
     programs = warm_up([plain], batches[0])
     samples = measure([plain], batches, num_runs=2)  # 16 slots, then 24: a new program
     assert [sample.num_compiled > 0 for sample in samples] == [False, True, False, False]
-    [line] = complaints(summarise(samples, programs))
+    [line] = problems(summarise(samples, programs))
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_peers_say_the_same(target, requests, peer):
+def test_peers_generate_the_same(target, requests, peer):
     for package in PEERS[peer].packages:
         pytest.importorskip(package)
     contestants = contestants_of(target, requests, methods="plain", peers=peer, max_new_tokens=12)
@@ -249,7 +249,7 @@ def test_peers_say_the_same(target, requests, peer):
     assert all(row.identical for row in rows)
     assert rows[1].mean_accepted_length == 1
     assert rows[1].prefill_seconds is None
-    table(rows)  # with what peers do not tell
+    table(rows)  # with unknown figures of peers
     at_once = contestants_of(target, requests, 0.0, 2, methods="plain", peers=peer)
     serve_two = [peer] if PEERS[peer].max_rows is None else []
     assert [each.name for each in at_once] == ["plain", *serve_two]
@@ -261,7 +261,7 @@ def test_peers_say_the_same(target, requests, peer):
 def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
     target, requests, temperature, excused, monkeypatch
 ):
-    """Token 9 gets the logits of what plain decoding says first; noise tells the two apart."""
+    """Token 9 gets the logits of plain decoding's first token; noise distinguishes the two."""
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), target.params)
     plain = contestants_of(replace(target, params=half), requests, temperature)[0]
     [sample] = measure([plain], batches_of(requests[:1]), num_runs=1)
@@ -281,7 +281,7 @@ def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert match(9) == excused
     texts = TextPair("pld", ("float32",) * 2, requests[0].ids, (9, *said[1:]), said)
-    at, gap = compare.parting(texts)
+    at, gap = compare.divergence(texts)
     assert at == 0 and (gap <= near_tie_in("bfloat16")) == (excused == TextMatch.NEAR_TIE)
     assert match(9, ("float32", "float32")) == TextMatch.DIFFERENT
     assert TextMatch.NEAR_TIE not in [match(token) for token in range(20, 60)]
@@ -375,15 +375,15 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     shown = [row.task for row in read_results(out).rows]
     assert shown == ["copies", "copies", "chat", "chat", ALL, ALL]
-    assert "INCOMPLETE: 4 turns, of all methods on one batch," in capsys.readouterr().out
+    assert "INCOMPLETE: 4 trials, of all methods on one batch," in capsys.readouterr().out
     samples = out / "samples.jsonl"
     before = samples.read_text()
-    samples.write_text(before + '{"temperature": 0.0, "num_r')  # as a killed process leaves it
+    samples.write_text(before + '{"temperature": 0.0, "batch_s')  # as a killed process leaves it
     rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     assert samples.read_text().startswith(before)
     assert samples.read_text().count("\n") == 6  # turns
-    [(stage, found)] = read_samples(out).items()
-    assert (stage, len(found)) == (Stage(0.0, 1), 12)
+    [(condition, found)] = read_samples(out).items()
+    assert (condition, len(found)) == (Condition(0.0, 1), 12)
     assert {each.batch[0].kind for each in found} == {"copies", "chat"}
     assert (out / "programs.jsonl").read_text().count("\n") == 2
     bandwidth = read_results(out).about["bandwidth"]
@@ -397,7 +397,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
         return [getattr(row, name) for name in names]
 
     assert list(map(told, rows)) == list(map(told, whole_run))
-    with pytest.raises(SpecjaxError, match=r"holds another benchmark .*runs was 2, now 3"):
+    with pytest.raises(SpecjaxError, match=r"holds another run .*runs was 2, now 3"):
         run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
 
@@ -448,12 +448,12 @@ def test_what_a_pass_reads(target):
     assert bytes_per_pass(target, 100.0, 4) == 4 * (weights + 400 * per_token)
 
 
-def test_by_default_all_methods_without_params_are_measured():
-    assert {"plain", "pld", "pld-plus"} <= set(methods_in("", Transformer(CONFIG)))
-    assert list(methods_in(" pld,, plain ", Transformer(CONFIG))) == ["pld", "plain"]
-    assert methods_in("all", Transformer(CONFIG)) == methods_in("", Transformer(CONFIG))
+def test_by_default_all_methods_without_params_are_measured(target):
+    assert {"plain", "pld", "pld-plus"} <= set(default_methods(Transformer(CONFIG)))
+    assert list(variants_for(" pld,, plain ", (), (), target)) == ["pld", "plain"]
+    assert list(variants_for("all", (), (), target)) == default_methods(Transformer(CONFIG))
     assert {"eagle", "rest", "draft-model"} <= set(
-        methods_in("all", Transformer(CONFIG), has_parts=True)
+        variants_for("all", (), (), replace(target, name="pocket"))
     )
 
 
@@ -490,18 +490,18 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
     [
         ({"methods": "pld,nonsense"}, "method 'nonsense' is unknown"),
         ({"methods": "long=nonsense"}, "method 'nonsense' is unknown"),
-        ({"methods": "rest=pld"}, "'rest' is no free name"),
-        ({"methods": "a=b=pld"}, "'a=b' is no free name"),
+        ({"methods": "rest=pld"}, "'rest' is already taken or invalid"),
+        ({"methods": "a=b=pld"}, "'a=b' is already taken or invalid"),
         ({"methods": "a=pld,a=pld"}, "names a twice"),
         ({"chat_template": "alpaca"}, "neither a file nor one of vicuna"),
-        ({"runs": 0}, "runs 0 must be at least 1"),
-        ({"limit": 0}, "limit 0 must be at least 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
+        ({"runs": 0}, "`runs` must be at least 1, got 0"),
+        ({"limit": 0}, "`limit` must be at least 1, got 0"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
         ({"temperature": "-1"}, "`temperature` must be at least 0"),
-        ({"temperature": "0,hot"}, "'0,hot' must name different numbers"),
-        ({"temperature": "0,0"}, "must name different numbers"),
-        ({"batch": "0"}, "must name whole numbers above 0"),
-        ({"batch": "1,two"}, "must name different whole numbers"),
+        ({"temperature": "0,hot"}, "'0,hot' must list different numbers"),
+        ({"temperature": "0,0"}, "must list different numbers"),
+        ({"batch": "0"}, "must list numbers above 0"),
+        ({"batch": "1,two"}, "must list different whole numbers"),
         ({"set": ("pld.num_tokens",)}, "is not NAME=VALUE"),
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
         (

@@ -1,4 +1,4 @@
-"""What timed runs come to, told from made-up ones."""
+"""Summaries of made-up timed runs."""
 
 import re
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specjax.bench.checks import complaints, near_ties
+from specjax.bench.checks import near_ties, problems
 from specjax.bench.measure import GeneratedText, Program, Sample, with_progress
 from specjax.bench.report.terminal import show, table
 from specjax.bench.summary import ALL, TextMatch, exactly, summarise
@@ -131,21 +131,21 @@ def test_a_spread_needs_two_whole_repeats():
     [("eagle", 64, True), ("draft-model", 64, True), ("eagle", 63, False), ("rest", 64, False)],
 )
 def test_trained_weights_that_never_help_are_reported(method, rounds, is_suspect, capsys):
-    """As a random head's, or those of another target; a token is right now and then."""
+    """As with a random head, or one of another target; a token is occasionally right."""
     useless = GeneratedText((7,) * (rounds + 1), rounds, (0, rounds - 1, 1))
     samples = [
         sample(name, 0, 0, text, (0.0, 1.0))
         for name, text in (("plain", plain(rounds + 1)), (method, useless))
     ]
     rows = summarise(samples, {"plain": Program(), method: Program()})
-    assert [line.partition(": accepted")[0] for line in complaints(rows)] == (
-        [f"OF NO USE: {method}"] if is_suspect else []
+    assert [line.partition(": accepted")[0] for line in problems(rows)] == (
+        [f"USELESS DRAFTER: {method}"] if is_suspect else []
     )
     show(rows, 1, 1e9)
-    assert ("OF NO USE" in capsys.readouterr().out) == is_suspect
+    assert ("USELESS DRAFTER" in capsys.readouterr().out) == is_suspect
 
 
-def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
+def test_near_ties_and_other_dtypes_are_distinguished_from_errors():
     def forgiving(said):
         match = exactly(said)
         return TextMatch.NEAR_TIE if match == TextMatch.DIFFERENT else match
@@ -159,7 +159,7 @@ def test_near_ties_and_other_dtypes_are_told_apart_from_errors():
     programs = {"plain": Program(), "liar": Program(), "peer": Program()}
     same, tied, peer = summarise(samples, programs, forgiving)
     assert [row.identical for row in (same, tied, peer)] == [True, False, None]
-    assert complaints([same, tied, peer]) == []
+    assert problems([same, tied, peer]) == []
     [line] = near_ties([same, replace(tied, dtype="bfloat16"), peer])
     assert line.startswith("near ties: liar left plain decoding's text on 1 of 1 edits prompts")
     console = Console(width=200)
@@ -200,7 +200,7 @@ def test_a_kind_that_is_called_as_the_sum_hides_nothing():
     lie = FAST[0]._replace(tokens=(8,) * 10)
     samples = [sample("plain", 0, 0, plain(10), (0.0, 1.0), ALL)]
     samples += [sample("fast", 0, 0, lie, (0.0, 1.0), ALL)]
-    [line] = complaints(summarise(samples, PROGRAMS))
+    [line] = problems(summarise(samples, PROGRAMS))
     assert line.startswith("DIFFERENT TOKENS: fast")
 
 

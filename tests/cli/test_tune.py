@@ -21,7 +21,7 @@ from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
 from specjax.run import distillation
-from specjax.tuning import machine, prompt_lookup
+from specjax.tuning import machine, settings
 from tests.cli.target import VOCABULARY
 
 
@@ -45,9 +45,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def tune(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(prompt_lookup, "NUM_TOKENS", (3, 6))
-    monkeypatch.setattr(prompt_lookup, "NUM_HEADS", (2,))
-    monkeypatch.setattr(prompt_lookup, "THRESHOLDS", (-1.0, 0.9))
+    monkeypatch.setattr(settings, "NUM_TOKENS", (3, 6))
+    monkeypatch.setattr(settings, "NUM_HEADS", (2,))
     tasks = tmp_path / "tasks.jsonl"
     text = "total = total + value\n" * 2
     tasks.write_text(json.dumps({"prompt": text}) + '\n{"prompt": 3}\n')
@@ -101,11 +100,10 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found,
     assert hidden["num_tokens"] in (3, 6)
     assert attention["heads"] in ([pair[:2] for pair in heads[:count]] for count in (2, len(heads)))
     plots = [path.suffix for path in (tmp_path / "plots").iterdir()]
-    assert sorted(plots) == [".jsonl", ".png", ".png", ".png"]
-    layers, num_tokens, thresholds = read_curves(tmp_path / "plots")
-    assert [layers.setting, thresholds.setting] == ["layer", "min_similarity"]
-    assert list(num_tokens.series) == ["PLD+ (h)", "PLD"]
-    assert [point.value for point in num_tokens.series["PLD"]] == [3, 6]
+    assert sorted(plots) == [".jsonl", ".png", ".png"]
+    layers, num_tokens = read_curves(tmp_path / "plots")
+    assert [layers.setting, num_tokens.setting] == ["layer", "num_tokens"]
+    assert [point.value for point in num_tokens.series["accepted length"]] == [3, 6]
     assert all(point.accepted_length >= 1 for point in layers.series["accepted length"])
 
     drafter, _ = load_drafter("pld-plus-attention", load(tiny))
@@ -126,12 +124,14 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
         params = head.initialise(jax.random.key(seed), lm_head=lm_head)
         save_head(tmp_path / name, MEDUSA, head, params, jnp.float32, target=loaded.config)
     own = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
+    assert tune("tree", *own, "--num-choices", "0") == 2
+    assert "`num_choices` must be at least 1, got 0" in error_line()
     assert tune("tree", "--method", "pld") == 2
-    assert "--method 'pld' has no static tree" in error_line()
+    assert "--method 'pld' has no such tree; use medusa, hydra, parallel-medusa" in error_line()
     assert tune("tree", *own[2:], "--num-choices", "7") == 0
     printed = capsys.readouterr().out
-    assert "over 24 places" in printed
-    assert "found tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed
+    assert "over 24 positions" in printed
+    assert "new tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed
     choices = found()["settings"]["medusa"]["choices"]
     assert choices[0] == [0]
     assert len(choices) == 7
@@ -140,7 +140,7 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
 
 
 def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "NUM_TURNS", 1)
+    monkeypatch.setattr(machine, "NUM_REPEATS", 1)
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
     out = tmp_path / "other.json"
     assert tune("machine", "--methods", "pld", "--out", str(out)) == 0
@@ -160,20 +160,21 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
         ("length", ("--drafter", "x"), "'x' is not a target"),
         ("machine", ("--drafter", "x"), "--drafter 'x' is not METHOD=FOLDER"),
         ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
-        ("machine", ("--methods", "plain"), "method 'plain' is never behind auto; leave it out"),
+        ("machine", ("--methods", "plain"), "method 'plain' cannot be used with auto; remove it"),
         ("machine", ("--methods", "pld,eagle2"), "'eagle2' needs an EAGLE head; name a folder"),
+        ("machine", ("--temperature", "-1"), "`temperature` must"),
         ("machine", ("--out", "/dev/null/x"), "cannot write /dev/null/x"),
         ("pld-plus", ("--plots", "/dev/null/x"), "cannot write /dev/null/x"),
     ],
 )
-def test_bad_requests_are_rejected_before_the_work(tune, capsys, what, options, message):
+def test_what_cannot_be_done_is_refused_before_the_work(tune, capsys, what, options, message):
     assert tune(what, *options) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
 
 
-def test_a_file_of_another_target_is_rejected(tiny, tune, found, tmp_path, error_line, capsys):
+def test_a_file_of_another_target_is_refused(tiny, tune, found, tmp_path, error_line, capsys):
     assert tune("induction-heads") == 0
     capsys.readouterr()
     other, values = tmp_path / "other.json", found()

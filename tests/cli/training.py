@@ -1,4 +1,4 @@
-"""Small training runs on few texts, for the tests of `specjax train`."""
+"""Shared by the tests of `specjax train eagle` and `hass`: small runs on few texts."""
 
 import json
 import random

@@ -1,26 +1,17 @@
-"""Sources of copied tokens: spans, forced texts, scores and the page."""
+"""Sources of copied tokens: spans and the page."""
 
 from html.parser import HTMLParser
 
 import jax
 import numpy as np
-import pytest
 
 import specjax
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.run.attribution import (
-    NO_SOURCE,
-    Page,
-    Span,
-    forced_sources,
-    is_copied,
-    score,
-    sources_in_prompt,
-    spans_of,
-)
+from specjax.decoding.state import NO_SOURCE
+from specjax.run.attribution import Page, Span, sources_in_prompt, spans_of
 from tests.decoding.tiny import target
 
 
@@ -29,7 +20,6 @@ def test_spans_are_runs_of_neighbouring_sources():
     assert spans_of(source) == [Span(1, 4, 4), Span(4, 5, 9), Span(6, 7, 2), Span(7, 8, 4)]
     assert spans_of(source, min_tokens=2) == [Span(1, 4, 4)]
     assert spans_of([]) == spans_of([-1, -1]) == []
-    assert is_copied(source, min_tokens=3).tolist() == [False, True, True, True, *[False] * 4]
 
 
 def test_sources_in_the_output_are_followed_to_the_prompt():
@@ -76,37 +66,6 @@ def test_plain_decoding_copies_nothing():
         max_new_tokens=8,
     )
     assert (out.source == NO_SOURCE).all()
-
-
-def test_forced_sources_take_the_occurrence_with_the_most_similar_state_before_it():
-    #        0  1  2  3  4  5  6  7 | 8  9 10 11 12
-    text = [5, 9, 1, 2, 6, 9, 3, 4, 6, 9, 3, 8, 7]
-    states = np.eye(10)[text]  # equal after the same token
-    assert forced_sources(text, 8, states) == [4, 5, 6, -1, -1]
-    text[8:] = [0, 9, 1, 2, 3]
-    states[8] = states[4]  # what stands before this 9 is like what stands before the second one
-    assert forced_sources(text, 8, states) == [-1, -1, 2, 3, -1]
-    states[8] = states[0]
-    assert forced_sources(text, 8, states) == [-1, 1, 2, 3, -1]
-
-
-def test_a_source_never_reaches_from_the_prompt_into_the_output():
-    text = [1, 2, 3, 2, 3, 2, 3, 2]
-    # From 2 only "3" can be copied: what follows it in the text is output.
-    assert forced_sources(text, 3, np.ones((8, 2))) == [1, 2, 1, 2, -1]
-
-
-@pytest.mark.parametrize(
-    "found, true, expected",
-    [
-        ([1, 1, 0, 0], [1, 0, 1, 0], (0.5, 0.5, 0.5)),
-        ([0, 0, 0, 0], [1, 1, 0, 0], (1.0, 0.0, 0.0)),
-        ([1, 1, 1, 1], [0, 0, 0, 0], (0.0, 1.0, 0.0)),
-        ([1, 0, 0, 1], [1, 0, 0, 1], (1.0, 1.0, 1.0)),
-    ],
-)
-def test_scores_are_shares_of_tokens(found, true, expected):
-    assert score(np.array(found, bool), np.array(true, bool)) == pytest.approx(expected)
 
 
 class Reader(HTMLParser):

@@ -5,8 +5,8 @@ import pytest
 from specjax.bench.curves import Point
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.loading.targets import LoadedTarget
-from specjax.tuning.draft_length import LENGTHS, LONGEST, THRESHOLDS, LengthTuner
 from specjax.tuning.runs import Workload
+from specjax.tuning.settings import LENGTHS, MAX_LENGTHS, THRESHOLDS, tune_length
 from tests.decoding.tiny import target
 
 FASTEST = (3, 0.3, 10)
@@ -25,7 +25,8 @@ def tuned(monkeypatch):
         model, params = target()
         workload = Workload(LoadedTarget(model, params, None, model.config, "tiny"), [], 16)
         drafter = DraftModel(model, rule)
-        return LengthTuner(workload, drafter, {"draft": params, "rule": "its own"}).tune(), seen
+        rule_params = {"draft": params, "rule": "its own"}
+        return tune_length(workload, drafter, rule_params, lambda curve: None), seen
 
     monkeypatch.setattr(Workload, "sweep", sweep)
     return tune
@@ -44,6 +45,6 @@ def test_all_thresholds_are_tried_with_one_program(tuned, rule):
     assert len({drafter for drafter, _ in thresholds.values()}) == 1
     given = [params["rule"] for _, params in thresholds.values()]
     assert [float(each["threshold"]) for each in given] == pytest.approx(THRESHOLDS)
-    assert [drafter.max_depth for drafter, _ in longest.values()] == list(LONGEST)
+    assert [drafter.max_depth for drafter, _ in longest.values()] == list(MAX_LENGTHS)
     assert all(params["rule"] == given[2] for _, params in longest.values())
     assert given[2]["rule"] == "its own"

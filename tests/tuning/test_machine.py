@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.bench.options import Variant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -24,6 +25,7 @@ from specjax.tuning.runs import Run, Workload, num_drafting_rounds, timed_run
 from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
+PLD = {"pld": Variant("pld")}
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 6, 12).tolist()) for seed in range(5)]
 
 
@@ -74,7 +76,7 @@ def test_the_slower_half_is_dropped_and_the_rest_runs_more_prompts(workload, mad
     def report(title, results):
         tables[title] = [each.name for each in results]
 
-    found = tune_machine(workload, ["pld"], report=report)
+    found = tune_machine(workload, PLD, True, report)
     two, three, one = (f"pld (num_tokens={n})" for n in (2, 3, 1))
     assert list(tables) == [
         *(f"On {n} prompts" for n in (2, 4, 5)),
@@ -94,7 +96,7 @@ def test_nothing_that_pays_is_plain_decoding(workload, made_up, monkeypatch):
     made_up(float)
     seen = {}
     found = tune_machine(
-        workload, given={"pld": {"num_tokens": 2}}, methods=["pld"], report=seen.__setitem__
+        workload, {"pld": Variant("pld", None, {"num_tokens": 2})}, True, seen.__setitem__
     )
     assert [each.name for each in seen["On 2 prompts"]] == ["pld (num_tokens=2)"]
     assert found == AutoChoice(machine_of(workload.target), "plain", widths=(1,))
@@ -111,18 +113,18 @@ def test_a_rule_is_not_tried_with_the_settings_of_another(workload, made_up, mon
         ({"occurrence": "first", "num_tokens": 3}, {"pld (occurrence=first, num_tokens=3)"}),
     ):
         seen = {}
-        tune_machine(workload, given={"pld": given}, methods=["pld"], report=seen.__setitem__)
+        tune_machine(workload, {"pld": Variant("pld", None, given)}, True, seen.__setitem__)
         assert {each.name for each in seen["On 2 prompts"]} == tried
 
 
 def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     """By `pld-plus`, whose layer was tuned before: the choice keeps it, whatever is tuned later."""
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
-    monkeypatch.setattr(machine, "NUM_TURNS", 1)
+    monkeypatch.setattr(machine, "NUM_REPEATS", 1)
     set_space(monkeypatch, "pld-plus", {"num_tokens": (3, 0)})
     keep(workload, "specjax.json", {"pld-plus": {"layer": 2, "num_tokens": 9}})
     seen = {}
-    found = tune_machine(workload, ["pld-plus"], report=seen.__setitem__)
+    found = tune_machine(workload, {"pld-plus": Variant("pld-plus")}, True, seen.__setitem__)
     assert (found.method, found.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
     assert found.break_even >= 0
     assert any(text.startswith("pld-plus is skipped: `num_tokens` must be") for text in seen)
@@ -137,14 +139,14 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
 
 def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monkeypatch):
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
-    monkeypatch.setattr(machine, "NUM_TURNS", 1)
+    monkeypatch.setattr(machine, "NUM_REPEATS", 1)
     set_space(monkeypatch, "medusa", {})
     folder, (heads, params) = Path(workload.target.name) / "head", medusa_head()
     save_head(folder, MEDUSA, heads, params, jnp.float32, target=workload.target.config)
     choices = ((0,), (1,), (0, 0))
     tuned = {"choices": choices, TUNED_HEAD: params_fingerprint(params)}
     keep(workload, "specjax.json", {"medusa": tuned})
-    found = tune_machine(workload, sources={"medusa": str(folder)}, methods=["medusa"])
+    found = tune_machine(workload, {"medusa": Variant("medusa", str(folder))}, True)
     assert (found.settings, found.widths) == ({"choices": choices}, (1, 4))
     keep(workload, "specjax.json", {"auto": found.record()})
     gate, _ = load_drafter("auto", workload.target)
@@ -153,9 +155,12 @@ def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monke
 
 def test_methods_that_cannot_be_had_are_refused_if_named_and_else_skipped(workload, made_up):
     made_up(float)
-    for method, message in (("eagle2", "needs an EAGLE head"), ("lookahead", "never behind auto")):
+    for method, message in (
+        ("eagle2", "needs an EAGLE head"),
+        ("lookahead", "cannot be used with auto"),
+    ):
         with pytest.raises(SpecjaxError, match=message):
-            tune_machine(workload, [method])
+            tune_machine(workload, {method: Variant(method)}, True)
     seen = {}
     tune_machine(workload, report=seen.__setitem__)
     assert any(title.startswith("eagle2 is skipped: method 'eagle2' needs") for title in seen)

@@ -1,1 +1,1 @@
-"""The report of a benchmark: in the terminal, as one HTML page, and as Markdown."""
+"""The report of a benchmark: in the terminal, and as Markdown with charts."""

@@ -1,68 +1,219 @@
-"""The report of a benchmark as Markdown: tables, and pictures as PNG files beside it."""
+"""The report of a benchmark: a Markdown file with tables, and charts as PNG files beside it."""
 
-from collections.abc import Iterator, Sequence
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from specjax.bench.report.contents import PASSED, Block, Picture, ReportContents
-from specjax.bench.report.plots import save_png
-from specjax.bench.report.tables import Grid
-from specjax.core.files import writable
+from specjax.bench.checks import near_ties, problems
+from specjax.bench.curves import read_curves
+from specjax.bench.report import plots
+from specjax.bench.report.tables import (
+    COLUMNS,
+    Grid,
+    curve_table,
+    depth_table,
+    histogram_table,
+    main_table,
+    overview,
+    task_tables,
+    trace_table,
+)
+from specjax.bench.results import Condition, FinishedResults, read_results
+from specjax.bench.summary import ALL, Measurement, last_task_rows
+from specjax.core.files import check_writable, expand_user, writable
+from specjax.decoding.sampling import LOSSY, Sampling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REPORT = "report.md"
+PASSED = (
+    "All checks passed: every output matches plain decoding (near ties are listed), nothing was "
+    "compiled while it was timed, and every trained drafter had tokens accepted."
+)
+# The labels of facts about the run; others are shown under their own name.
+LABELS = {
+    "fingerprint": "fingerprint of the weights",
+    "bandwidth": "memory bandwidth (measured, median of all conditions)",
+    "num_prompts": "number of prompts",
+    "num_left_out": "prompts left out because they are too long for the target",
+    "num_cut": "texts that end at the target's last position",
+    "prompts": "checksum of the prompts",
+    "max_new_tokens": "maximum number of new tokens",
+    "batch": "batch size",
+    "runs": "runs of each prompt",
+    "revision": "source",
+    "padded_length": "tokens that all prompts are padded to",
+    "padded_width": "tokens per sequence that every verifying pass is padded to; 0: no padding",
+}
+MAX_TOKENS = 4_000  # of the texts shown; the rest is in texts.jsonl
 
 
-def write_markdown(contents: ReportContents, folder: Path) -> Path:
-    """Writes the report and its pictures, and returns its file.
+def write_report(folder: Path) -> Path:
+    """Writes the report of a benchmark's folder, with its charts, and returns its file.
 
     Raises:
-        SpecjaxError: if a file cannot be written.
+        SpecjaxError: if the folder holds no results or a damaged file, or cannot be written.
     """
-    text = "\n\n".join(_parts(contents, folder)) + "\n"
+    folder = expand_user(folder)
+    check_writable(folder / REPORT, is_file=True)
+    text = "\n\n".join(_Report(folder, read_results(folder)).parts()) + "\n"
     path = folder / REPORT
     with writable(path):
         path.write_text(text, encoding="utf-8")
     return path
 
 
+class _Report:
+    """The parts of a report, in order."""
+
+    def __init__(self, folder: Path, results: FinishedResults):
+        self.folder, self.results = folder, results
+        self.conditions: dict[Condition, list[Measurement]] = {}
+        for row in results.rows:
+            self.conditions.setdefault(Condition(row.temperature, row.batch), []).append(row)
+
+    def parts(self) -> Iterator[str]:
+        about = dict(self.results.about)
+        command = str(about.pop("command", ""))
+        yield f"# specjax bench: {_line(str(about.get('target', 'results')))}"
+        alarms = list(self._alarms())
+        warning = f"> **DO NOT TRUST THESE RESULTS**\n>\n{_bullets(alarms, '> - ')}"
+        yield warning if alarms else PASSED
+        yield _bullets([f"{label}: {text}" for label, text in _facts(about)])
+        if command:
+            yield f"```\n{command}\n```"
+        if len(self.conditions) > 1:
+            overall = {str(c): last_task_rows(rows) for c, rows in self.conditions.items()}
+            yield from ("## Overview", table(overview(overall)))
+        for condition, rows in self.conditions.items():
+            yield f"## {condition}"
+            yield from self._under(condition, rows)
+        yield "## What the columns mean"
+        yield _bullets([f"{column.title}: {column.meaning}" for column in COLUMNS])
+        yield from self._texts()
+        yield from self._traces()
+        for curve in read_curves(self.folder):
+            yield f"## {_line(curve.title)}"
+            caption = f"{curve.title}: accepted length and tokens per second over {curve.setting}."
+            yield self._chart(f"curve-{curve.title}", plots.curve(curve), caption)
+            yield table(curve_table(curve))
+
+    def _sampling(self, condition: Condition) -> Sampling:
+        verification = self.results.about.get("verification", "coupled")
+        return Sampling(condition.temperature, verification=verification)
+
+    def _alarms(self) -> Iterator[str]:
+        for condition, rows in self.conditions.items():
+            lossy = [LOSSY] if self._sampling(condition).is_lossy else []
+            yield from (f"{condition}: {line}" for line in [*problems(rows), *lossy])
+
+    def _under(self, condition: Condition, rows: Sequence[Measurement]) -> Iterator[str]:
+        """Yields tables and charts of one condition."""
+        overall = last_task_rows(rows)
+        task = "all tasks" if overall[0].task == ALL else overall[0].task
+        yield table(main_table(overall, self._sampling(condition), f"{condition}, {task}"))
+        yield self._chart(
+            f"speeds-{condition}",
+            plots.speeds(overall),
+            "Speed over plain decoding, with quartiles; methods slower than plain decoding (dashed "
+            "line) are hatched.",
+        )
+        if notes := near_ties(rows):
+            yield _bullets(notes)
+        drafting = [row for row in overall if len(row.accepted_lengths) > 2]
+        for grid in (*task_tables(rows), histogram_table(drafting), depth_table(drafting)):
+            if grid.rows:
+                yield table(grid)
+        if drafting:
+            yield self._chart(
+                f"rounds-{condition}",
+                plots.histograms(drafting),
+                "Share of rounds by the number of tokens they committed, over all tasks; dashed: "
+                "the mean, which is the accepted length.",
+            )
+            yield self._chart(
+                f"depths-{condition}",
+                plots.rates(drafting),
+                "Acceptance rate by depth: of the rounds with n - 1 accepted drafted tokens, the "
+                "share that accepted one more; a round that drafted no more counts as rejected.",
+            )
+
+    def _texts(self) -> Iterator[str]:
+        """Yields the first texts, with drafted and accepted tokens underlined."""
+        num_tokens, shown = 0, []
+        for text in self.results.texts:
+            num_tokens += len(text["pieces"])
+            if num_tokens <= MAX_TOKENS:
+                shown.append(text)
+        if shown:
+            yield "## Drafted tokens"
+            yield "Drafted and accepted tokens are underlined; the target added the others."
+        for text in shown:
+            drafted = text["from_draft"]
+            title = f"{text['kind']}, {Condition(text['temperature'], text['batch_size'])}"
+            summary = f"{len(drafted)} tokens, {sum(drafted)} of them drafted"
+            yield f"**{_line(text['method'])}**: {_line(title)}, {summary}"
+            yield f"<pre>{underlined(text['pieces'], drafted)}</pre>"
+
+    def _traces(self) -> Iterator[str]:
+        methods = self.results.traces.get("methods", [])
+        if len(methods) > 1:
+            yield f"## Rounds over time, T={self.results.traces['temperature']:g}"
+            yield self._chart(
+                "rounds-over-time",
+                plots.rounds_over_time(methods),
+                "Rounds whose parts were timed separately, and below them plain decoding's steps "
+                "for the same tokens. The number on a round is how many tokens it committed.",
+            )
+            yield table(trace_table(methods))
+
+    def _chart(self, name: str, figure: "Figure", caption: str) -> str:
+        path = plots.save_png(figure, self.folder, name)
+        return f"![{_line(name)}]({path.name})\n\n{_line(caption)}"
+
+
 def table(grid: Grid) -> str:
     """Formats a table, its caption above it."""
     lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
-    rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
+    cells = [[_line(cell).replace("|", "\\|") for cell in line] for line in lines]
+    rows = ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join([f"**{_line(grid.caption)}**", "", *rows])
 
 
-def _parts(contents: ReportContents, folder: Path) -> Iterator[str]:
-    yield f"# {_line(contents.title)}"
-    if contents.alarms:
-        yield "> **WRONG WITH THESE RESULTS**\n>\n" + _bullets(contents.alarms, "> - ")
-    else:
-        yield PASSED
-    yield _bullets([f"{name}: {text}" for name, text in contents.facts])
-    if contents.command:
-        yield f"```\n{contents.command}\n```"
-    for section in contents.sections:
-        yield f"## {_line(section.title)}"
-        for block in section.blocks:
-            yield _block(block, folder)
+def underlined(pieces: Iterable[str], is_drafted: Iterable[bool]) -> str:
+    """Returns a text as HTML with its drafted tokens underlined, and no blank lines."""
+    runs = groupby(zip(pieces, is_drafted, strict=True), key=lambda pair: pair[1])
+    text = "".join(
+        f"<u>{piece}</u>" if drafted else piece
+        for drafted, run in runs
+        for piece in [html.escape("".join(piece for piece, _ in run))]
+    )
+    return text.replace("\n", "&#10;")  # Markdown ends an HTML block at a blank line
 
 
-def _block(block: Block, folder: Path) -> str:
-    match block:
-        case Grid():
-            return table(block)
-        case Picture(name, caption, draw):
-            path = save_png(draw(), folder, name)
-            return f"![{_line(name)}]({path.name})\n\n{_line(caption)}"
-        case lines:
-            return _bullets(lines)
+def _facts(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields labels and texts of the facts that are known."""
+    formats: dict[str, Callable[[Any], str]] = {
+        "bandwidth": lambda value: f"{value / 1e9:.1f} GB/s",
+        "methods": ", ".join,
+    }
+    for name, value in about.items():
+        label = LABELS.get(name, name)
+        if name in formats:
+            yield label, formats[name](value)
+        elif isinstance(value, Mapping):
+            yield label, ", ".join(f"{key} {entry}" for key, entry in value.items())
+        elif isinstance(value, list) and value:
+            yield label, ", ".join(map(str, value))
+        elif value not in ("", None, []):
+            yield label, str(value)
 
 
 def _bullets(lines: Sequence[str], bullet: str = "- ") -> str:
     return "\n".join(bullet + _line(line) for line in lines)
-
-
-def _cell(text: str) -> str:
-    return _line(text).replace("|", "\\|")
 
 
 def _line(text: str) -> str:

@@ -1,13 +1,7 @@
-"""The pictures of a report, in shades of grey that hatching, markers and line styles distinguish.
+"""The charts of a report, in shades of grey with hatching, markers and line styles."""
 
-Every function returns a matplotlib figure, which becomes a PNG file, or SVG inside a page whose
-colours follow the reader's scheme.
-"""
-
-import io
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +35,6 @@ PART_STYLES: dict[str, dict[str, Any]] = {
 }
 PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
 BAR_HEIGHT = 0.7
-# The names in a page's style sheet of the greys that matplotlib writes.
-SCHEME = {
-    "#000000": "var(--ink)",
-    "#ffffff": "var(--page)",
-    "#666666": "var(--soft)",
-    "#8c8c8c": "var(--mid)",
-    "#d9d9d9": "var(--light)",
-}
 
 
 def speeds(rows: Sequence[Measurement]) -> "Figure":
@@ -70,7 +56,7 @@ def speeds(rows: Sequence[Measurement]) -> "Figure":
 
 
 def histograms(rows: Sequence[Measurement]) -> "Figure":
-    """Draws a panel per method: the share of rounds that committed so many tokens."""
+    """Draws a panel per method: the shares of rounds by committed tokens."""
     top = max(shares.max(initial=0) for shares in map(_shares, rows))
     figure, panels = _panels(len(rows))
     for axes, row in zip(panels, rows, strict=True):
@@ -149,20 +135,20 @@ def _draw_steps(axes: "Axes", row: int, length: float, num_steps: int) -> None:
     axes.broken_barh(bars, place, linewidth=0.8, label="plain", **PART_STYLES["plain"])
 
 
-def curve(found: Curve) -> "Figure":
+def curve(swept: Curve) -> "Figure":
     """Draws accepted length and tokens per second over a setting, one line per series."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 3), layout="constrained")
     lengths, tokens = figure.subplots(1, 2)
-    for number, (name, points) in enumerate(found.series.items()):
+    for number, (name, points) in enumerate(swept.series.items()):
         values = [str(point.value) for point in points]
         style: dict[str, Any] = {"label": name, "markersize": 5, "linewidth": 1}
         style |= LINES[number % len(LINES)]
         lengths.plot(values, [point.accepted_length for point in points], **style)
         tokens.plot(values, [point.tokens_per_second for point in points], **style)
     for axes, label in ((lengths, "accepted length"), (tokens, "tokens/s")):
-        axes.set(xlabel=found.setting, ylabel=label)
+        axes.set(xlabel=swept.setting, ylabel=label)
         axes.grid(axis="y", color="0.85", linewidth=0.6)
         axes.legend(fontsize=8, facecolor="white", edgecolor="0.4", framealpha=1)
     return figure
@@ -193,56 +179,16 @@ def _finish(axes: "Axes", title: str, xlabel: str, ylabel: str, last: int) -> No
     axes.grid(axis="y", color="0.85", linewidth=0.6)
 
 
-# ---- Files and pages ---------------------------------------------------------------------------
-
-
 def save_png(figure: "Figure", folder: Path, name: str) -> Path:
-    """Writes the picture to a file named after it, and returns its path.
-
-    Raises:
-        SpecjaxError: if it cannot be written.
-    """
+    """Writes a chart to a file named after it, and returns its path."""
     path = folder / (re.sub(r"[^\w.]+", "-", name.lower()).strip("-") + ".png")
     with writable(path):
         figure.savefig(path, dpi=110)
     return path
 
 
-def save_curve(found: Curve, folder: Path) -> Path:
-    """Writes a curve as `save_png` does; a sweep and a report write the same file.
-
-    Raises:
-        SpecjaxError: if it cannot be written.
-    """
-    figure = curve(found)
-    figure.suptitle(found.title, fontsize=9)
-    return save_png(figure, folder, f"curve-{found.title}")
-
-
-def inline_svg(figure: "Figure", label: str, name: str) -> str:
-    """Returns the picture as an element of an HTML page.
-
-    Args:
-        figure: in the greys of `SCHEME`.
-        label: describes it to readers who cannot see it.
-        name: letters and digits, different for each picture of the page.
-    """
-    from matplotlib import rc_context
-
-    file = io.StringIO()
-    unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(file, format="svg", transparent=True, metadata=unsigned)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    head, body = svg.split(">", 1)
-    viewbox = re.search(r'viewBox="[^"]*"', head)
-    assert viewbox is not None
-    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
-    for grey, variable in SCHEME.items():
-        body = body.replace(grey, variable)
-    used = set(re.findall(r"#([\w-]+)", body))
-    body = re.sub(r' id="([\w-]+)"', lambda m: m[0] if m[1] in used else "", body)
-    return f'<svg role="img" aria-label="{escape(label)}" {viewbox[0]}>{body}'
+def save_curve(swept: Curve, folder: Path) -> Path:
+    """Writes a curve to the file that a report uses as well."""
+    figure = curve(swept)
+    figure.suptitle(swept.title, fontsize=9)
+    return save_png(figure, folder, f"curve-{swept.title}")

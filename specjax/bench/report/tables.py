@@ -1,4 +1,4 @@
-"""The tables of a report, as text: terminal, HTML page and Markdown file share them."""
+"""The tables of a report, for the terminal and for Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ UNKNOWN = "-"
 
 
 class Grid(NamedTuple):
-    """A table of text. The first cell of a row is its heading; numbers stand to the right."""
+    """A table of text; the first cell of a row is its heading."""
 
     caption: str
     header: Sequence[str]
@@ -62,7 +62,7 @@ COLUMNS = (
     ),
     Column(
         "x plain",
-        "speed over plain decoding's, the median over pairs of runs (same prompts, same turn)",
+        "speed over plain decoding's, the median over pairs of runs (same prompts, same trial)",
         lambda row, _: number(row.ratio),
         in_terminal=2,
     ),
@@ -81,12 +81,12 @@ COLUMNS = (
     Column(
         "tau",
         "accepted length as EAGLE and HASS count it: drafted tokens beyond EOS and the limit count "
-        "too, and so does every question (all turns of a chat) the same",
+        "too, and every question (all turns of a chat) has the same weight",
         lambda row, _: number(row.published.tau),
     ),
     Column(
         "tau over rounds",
-        "the same as Spec-Bench counts it: every round counts the same",
+        "tau as Spec-Bench counts it: every round has the same weight",
         lambda row, _: number(row.published.pooled_tau),
         in_terminal=0,
     ),
@@ -186,10 +186,10 @@ def task_tables(rows: Sequence[Measurement]) -> list[Grid]:
     ]
 
 
-def overview(stages: Mapping[str, Sequence[Measurement]]) -> Grid:
-    """Makes the table of speeds over all tasks, with a column per stage."""
-    values = {(row.method, name): row.ratio for name, rows in stages.items() for row in rows}
-    return _crossed("Speed over plain decoding (x plain), all tasks", list(stages), values)
+def overview(conditions: Mapping[str, Sequence[Measurement]]) -> Grid:
+    """Makes the table of speeds over all tasks, with a column per condition."""
+    values = {(row.method, name): row.ratio for name, rows in conditions.items() for row in rows}
+    return _crossed("Speed over plain decoding (x plain), all tasks", list(conditions), values)
 
 
 def _crossed(caption: str, columns: Sequence[str], values: Mapping[tuple[str, str], float]) -> Grid:
@@ -203,32 +203,32 @@ def _crossed(caption: str, columns: Sequence[str], values: Mapping[tuple[str, st
 
 def depth_table(rows: Sequence[Measurement]) -> Grid:
     """Makes the table of acceptance rates at the first depths, of methods that drafted."""
-    deepest = min(MAX_DEPTHS, max((len(row.rates) for row in rows), default=0))
+    max_depth = min(MAX_DEPTHS, max((len(row.rates) for row in rows), default=0))
     cells = []
     for row in rows:
-        rates = [*row.rates[:deepest], *[None] * (deepest - len(row.rates))]
+        rates = [*row.rates[:max_depth], *[None] * (max_depth - len(row.rates))]
         if row.rates:
             cells.append([row.method, *map(number, rates)])
-    header = ["method", *map(str, range(1, deepest + 1))]
+    header = ["method", *map(str, range(1, max_depth + 1))]
     return Grid("Acceptance rate by depth", header, cells)
 
 
 def histogram_table(rows: Sequence[Measurement]) -> Grid:
     """Counts the rounds that committed 1, 2, ... tokens; the last column has those beyond."""
-    known = [row for row in rows if row.accepted_lengths]
-    longest = max((_longest(row.accepted_lengths) for row in known), default=0)
-    shown = min(longest, MAX_DEPTHS + 1)
+    counted = [row for row in rows if row.accepted_lengths]
+    max_length = max((_last_nonzero(row.accepted_lengths) for row in counted), default=0)
+    shown = min(max_length, MAX_DEPTHS + 1)
     header = ["method", *map(str, range(1, shown + 1))]
-    header += [f"over {shown}"] if longest > shown else []
+    header += [f"over {shown}"] if max_length > shown else []
     cells = []
-    for row in known:
-        counts = [*row.accepted_lengths[1:], *[0] * longest][:longest]
-        beyond = [sum(counts[shown:])] if longest > shown else []
+    for row in counted:
+        counts = [*row.accepted_lengths[1:], *[0] * max_length][:max_length]
+        beyond = [sum(counts[shown:])] if max_length > shown else []
         cells.append([row.method, *map(str, [*counts[:shown], *beyond])])
     return Grid("Rounds by the number of tokens they committed", header, cells)
 
 
-def _longest(counts: Sequence[int]) -> int:
+def _last_nonzero(counts: Sequence[int]) -> int:
     return max((length for length, count in enumerate(counts) if count), default=0)
 
 
@@ -237,11 +237,11 @@ def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
     parts = [f"{part}_seconds" for part in (*PARTS, "round", "one_program")]
     cells = [
         [
-            each["method"],
-            *(number(1e3 * each[part], 3) for part in parts),
-            number(each["accepted_length"]),
+            method["method"],
+            *(number(1e3 * method[part], 3) for part in parts),
+            number(method["accepted_length"]),
         ]
-        for each in methods
+        for method in methods
     ]
     header = ["method", *PARTS, "sum", "in one program", "accepted length"]
     return Grid("Milliseconds per round: medians", header, cells)

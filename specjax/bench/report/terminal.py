@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from specjax.bench.checks import complaints, near_ties
+from specjax.bench.checks import near_ties, problems
 from specjax.bench.report.tables import COLUMNS, Grid
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import LOSSY, Sampling
@@ -19,15 +19,15 @@ def show(
     bandwidth: float | None,
     sampling: Sampling = Sampling(),
 ) -> None:
-    """Prints the table, what its numbers mean, and in red whatever makes it worthless.
+    """Prints the table and the meaning of its numbers, and in red anything that invalidates it.
 
-    The rows are of one temperature and batch size; `bandwidth` is in bytes per second, if known.
+    All rows have the same temperature and batch size; `bandwidth` is in bytes per second, if known.
     """
     console = Console(markup=False, highlight=False)
     console.soft_wrap = not console.is_terminal  # a pipe gets whole lines
-    whole = table(rows, sampling)
-    fits = not console.is_terminal or natural_width(whole, console) <= console.width
-    print_table(whole if fits else table(rows, sampling, is_narrow=True))
+    full = table(rows, sampling)
+    fits = not console.is_terminal or natural_width(full, console) <= console.width
+    print_table(full if fits else table(rows, sampling, is_narrow=True))
     if not fits:
         console.print("a wider terminal shows more columns, and so does `specjax report`")
     one_task = [row for row in rows if row.task == rows[0].task]
@@ -36,7 +36,7 @@ def show(
     runs = f"medians of {num_runs} runs" if num_runs > 1 else "one run each"
     console.print(
         f"{runs}, all methods in turn, prefill included; {compiling:.1f} s of compiling"
-        f"{from_cache} not counted\nmemory: all that a program holds at once, weights included"
+        f"{from_cache} not counted\nmemory: the peak of a program, weights included"
     )
     if fits:
         console.print("round: the time of a round over that of a plain step")
@@ -49,7 +49,7 @@ def show(
         )
     for line in near_ties(rows):
         console.print(line)
-    for line in complaints(rows):
+    for line in problems(rows):
         console.print(line, style="bold red")
     if sampling.is_lossy:
         console.print(LOSSY, style="bold red")

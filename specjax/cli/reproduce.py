@@ -1,6 +1,7 @@
-"""`specjax reproduce` and `specjax attribute`, whose code is part of recipes/papers."""
+"""`specjax reproduce`, whose command is part of recipes/papers."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -10,19 +11,18 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class WithoutRecipes:
-    """Not available: this copy of specjax lacks the papers' recipes."""
+    """Run a table or figure of a paper. This copy of specjax lacks the recipes."""
 
     arguments: Positional[tuple[str, ...]] = ()
-    """The arguments of the command."""
 
     def run(self) -> None:
         """Raises the error that names the missing package."""
         companion("papers")
 
 
-def papers_command(module: str, name: str) -> type:
-    """Returns a command's class from a module of recipes/papers."""
+def reproduce_command() -> Any:
+    """Returns the class of the command."""
     try:
-        return getattr(companion(f"papers.{module}"), name)
+        return companion("papers.command").Reproduce
     except SpecjaxError:
         return WithoutRecipes

@@ -1,0 +1,98 @@
+"""Sweeps one setting of a method after the other, and keeps the best value of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.bench.curves import Curve
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule
+from specjax.decoding.drafters.prompt_lookup_plus import (
+    Heads,
+    PromptLookupPlus,
+    PromptLookupPlusAttention,
+)
+from specjax.tuning.runs import Goal, Workload
+
+Report = Callable[[Curve], None]  # called with each curve
+Settings = dict[str, Any]
+
+FIRST_NUM_TOKENS = 10  # while the layer, or the number of heads, is swept (PLD+, section 5.5)
+NUM_TOKENS = (5, 10, 20, 30, 40, 50, 70, 100)
+NUM_HEADS = (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 200, 300)
+# A longer draft hardly ever lowers the accepted length but costs more on many machines. So the
+# shortest whose accepted length is close to the best is taken; there the paper's curve is flat.
+TOLERANCE = 0.97
+LENGTHS = (1, 2, 3, 4, 5, 7, 10)
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+MAX_LENGTHS = (5, 10, 20)
+
+
+def tune_hidden(workload: Workload, goal: Goal, report: Report) -> Settings:
+    """Tunes PLD+ by hidden states: the layer, then the number of drafted tokens."""
+    start = PromptLookupPlus(num_tokens=FIRST_NUM_TOKENS)
+    layers = range(1, workload.target.config.num_hidden_layers + 1)
+    layer = workload.pick(
+        "PLD+ (h) over layers, K=10 (Figure 5)",
+        "layer",
+        {layer: (replace(start, layer=layer), None) for layer in layers},
+        report,
+        goal,
+    )
+    best = replace(start, layer=layer)
+    return {"layer": layer, "num_tokens": _num_tokens("PLD+ (h)", best, workload, goal, report)}
+
+
+def tune_attention(
+    workload: Workload, ranked: Sequence[tuple[int, int, int]], goal: Goal, report: Report
+) -> Settings:
+    """Tunes PLD+ by attention: the number of ranked heads, then the number of drafted tokens."""
+    heads: Heads = tuple((layer, head) for layer, head, _ in ranked)
+    if not heads:
+        raise SpecjaxError(
+            "no head of this target copied; run `specjax tune induction-heads` on more prompts"
+        )
+    start = PromptLookupPlusAttention(num_tokens=FIRST_NUM_TOKENS)
+    counts = [count for count in NUM_HEADS if count < len(heads)] + [len(heads)]
+    count = workload.pick(
+        "PLD+ (a) over the number of heads, K=10 (Table 6)",
+        "number of heads",
+        {count: (replace(start, heads=heads[:count]), None) for count in counts},
+        report,
+        goal,
+    )
+    best = replace(start, heads=heads[:count])
+    num_tokens = _num_tokens("PLD+ (a)", best, workload, goal, report)
+    return {"heads": best.heads, "num_tokens": num_tokens}
+
+
+def _num_tokens(name: str, drafter: Any, workload: Workload, goal: Goal, report: Report) -> int:
+    candidates = {count: (replace(drafter, num_tokens=count), None) for count in NUM_TOKENS}
+    title = f"{name} over K (Figure 4)"
+    return workload.pick(title, "num_tokens", candidates, report, goal, TOLERANCE)
+
+
+def tune_length(workload: Workload, drafter: DraftModel, params: Any, report: Report) -> Settings:
+    """Tunes the rule of a draft model by speed (DISCO, section 5 and appendix D).
+
+    Finds the best static length, or the threshold of a rule and then the longest draft it allows.
+    """
+    name, rule = drafter.rule, drafter.length_rule
+    title = f"Draft length, rule {name}, over "
+    if not isinstance(rule, ThresholdRule):
+        lengths = {n: (replace(drafter, length=n, max_length=n), params) for n in LENGTHS}
+        return {"rule": name, "length": workload.pick(title + "lengths", "length", lengths, report)}
+
+    def with_threshold(value: float) -> Settings:
+        return {**params, "rule": {"threshold": jnp.float32(value), "rule": params["rule"]}}
+
+    start = replace(drafter, rule=AnyThreshold(rule), max_length=max(MAX_LENGTHS))
+    thresholds = {value: (start, with_threshold(value)) for value in THRESHOLDS}
+    threshold = workload.pick(title + "thresholds", "threshold", thresholds, report)
+    best = with_threshold(threshold)
+    longest = {n: (replace(start, max_length=n), best) for n in MAX_LENGTHS}
+    max_length = workload.pick(title + "the longest draft", "max_length", longest, report)
+    return {"rule": name, "threshold": threshold, "max_length": max_length}
