@@ -6,7 +6,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder, vacant
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path):
+def test_a_folder_that_is_not_empty_is_rejected(tmp_path):
     (tmp_path / "step_1").mkdir()
     (tmp_path / "step_1" / "file").touch()
     with pytest.raises(SpecjaxError, match=r"step_1 already exists .* choose another name"):

@@ -1,4 +1,4 @@
-"""Memory is counted before it is spent, and refused with figures and a way out."""
+"""Memory is estimated up front, and a shortage is reported with figures and advice."""
 
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -21,39 +21,41 @@ def machine(monkeypatch):
     return lambda free: monkeypatch.setattr(memory, "_host_bytes", lambda: free)
 
 
-def test_what_fits_passes_and_one_byte_less_is_refused_with_figures(machine):
+def test_one_byte_too_little_is_reported_with_figures(machine):
     machine(25_000_000)
     check_fits("it", HALF)
     machine(24_999_999)
-    told = r"it needs at least 0\.025 GB \(weights 0\.005, cache 0\.02\), and cpu has 0\.025 GB"
-    with pytest.raises(SpecjaxError, match=rf"{told} for it; use a smaller dtype, quantize int8"):
+    message = r"it needs at least 0\.025 GB \(weights 0\.005, cache 0\.02\), and cpu has 0\.025 GB"
+    with pytest.raises(
+        SpecjaxError, match=rf"{message} for it; use a smaller dtype, quantize int8"
+    ):
         check_fits("it", HALF)
     with pytest.raises(SpecjaxError, match=r"for it; buy more$"):
         check_fits("it", HALF, advice="buy more")
 
 
-def test_what_is_held_already_counts_on_both_sides(machine):
+def test_arrays_that_exist_count_on_both_sides(machine):
     held = jnp.zeros(1_250_000)
     machine(20_000_000)
     check_fits("it", HALF, held)
     machine(19_000_000)
     with pytest.raises(SpecjaxError, match=r"has 0\.024 GB"):
         check_fits("it", HALF, held)
-    jax.eval_shape(lambda traced: check_fits("it", HALF, traced), held)  # no one knows where
+    jax.eval_shape(lambda traced: check_fits("it", HALF, traced), held)  # traced: unknown devices
 
 
-def test_an_accelerator_tells_what_is_left_of_its_share(monkeypatch):
+def test_an_accelerator_reports_its_free_bytes(monkeypatch):
     stats = {"bytes_limit": 12 * 10**9, "bytes_in_use": 2 * 10**9}
     device = SimpleNamespace(platform="gpu", device_kind="Tesla T4", memory_stats=lambda: stats)
     monkeypatch.setattr(memory, "_devices_of", lambda leaves: [device])
     check_fits("it", {"weights": 10**10})
     with pytest.raises(SpecjaxError, match=r"14 GB .* Tesla T4 has 10 GB .*MEM_FRACTION=0\.95"):
         check_fits("it", {"weights": 14 * 10**9})
-    device.memory_stats = lambda: None  # it does not say
+    device.memory_stats = lambda: None  # unknown
     check_fits("it", {"weights": 14 * 10**9})
 
 
-def test_each_of_several_devices_needs_room_of_its_own(monkeypatch):
+def test_each_of_several_devices_needs_enough_memory(monkeypatch):
     stats = {"bytes_limit": 5 * 10**9, "bytes_in_use": 2 * 10**9}
     gpu = SimpleNamespace(
         platform="gpu", device_kind="Tesla T4", process_index=0, memory_stats=lambda: stats

@@ -1,7 +1,8 @@
-"""What the target writes itself: its plain answers, turn after turn, in a file that can be cut."""
+"""Self-distillation: answers equal plain decoding, in a file that survives a kill."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -44,16 +45,26 @@ def target(tmp_path_factory):
     return load(folder)
 
 
-def asked(*questions: str, system: str = "", answers: tuple[str, ...] = ()) -> Conversation:
+@pytest.fixture
+def answer(target, tmp_path):
+    """Runs `distill` in a file of this name."""
+
+    def answer(conversations, name="answers.jsonl", options=SHORT, target=target, **more):
+        return distill(target, conversations, tmp_path / name, LONGEST, options, **more)
+
+    return answer
+
+
+def ask(*questions: str, system: str = "", answers: tuple[str, ...] = ()) -> Conversation:
     turns = [Turn(SYSTEM, system)] if system else []
     for number, question in enumerate(questions):
         turns.append(Turn(USER, question))
-        turns += [Turn(ASSISTANT, answer) for answer in answers[number : number + 1]]
+        turns += [Turn(ASSISTANT, text) for text in answers[number : number + 1]]
     return Conversation(tuple(turns))
 
 
 def many(count: int) -> list[Conversation]:
-    """Of one to three questions each, and now and then a plain text."""
+    """Conversations of one to three questions each; every fifth is a plain text."""
     rng = np.random.default_rng(0)
 
     def text(length: int) -> str:
@@ -62,7 +73,7 @@ def many(count: int) -> list[Conversation]:
     return [
         Conversation(text=text(20))
         if number % 5 == 4
-        else asked(*(text(3) for _ in range(1 + number % 3)), answers=("other",) * 3)
+        else ask(*(text(3) for _ in range(1 + number % 3)), answers=("other",) * 3)
         for number in range(count)
     ]
 
@@ -78,82 +89,79 @@ def plain(target, ids, temperature: float = 0.0, number: int = 0, seed: int = 0)
         max_new_tokens=SHORT.distill_tokens,
         eos=target.eos,
     )
-    said = np.asarray(tokens[0, : int(length[0])]).tolist()
-    return said[:-1] if said[-1] in target.eos else said
+    new_tokens = np.asarray(tokens[0, : int(length[0])]).tolist()
+    return new_tokens[:-1] if new_tokens[-1] in target.eos else new_tokens
 
 
 def decoded(target, ids) -> str:
     return target.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-# ---- What the target says -----------------------------------------------------------------------
+def ending(target, *tokens: int):
+    """The target with other end tokens; by default every fourth token."""
+    eos = tokens or tuple(range(0, 320, 4))
+    return replace(target, config=replace(target.config, eos_token_id=eos))
 
 
-def test_answers_are_those_of_plain_decoding_turn_after_turn(target, tmp_path):
+# ---- Answers ------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_plain_decoding_turn_after_turn(target, answer):
     """Every fourth token ends an answer here, so that none is cut."""
-    target = replace(target, config=replace(target.config, eos_token_id=tuple(range(0, 320, 4))))
-    given = asked("best value", "and in total?", system="Be short.", answers=("no", "no"))
-    [found] = distill(target, [given], tmp_path / "answers.jsonl", LONGEST, SHORT)
-    assert [turn.role for turn in found.turns] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
-    assert [turn.text for turn in found.turns if turn.role != ASSISTANT] == [
-        "Be short.",
-        "best value",
-        "and in total?",
-    ]
+    target = ending(target)
+    conversation = ask("best value", "and in total?", system="Be short.", answers=("no", "no"))
+    [answered] = answer([conversation], target=target)
+    assert [turn.role for turn in answered.turns] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
+    unchanged = [turn.text for turn in answered.turns if turn.role != ASSISTANT]
+    assert unchanged == ["Be short.", "best value", "and in total?"]
     for number in (2, 4):
-        messages = [{"role": turn.role, "content": turn.text} for turn in found.turns[:number]]
+        messages = [{"role": turn.role, "content": turn.text} for turn in answered.turns[:number]]
         text = chat_text(target.tokenizer, messages, is_answer_next=True)
         ids = encode_chat(target.tokenizer, text)["input_ids"]
-        assert found.turns[number].text == decoded(target, plain(target, ids))
+        assert answered.turns[number].text == decoded(target, plain(target, ids))
 
 
-def test_above_temperature_0_answers_are_drawn(target, tmp_path):
-    """Those of plain decoding with a key for each conversation, and others with another seed."""
-    given = [asked(" ".join(WORDS[:count])) for count in (3, 1, 2)]
+def test_above_temperature_0_answers_are_drawn(target, answer):
+    """They are those of plain decoding with a key for each conversation, and depend on the seed."""
+    conversations = [ask(" ".join(WORDS[:count])) for count in (3, 1, 2)]
     options = replace(SHORT, distill_temperature=1.0)
-    found = distill(target, given, tmp_path / "one.jsonl", LONGEST, options, seed=7)
-    for number, (before, after) in enumerate(zip(given, found, strict=True)):
+    answered = answer(conversations, "one.jsonl", options, seed=7)
+    for number, (before, after) in enumerate(zip(conversations, answered, strict=True)):
         ids = chat_ids(target.tokenizer, before.turns[0].text)
-        said = plain(target, ids, temperature=1.0, number=number, seed=7)
-        assert after.turns[1].text == decoded(target, said)
-    assert distill(target, given, tmp_path / "other.jsonl", LONGEST, options, seed=8) != found
+        new_tokens = plain(target, ids, temperature=1.0, number=number, seed=7)
+        assert after.turns[1].text == decoded(target, new_tokens)
+    assert answer(conversations, "other.jsonl", options, seed=8) != answered
 
 
-def test_a_plain_text_keeps_its_opening(target, tmp_path):
+def test_a_plain_text_keeps_its_opening(target, answer):
     text = " ".join(WORDS * 3)
-    [found] = distill(target, [Conversation(text=text)], tmp_path / "texts.jsonl", LONGEST, SHORT)
+    [continued] = answer([Conversation(text=text)])
     ids = opening_ids(target.tokenizer, text)
     opening = ids[: round(len(ids) / 4)]
-    assert found.text == decoded(target, [*opening, *plain(target, opening)])
+    assert continued.text == decoded(target, [*opening, *plain(target, opening)])
     assert text.startswith(decoded(target, opening))
 
 
-def test_an_end_token_ends_the_answer_and_is_not_in_it(target, tmp_path):
-    """Every answer of this target is cut at its third token, which is taken for an end token."""
-    ids = chat_ids(target.tokenizer, "best value")
-    said = plain(target, ids)
-    end = said[2]
-    ending = replace(target, config=replace(target.config, eos_token_id=(end,)))
-    [found] = distill(ending, [asked("best value")], tmp_path / "answers.jsonl", LONGEST, SHORT)
-    assert found.turns[1].text == decoded(target, said[: said.index(end)])
+def test_an_end_token_ends_the_answer_and_is_not_in_it(target, answer):
+    """The third token of the answer is taken for an end token."""
+    new_tokens = plain(target, chat_ids(target.tokenizer, "best value"))
+    end = new_tokens[2]
+    [answered] = answer([ask("best value")], target=ending(target, end))
+    assert answered.turns[1].text == decoded(target, new_tokens[: new_tokens.index(end)])
 
 
 # ---- The file -----------------------------------------------------------------------------------
 
 
-def test_the_file_can_be_read_like_any_other_and_learned_from(target, tmp_path, capsys):
-    file, given = tmp_path / "answers.jsonl", many(11)
-    found = distill(target, given, file, LONGEST, SHORT)
-    read = list(read_conversations([file]))
+def test_the_file_can_be_read_like_any_other_and_learned_from(target, answer, tmp_path, capsys):
+    conversations, file = many(11), tmp_path / "answers.jsonl"
+    answered = answer(conversations)
     numbers = [json.loads(line)["number"] for line in file.read_text().splitlines()]
-    assert sorted(numbers) == list(range(11))
-    assert [
-        text for _, text in sorted(zip(numbers, read, strict=True), key=lambda x: x[0])
-    ] == found
-    assert all(
-        before.text[:8] == after.text[:8] for before, after in zip(given, found, strict=True)
-    )
-    examples = tokenize_all(found, target.tokenizer, 320)
+    in_file = dict(zip(numbers, read_conversations([file]), strict=True))
+    assert [in_file[number] for number in range(11)] == answered
+    for before, after in zip(conversations, answered, strict=True):
+        assert before.text[:8] == after.text[:8]
+    examples = tokenize_all(answered, target.tokenizer, 320)
     assert all(example.is_answer.any() for example in examples)
     assert capsys.readouterr().err == ""
 
@@ -162,11 +170,11 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
-    """Whatever the kill left, and whatever the size of the batch; lines may be in another order."""
-    whole, cut, given = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
+def test_a_killed_distillation_ends_with_the_same_file(answer, tmp_path):
+    """With any remains and any size of the batch; lines may be in another order."""
+    whole, cut, conversations = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
     options = replace(SHORT, distill_temperature=0.8)
-    found = distill(target, given, whole, LONGEST, options, seed=3)
+    answered = answer(conversations, whole.name, options, seed=3)
 
     def stop_after_nine(numbers):
         for count, number in enumerate(numbers):
@@ -174,145 +182,125 @@ def test_a_killed_distillation_ends_with_the_same_file(target, tmp_path):
                 raise Killed
             yield number
 
-    options = replace(options, distill_batch=3)
+    again = partial(answer, conversations, cut.name, replace(options, distill_batch=3), seed=3)
     with pytest.raises(Killed):
-        distill(target, given, cut, LONGEST, options, 3, stop_after_nine)
+        again(watch=stop_after_nine)
     lines = cut.read_bytes().splitlines(True)
     assert len(lines) == 9
-    for left in (lines, [*lines, lines[0][:40]], [*lines[:5], b'{"number']):
-        cut.write_bytes(b"".join(left))
-        assert distill(target, given, cut, LONGEST, options, 3, resume=True) == found
+    for remains in (lines, [*lines, lines[0][:40]], [*lines[:5], b'{"number']):
+        cut.write_bytes(b"".join(remains))
+        assert again(resume=True) == answered
         assert sorted(cut.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
-    nothing_left = lambda starts: [pytest.fail("asked again") for _ in starts]  # noqa: E731
-    assert distill(target, given, cut, LONGEST, options, 3, nothing_left, resume=True) == found
+    nothing_missing = lambda missing: pytest.fail("asked again") if missing else missing  # noqa: E731
+    assert again(watch=nothing_missing, resume=True) == answered
 
 
-def test_another_request_is_refused_by_name(target, tmp_path):
-    file, given = tmp_path / "answers.jsonl", many(2)
-    distill(target, given, file, LONGEST, SHORT)
+def test_another_request_and_a_damaged_line_are_rejected(answer, tmp_path):
+    conversations, file = many(2), tmp_path / "answers.jsonl"
+    answer(conversations)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
-        distill(target, given, file, LONGEST, SHORT)
-    for conversations, options, seed, named in [
-        (given, replace(SHORT, distill_tokens=13), 0, r"\(distill_tokens was 12, now 13\)"),
-        (
-            given,
-            replace(SHORT, distill_temperature=0.5),
-            1,
-            r"\(distill_temperature was 0.0, now 0.5, seed was 0, now 1\)",
-        ),
-        (given[:1], SHORT, 0, r"\(prompts was "),
+        answer(conversations)
+    longer, warmer = replace(SHORT, distill_tokens=13), replace(SHORT, distill_temperature=0.5)
+    for changed, options, seed, change in [
+        (conversations, longer, 0, r"\(distill_tokens was 12, now 13\)"),
+        (conversations, warmer, 1, r"\(distill_temperature was 0.0, now 0.5, seed was 0, now 1\)"),
+        (conversations[:1], SHORT, 0, r"\(prompts was "),
     ]:
-        with pytest.raises(SpecjaxError, match=f"holds another run {named}"):
-            distill(target, conversations, file, LONGEST, options, seed, resume=True)
+        with pytest.raises(SpecjaxError, match=f"holds another run {change}"):
+            answer(changed, options=options, seed=seed, resume=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_corrupt_file_is_one_line(target, tmp_path):
-    file, given = tmp_path / "answers.jsonl", many(2)
-    distill(target, given, file, LONGEST, SHORT)
     file.write_bytes(b"no JSON\n" * 2)
     with pytest.raises(SpecjaxError, match=r"answers.jsonl:1 is damaged .*; delete that line"):
-        distill(target, given, file, LONGEST, SHORT, resume=True)
+        answer(conversations, resume=True)
 
 
-def test_the_end_of_a_cut_answer_is_not_learned(target, tmp_path):
+def test_the_end_of_a_cut_answer_is_not_learned(target, answer, tmp_path):
     """SHORT cuts every answer of this target, so no conversation goes on after the first."""
-    file = tmp_path / "answers.jsonl"
-    [found] = distill(target, [asked("best value", "and in total?")], file, LONGEST, SHORT)
-    assert found.is_cut and len(found.turns) == 2
-    assert list(read_conversations([file])) == [found]
-    cut, whole = tokenize_all([found, replace(found, is_cut=False)], target.tokenizer, LONGEST)
+    [answered] = answer([ask("best value", "and in total?")])
+    assert answered.is_cut and len(answered.turns) == 2
+    assert list(read_conversations([tmp_path / "answers.jsonl"])) == [answered]
+    both = [answered, replace(answered, is_cut=False)]
+    cut, whole = tokenize_all(both, target.tokenizer, LONGEST)
     np.testing.assert_array_equal(cut.tokens, whole.tokens)
     [unlearned] = np.flatnonzero(cut.is_answer != whole.is_answer)
     assert whole.tokens[unlearned] in target.eos
 
 
-def test_the_target_writes_its_generate_questions(target, tmp_path):
-    """Every fourth token ends a turn here. More of the same run, later, begin with the same."""
-    ending = replace(target, config=replace(target.config, eos_token_id=tuple(range(0, 320, 4))))
-    file = tmp_path / "questions.jsonl"
-    few = generate_questions(ending, 4, file, SHORT, seed=2)
-    more = generate_questions(ending, 12, file, SHORT, seed=2, resume=True)
+def test_the_target_generates_questions(target, tmp_path):
+    """A later run for more begins with the same questions; every fourth token ends a turn here."""
+    file, questions_of = tmp_path / "questions.jsonl", partial(generate_questions, ending(target))
+    few = questions_of(4, file, SHORT, seed=2)
+    more = questions_of(12, file, SHORT, seed=2, resume=True)
     assert more[: len(few)] == few and len(few) < len(more) <= 12
-    for each in more:
-        [turn] = each.turns
+    for question in more:
+        [turn] = question.turns
         assert turn.role == USER and turn.text
-    assert generate_questions(ending, 12, tmp_path / "other.jsonl", SHORT, seed=3) != more
+    assert questions_of(12, tmp_path / "other.jsonl", SHORT, seed=3) != more
     with pytest.raises(SpecjaxError, match=r"holds another run \(seed was 2, now 3\)"):
-        generate_questions(ending, 4, file, SHORT, seed=3, resume=True)
+        questions_of(4, file, SHORT, seed=3, resume=True)
     endless = replace(target, config=replace(target.config, eos_token_id=()))
     with pytest.raises(SpecjaxError, match="generated no whole question; give --data a file"):
         generate_questions(endless, 2, tmp_path / "endless.jsonl", SHORT)
 
 
-# ---- What cannot be answered --------------------------------------------------------------------
+# ---- Conversations without an answer ------------------------------------------------------------
 
 
-def test_what_is_too_long_is_cut_or_skipped(target, tmp_path, capsys):
-    """The second question of one does not fit, the first of another neither; a text is cut."""
+def test_a_prompt_that_is_too_long_is_cut_or_skipped(target, answer, tmp_path, capsys):
+    """The second question of one does not fit, nor the first of another; a text is cut."""
     long = " ".join(WORDS * 60)
-    given = [asked("best", long, "count"), asked(long), asked("max"), Conversation(text=long)]
-    file = tmp_path / "answers.jsonl"
-    found = distill(target, given, file, LONGEST, SHORT)
-    assert [each.turns[:1] for each in found] == [given[0].turns[:1], given[2].turns[:1], ()]
-    assert [len(each.turns) for each in found] == [2, 2, 0]
+    conversations = [ask("best", long, "count"), ask(long), ask("max"), Conversation(text=long)]
+    answered = answer(conversations)
+    first_turns = [conversation.turns[:1] for conversation in answered]
+    assert first_turns == [conversations[0].turns[:1], conversations[2].turns[:1], ()]
+    assert [len(conversation.turns) for conversation in answered] == [2, 2, 0]
     opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
-    assert found[2].text.startswith(decoded(target, opening[:-1]))  # the last may be half a letter
+    assert answered[2].text.startswith(decoded(target, opening[:-1]))  # perhaps half a letter
     [warning] = capsys.readouterr().err.splitlines()
-    assert warning.removeprefix("specjax: ").startswith(
-        "Skipped 1 of 4 conversations: too long to answer"
-    )
-    assert len(file.read_text().splitlines()) == 4
-    assert distill(target, given, file, LONGEST, SHORT, resume=True) == found
+    assert warning.startswith("specjax: Skipped 1 of 4 conversations: too long to answer")
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 4
+    assert answer(conversations, resume=True) == answered
 
 
-def test_what_the_chat_template_refuses_is_skipped(target, tmp_path, capsys):
+def test_messages_that_the_chat_template_rejects_are_skipped(target, answer, capsys):
     picky = load(target.name)
     picky.tokenizer.chat_template = (
         "{% for message in messages %}{% if message.role == 'system' %}"
         "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
     )
-    given = [asked("best", system="Be short."), asked("max")]
-    found = distill(picky, given, tmp_path / "a.jsonl", LONGEST, SHORT)
-    assert [each.turns[0].text for each in found] == ["max"]
+    conversations = [ask("best", system="Be short."), ask("max")]
+    [answered] = answer(conversations, "a.jsonl", target=picky)
+    assert answered.turns[0].text == "max"
     assert capsys.readouterr().err.endswith("or rejected by the chat template.\n")
     with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
-        distill(picky, given[:1], tmp_path / "b.jsonl", LONGEST, SHORT)
+        answer(conversations[:1], "b.jsonl", target=picky)
 
 
-def test_what_can_never_be_answered_writes_nothing(target, tmp_path):
-    folder = tmp_path / "new"
+def test_an_impossible_request_writes_nothing(target, answer, tmp_path):
+    file = "new/answers.jsonl"
     with pytest.raises(SpecjaxError, match="has no tokenizer"):
-        distill(replace(target, tokenizer=None), many(1), folder / "answers.jsonl", LONGEST, SHORT)
-    options = DistillOptions(distill_tokens=319)
-    with pytest.raises(
-        SpecjaxError, match=r"distill_tokens 319 leaves no room .* texts of 320 tokens"
-    ):
-        distill(target, many(1), folder / "answers.jsonl", LONGEST, options)
-    assert not folder.exists()
+        answer(many(1), file, target=replace(target, tokenizer=None))
+    with pytest.raises(SpecjaxError, match=r"distill_tokens 319 .* no room .* of 320 tokens"):
+        answer(many(1), file, DistillOptions(distill_tokens=319))
+    assert not (tmp_path / "new").exists()
     check_room(target, LONGEST, DistillOptions(distill_tokens=318))
-
-
-def test_a_file_that_cannot_be_written_is_one_line(target, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SpecjaxError, match=r"cannot write .*/file"):
-        distill(target, many(1), tmp_path / "file" / "answers.jsonl", LONGEST, SHORT)
+        answer(many(1), "file/answers.jsonl")
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 318, 319, 320, 999])
-def test_prompts_leave_room_for_what_is_asked(target, max_new_tokens):
-    """Of a text as many tokens as fit, but at least two; of a conversation all or nothing."""
+def test_prompts_leave_room_for_their_answers(target, max_new_tokens):
+    """As many tokens of a text as fit, but at least two; all of a conversation or nothing."""
     room = target.config.longest_text - max_new_tokens
     text = prompt_of(target, Conversation(text=" ".join(WORDS * 400)), LONGEST, max_new_tokens)
     assert len(text) == (room if room >= 2 else 0)
-    question = asked("best value")
     whole = chat_ids(target.tokenizer, "best value")
-    assert tuple(prompt_of(target, question, LONGEST, max_new_tokens)) == (
-        whole if len(whole) <= room else ()
-    )
+    prompt = prompt_of(target, ask("best value"), LONGEST, max_new_tokens)
+    assert tuple(prompt) == (whole if len(whole) <= room else ())
 
 
-def test_a_text_of_one_token_is_no_prompt(target, monkeypatch):
+def test_a_text_of_one_token_is_not_a_prompt(target, monkeypatch):
     monkeypatch.setattr(distillation, "opening_ids", lambda tokenizer, text: (5,))
     assert prompt_of(target, Conversation(text="x"), LONGEST, 8) == ()

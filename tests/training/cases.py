@@ -26,7 +26,7 @@ from tests.models.test_eagle_head import Texts, gradients_differ_by
 
 LENGTH, VOCAB = 12, 40
 TARGET, RANDOM = tiny.target(VOCAB, layers=1)
-# Mostly one of two tokens is the likeliest, so that a random head is right now and then.
+# One of two tokens is usually the most likely, so that a random head is sometimes right.
 TABLE = RANDOM["lm_head"]["weight"]
 FROZEN = RANDOM | {"lm_head": {"weight": TABLE.at[0].multiply(5).at[1].set(-5 * TABLE[0])}}
 TABLE = TARGET.lm_head(FROZEN)
@@ -47,26 +47,26 @@ EXAMPLES = (
     _example([0, 1, 2, 3, 4], 6, seed=1),
     _example([3], 4, seed=2),
 )
-PACKED = ((0,), (1, 2))  # the texts of each row
+PACKED = ((0,), (1, 2))  # the texts of each sequence
 ALONE = ((0,), (1,), (2,))
 
 
 def batch_of(
-    rows: Sequence[Sequence[int]] = PACKED, num_tokens: int = VOCAB
+    sequences: Sequence[Sequence[int]] = PACKED, num_tokens: int = VOCAB
 ) -> dict[str, np.ndarray]:
-    """A batch whose rows hold these of `EXAMPLES`, of so many different tokens, then padding."""
-    kinds = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
-    batch = {name: np.zeros((len(rows), LENGTH), kind) for name, kind in kinds.items()}
-    for row, texts in enumerate(rows):
+    """A batch whose sequences hold these of `EXAMPLES`, of `num_tokens` tokens, then padding."""
+    dtypes = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
+    batch = {name: np.zeros((len(sequences), LENGTH), kind) for name, kind in dtypes.items()}
+    for index, texts in enumerate(sequences):
         first = 0
         for segment, text in enumerate(texts, start=1):
-            example = EXAMPLES[text]
-            end = first + len(example.tokens)
-            batch["tokens"][row, first:end] = example.tokens % num_tokens
-            batch["is_answer"][row, first:end] = example.is_answer
-            batch["segments"][row, first:end] = segment
-            batch["positions"][row, first:end] = np.arange(end - first)
-            first = end
+            size = len(EXAMPLES[text].tokens)
+            slots = index, slice(first, first + size)
+            batch["tokens"][slots] = EXAMPLES[text].tokens % num_tokens
+            batch["is_answer"][slots] = EXAMPLES[text].is_answer
+            batch["segments"][slots] = segment
+            batch["positions"][slots] = np.arange(size)
+            first += size
     return batch
 
 
@@ -81,16 +81,16 @@ def counted(depth: int = 1) -> list[tuple[int, int]]:
 
 
 def each_alone(values: Any) -> np.ndarray:
-    """Texts of a batch of `PACKED` as rows `[3, T, ...]` of their own, then zeros."""
+    """The texts of a batch of `PACKED` in one sequence each, `[3, T, ...]`, then zeros."""
     values = np.asarray(values)
-    found = np.zeros((len(EXAMPLES), *values.shape[1:]), values.dtype)
-    for row, texts in enumerate(PACKED):
+    alone = np.zeros((len(EXAMPLES), *values.shape[1:]), values.dtype)
+    for index, texts in enumerate(PACKED):
         first = 0
         for text in texts:
             size = len(EXAMPLES[text].tokens)
-            found[text, :size] = values[row, first : first + size]
+            alone[text, :size] = values[index, first : first + size]
             first += size
-    return found
+    return alone
 
 
 @cache
@@ -103,7 +103,7 @@ def noisy_features(noise: float) -> jax.Array:
 
 @cache
 def clean_features(num_tokens: int = VOCAB) -> np.ndarray:
-    """The target's own feature of every token of each text, from a plain pass; then zeros."""
+    """The target's feature of every token of each text, from a plain pass; then zeros."""
     batch = batch_of(ALONE, num_tokens)
     features = heads.features_of(Params(FROZEN, None), jnp.asarray(batch["tokens"]), TARGET)
     return np.where(batch["segments"][..., None] > 0, features, 0)
@@ -111,12 +111,12 @@ def clean_features(num_tokens: int = VOCAB) -> np.ndarray:
 
 # ---- Cases ---------------------------------------------------------------------------------------
 
-At = Callable[[int, int, int], Any]  # step, text, slot -> what the head says there
+At = Callable[[int, int, int], Any]  # step, text, slot -> the output of the head there
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A training whose options are not the defaults, so that one that is not read shows."""
+    """A training without default options, so that an option that is not read shows."""
 
     training: HeadTraining
     head: Any
@@ -155,31 +155,30 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
     texts_alone(case)  # fills the caches before anything is traced
     clean, tokens = clean_features(case.num_tokens), batch_of(ALONE, case.num_tokens)["tokens"]
 
-    def parts_of(said, wanted, token) -> dict[str, Any]:
-        """At one slot."""
-        is_logits = said.shape[-1] == VOCAB
-        log_own = jax.nn.log_softmax(said if is_logits else TABLE @ said)
-        law = jax.nn.softmax(TABLE @ wanted)
-        likeliest = jnp.argsort(-law)[: case.training.top_k]
-        distance = jnp.zeros(1) if is_logits else jnp.abs(said - wanted)
-        right = token if case.learns_text else jnp.argmax(law)
+    def parts_of(output, feature, token) -> dict[str, Any]:
+        """The parts at one slot."""
+        is_logits = output.shape[-1] == VOCAB
+        log_q = jax.nn.log_softmax(output if is_logits else TABLE @ output)
+        p = jax.nn.softmax(TABLE @ feature)
+        top = jnp.argsort(-p)[: case.training.top_k]
+        distance = jnp.zeros(1) if is_logits else jnp.abs(output - feature)
+        right = token if case.learns_text else jnp.argmax(p)
         return {
             "feature_loss": jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5)),
-            "logit_loss": -jnp.sum(law * log_own),
-            "token_loss": -log_own[token],
-            "top_loss": -jnp.sum(law[likeliest] * log_own[likeliest]),
-            "accuracy": (jnp.argmax(log_own) == right).astype(float),
+            "logit_loss": -jnp.sum(p * log_q),
+            "token_loss": -log_q[token],
+            "top_loss": -jnp.sum(p[top] * log_q[top]),
+            "accuracy": (jnp.argmax(log_q) == right).astype(float),
         }
 
     def total(params):
         at, loss, of_steps = (predict or case.predict)(case, params), 0.0, []
         for step, weights in enumerate(case.weights):
             depth = 1 if case.is_aligned else 1 + step
-            said = jnp.stack([at(step, *place) for place in counted(depth)])
+            outputs = jnp.stack([at(step, *place) for place in counted(depth)])
             text, slot = np.transpose(counted(depth))
-            wanted, token = clean[text, slot + depth], tokens[text, slot + 1 + depth]
-            own = jax.vmap(parts_of)(said, wanted, token)
-            parts = {name: jnp.mean(each) for name, each in own.items()}
+            labels = clean[text, slot + depth], tokens[text, slot + 1 + depth]
+            parts = jax.tree.map(jnp.mean, jax.vmap(parts_of)(outputs, *labels))
             loss += sum(weights[name] * parts[name] for name in weights)
             of_steps.append(parts)
         return loss, of_steps
@@ -200,20 +199,20 @@ def texts_alone(case: Case) -> Texts:
 
 
 def by_drafting(case: Case, params: Any, drafts: Any = None) -> At:
-    """What an EAGLE head says at each slot as the n-th token of a draft."""
+    """The outputs of an EAGLE head at each slot as the n-th token of a draft."""
     drafts = drafts or test_eagle_head.drafts
     found = drafts(case.head, params, FROZEN, texts_alone(case), len(case.weights))
     return lambda *place: found[place]
 
 
 def by_groups(case: Case, params: Any) -> At:
-    """What a ParallelSpec head says of each group alone."""
+    """The outputs of a ParallelSpec head, for each group alone."""
     found = test_parallel_head.drafts(case.head, params, FROZEN, texts_alone(case))
     return lambda *place: found[place]
 
 
 def by_formula(case: Case, params: Any) -> At:
-    """What a Medusa head says to the target's feature."""
+    """The logits of Medusa heads at the target's features."""
 
     def at(step: int, text: int, slot: int):
         x = clean_features(case.num_tokens)[text, slot]
@@ -227,7 +226,7 @@ def by_formula(case: Case, params: Any) -> At:
 
 
 def by_drafts(case: Case, params: Any) -> At:
-    """What an EAGLE-3 head says at each slot as the n-th token of a draft, each drafted alone."""
+    """The logits of an EAGLE-3 head at each slot as the n-th token of a draft, one at a time."""
     batch, steps, found = batch_of(ALONE, case.num_tokens), len(case.weights), {}
     places = (batch[name] for name in ("tokens", "positions", "segments"))
     hidden = hidden_states(TARGET, FROZEN, case.head.config.taps, *map(jnp.asarray, places))
@@ -248,7 +247,7 @@ def by_drafts(case: Case, params: Any) -> At:
 
 
 def by_cache(case: Case, params: Any) -> At:
-    """What Hydra heads say after the tokens of the text; the prefix layer goes slot by slot."""
+    """The logits of Hydra heads after the tokens of the text; the prefix goes slot by slot."""
 
     def feed(cache: KVCache, feature):
         rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)

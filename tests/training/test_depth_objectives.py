@@ -35,7 +35,7 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
     """Logits of every slot and depth in a packed row, and the drafter's behind that much text."""
     case = CASES["hydra with prefix"]
     module, given = case.head, Params(FROZEN, case.params)
-    trained: list[Any] = []  # by depth, with each text as a row of its own
+    trained: list[Any] = []  # by depth, each text in its own sequence
     logit_values = HydraTraining.logit_values
 
     def record(self, logits, target_logits):
@@ -49,7 +49,7 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
     engine = Engine(TARGET, Hydra(module), max_new_tokens=4)
     for text in (0, 2):  # one that has its row for itself, and one that follows another
         tokens = EXAMPLES[text].tokens.tolist()
-        roots = range(1, len(tokens) - 1)  # each the last token of a prompt of its own
+        roots = range(1, len(tokens) - 1)  # each ends one prompt
         prompts = from_ids([tokens[: root + 1] for root in roots], bucket=16)
         state = engine.prefill(given, prompts, KEY)
         context = Context(state.tokens, state.length)
@@ -58,10 +58,10 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
         for row, root in enumerate(roots):
             for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
                 behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))
-                said = partial(module.logits, case.params, TARGET, FROZEN, depth)
-                said = said(features[row : row + 1], behind[None])[0, 0]
-                found = trained[depth - 1][text, root - 1 + depth]  # where that feature stands
-                assert np.abs(found - said).max() <= 1e-5 * np.abs(said).max()
+                logits = partial(module.logits, case.params, TARGET, FROZEN, depth)
+                logits = logits(features[row : row + 1], behind[None])[0, 0]
+                learned = trained[depth - 1][text, root - 1 + depth]  # where that feature stands
+                assert np.abs(learned - logits).max() <= 1e-5 * np.abs(logits).max()
 
 
 def test_the_target_runs_only_where_its_features_are_read():

@@ -22,7 +22,7 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
     batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
     loss = training.loss(head, TARGET)
     found, metrics = loss(params, FROZEN, batch, KEY)
-    whole, all_params = heads.eagle3_head(VOCAB, 1)  # with all tokens, and these rows of its own
+    whole, all_params = heads.eagle3_head(VOCAB, 1)  # with all tokens, and this LM head
     table = jnp.zeros((VOCAB, TARGET.config.hidden_size))
     table = table.at[jnp.array(DRAFTED)].set(params["lm_head"]["weight"])
     all_params = learned | {"lm_head": {"weight": table}}

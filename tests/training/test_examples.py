@@ -1,4 +1,4 @@
-"""Conversations as tokens: what the assistant says is marked, to the token, and nothing else."""
+"""Conversations as tokens: exactly the tokens of the assistant are marked."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ from specjax.training.examples import Example, tokenize, tokenize_all
 
 
 def talk(*texts: str) -> Conversation:
-    """What the user and the assistant say in turn."""
+    """Turns of the user and the assistant."""
     return Conversation(tuple(map(Turn, ("user", "assistant") * (len(texts) // 2), texts)))
 
 
@@ -50,7 +50,7 @@ SPECIAL = ["<b>", "</s>", "<s>", "<e>", "<t>", "<unk>"]
 
 
 class Slow:
-    """A tokenizer that tells no offsets, as those written in Python."""
+    """A tokenizer without offsets, like those written in Python."""
 
     is_fast = False
 
@@ -155,14 +155,14 @@ def test_answers_and_their_end_tokens_are_marked(template, conversation, expecte
 
 
 @fast_and_slow
-def test_pocket_says_its_end_token(pocket_tokenizer, wrap):
+def test_the_end_token_of_pocket_is_marked(pocket_tokenizer, wrap):
     tokenizer = wrap(pocket_tokenizer)
     expected = (
         "<|begin|>|<|user|>|Rename|Ġ`|a|`Ġ|to|Ġ`|b|`.|Ċ|x|Ġ=Ġ|a|<|assistant|>|«x»|«Ġ=Ġ»|«b»|"
         "«<|end|>»|<|user|>|x|<|assistant|>|«b»|«<|end|>»"
     )
-    said = talk("Rename `a` to `b`.\nx = a", "x = b", "x", "b")
-    assert shown(tokenize(said, tokenizer, 99), tokenizer) == expected
+    conversation = talk("Rename `a` to `b`.\nx = a", "x = b", "x", "b")
+    assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
 
 
 def test_a_prompt_in_training_is_the_prompt_in_decoding(pocket_tokenizer):
@@ -190,8 +190,8 @@ def test_any_text_is_marked_exactly(pocket_tokenizer, template):
         runs = np.flatnonzero(np.diff(example.is_answer, prepend=False, append=False)).reshape(
             -1, 2
         )
-        said = [tokenizer.decode(example.tokens[first:last]) for first, last in runs]
-        assert said == [texts[1] + end, texts[3] + end]
+        answers = [tokenizer.decode(example.tokens[first:last]) for first, last in runs]
+        assert answers == [texts[1] + end, texts[3] + end]
         slow = tokenize(talk(*texts), Slow(tokenizer), 999)
         assert np.array_equal(slow.tokens, example.tokens)
         assert np.array_equal(slow.is_answer, example.is_answer)
@@ -223,23 +223,23 @@ def test_what_follows_the_last_answer_is_left_out():
 
 
 @pytest.mark.parametrize("template", [COUNTING, FORGETFUL])
-def test_a_template_that_rewrites_earlier_turns_is_refused(template):
+def test_a_template_that_rewrites_earlier_turns_is_rejected(template):
     with pytest.raises(SpecjaxError, match=r"writes the answer in turn 1, .* differently"):
         tokenize(TALK, words(template), 99)
 
 
-def test_a_template_that_refuses_is_reported_with_its_reason():
+def test_a_template_that_rejects_is_reported_with_its_reason():
     with pytest.raises(SpecjaxError, match=r"rejects messages .* system, user.*\(no system here\)"):
         tokenize(WITH_SYSTEM, words(LLAMA_2), 99)
 
 
 @pytest.mark.parametrize("turns", [[Turn("user", "x")], [Turn("assistant", "x")]])
-def test_a_conversation_without_question_and_answer_is_refused(turns):
+def test_a_conversation_without_question_and_answer_is_rejected(turns):
     with pytest.raises(SpecjaxError, match="no question with an answer"):
         tokenize(Conversation(tuple(turns)), words(None), 99)
 
 
-def test_refused_conversations_are_skipped_and_counted(capsys):
+def test_rejected_conversations_are_skipped_and_counted(capsys):
     talks = [TALK, *[WITH_SYSTEM] * 5, TALK]
     examples = tokenize_all(talks, words(LLAMA_2), 99)
     assert len(examples) == 2

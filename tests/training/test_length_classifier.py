@@ -32,7 +32,7 @@ from specjax.training.objectives.length_classifier import (
 from tests.decoding.heads import features_of as features_of_text
 from tests.decoding.tiny import target as tiny
 
-LENGTH = 150  # of the slow reading's rows
+LENGTH = 150  # tokens of the slow reading
 
 
 def frozen(seed: int, **settings) -> FrozenModel:
@@ -40,7 +40,7 @@ def frozen(seed: int, **settings) -> FrozenModel:
 
 
 def slow_probs(owner: FrozenModel, prefix: list[int]) -> np.ndarray:
-    """What the model says behind `prefix`, from a run that has seen nothing else."""
+    """The model's distribution after `prefix`, from a separate run."""
     tokens = np.zeros((1, LENGTH), np.int32)
     tokens[0, : len(prefix)] = prefix
     features = features_of_text(Params(owner.params), jnp.asarray(tokens), owner.model)
@@ -103,12 +103,9 @@ def test_depths_are_those_of_a_draft_without_limit():
         assert run_lengths(is_match).tolist() == expected
 
 
-def test_models_of_other_vocabularies_are_refused():
+def test_other_vocabularies_and_prompts_without_continuation_are_rejected():
     with pytest.raises(SpecjaxError, match="vocabulary of 24 tokens, the target one of 40"):
         read_drafts(texts(), frozen(0), frozen(1, vocab_size=24))
-
-
-def test_no_continuation_at_all_is_refused():
     with pytest.raises(SpecjaxError, match="continued no prompt"):
         read_drafts([ContinuedPrompt([1, 2], [])], frozen(0), frozen(1))
 
@@ -130,7 +127,7 @@ def made_up(num_prompts: int = 40, noise: float = 0.0) -> DraftFeatures:
     )
 
 
-def test_prompts_are_split_whole_and_alike_for_a_seed():
+def test_prompts_are_split_whole_and_as_the_seed_decides():
     data = made_up()
     training, validation = split_by_prompt(data, 0.15, seed=1)
     assert len(set(validation.prompt)) == 6
@@ -173,8 +170,8 @@ def test_the_loss_is_the_cross_entropy():
     batch = {"features": jnp.ones((2, 12)), "labels": jnp.array([1.0, 0.25])}
     loss, metrics = loss_of(model)(params, None, batch, jax.random.key(0))
     chance = np.asarray(jax.nn.sigmoid(model.run(params, batch["features"])))
-    wanted = np.asarray(batch["labels"])
-    expected = -(wanted * np.log(chance) + (1 - wanted) * np.log(1 - chance)).mean()
+    labels = np.asarray(batch["labels"])
+    expected = -(labels * np.log(chance) + (1 - labels) * np.log(1 - chance)).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert 0 <= float(metrics["accuracy"]) <= 1
 
@@ -242,14 +239,14 @@ def test_a_classifier_is_trained_and_saved(tmp_path):
     assert again.scores == trained.scores
 
 
-def test_a_taken_folder_is_refused_before_the_target_writes(tmp_path):
+def test_a_folder_with_a_run_is_rejected_before_the_target_generates(tmp_path):
     (tmp_path / "config.json").touch()
     with pytest.raises(SpecjaxError, match="resume"):
         train_classifier(frozen(0), frozen(1), [[1, 2]], pytest.fail, QUICK, tmp_path)
 
 
 @pytest.mark.parametrize("is_match, kind", [(True, "accepted"), (False, "rejected")])
-def test_labels_of_one_kind_are_refused(is_match, kind):
+def test_labels_of_one_kind_are_rejected(is_match, kind):
     data = made_up()
     same = np.full_like(data.is_match, is_match)
     data = DraftFeatures(data.features, same.astype(np.float32), same, data.depth, data.prompt)

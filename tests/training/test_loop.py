@@ -98,6 +98,7 @@ test_loop.run({folder!r}, options=options)
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
     """Every step saves, so that most kills fall into the middle of a save."""
     root = str(Path(__file__).parents[2])
@@ -249,14 +250,16 @@ def test_a_loss_that_is_not_finite_stops_the_run():
         run(None, scale=float("nan"))
 
 
-def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
+def test_a_step_that_does_not_fit_in_memory_gives_advice():
     def huge(params, frozen, batch, key):
         column = params["weight"].sum() + jnp.arange(2.0**20)[:, None]
         wide = jnp.broadcast_to(column, (2**20, 2**20))
         return jnp.max(jnp.sin(wide @ wide)), {}
 
-    told = r"a training step needs at least .* GB \(arguments .*, workspace .*; turn this or that"
-    with pytest.raises(SpecjaxError, match=told):
+    message = (
+        r"a training step needs at least .* GB \(arguments .*, workspace .*; turn this or that"
+    )
+    with pytest.raises(SpecjaxError, match=message):
         train(
             huge,
             {"weight": jnp.zeros(3)},
@@ -268,7 +271,7 @@ def test_a_step_that_does_not_fit_in_memory_tells_what_to_turn():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_step_saves_and_says_how_to_go_on(tmp_path, number):
+def test_a_signal_ends_the_step_saves_and_explains_how_to_continue(tmp_path, number):
     """No step is lost, though checkpoints are rarer; the run resumes to the same result."""
 
     def batch(step: int):

@@ -7,39 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.losses import (
-    TOP_LOSSES,
-    smooth_l1,
-    soft_cross_entropy,
-    top_loss,
-)
+from specjax.training.losses import TOP_LOSSES, smooth_l1, soft_cross_entropy, top_loss
 
 VOCAB, K, P = 13, 4, 0.8
 SOFT = "soft cross-entropy"  # tested along with the top losses
-MINIMAL_AT_WANTED = (SOFT, "normed-top-k-linear", "normed-top-k-softmax", "bild")
+MINIMAL_AT_TARGET = (SOFT, "normed-top-k-linear", "normed-top-k-softmax", "bild")
 
 
 def pairs(seed: int = 0, shape: tuple[int, ...] = (3, 5), vocab: int = VOCAB):
-    """Logits and wanted logits, unlike but related, as a head's would be."""
+    """The logits of a head and of its target, different but related."""
     numbers = np.random.default_rng(seed)
-    wanted = 2 * numbers.normal(size=(*shape, vocab))
-    own = wanted + 1.5 * numbers.normal(size=(*shape, vocab))
-    return jnp.asarray(own, jnp.float32), jnp.asarray(wanted, jnp.float32)
+    targets = 2 * numbers.normal(size=(*shape, vocab))
+    logits = targets + 1.5 * numbers.normal(size=(*shape, vocab))
+    return jnp.asarray(logits, jnp.float32), jnp.asarray(targets, jnp.float32)
 
 
 @partial(jax.jit, static_argnames=("kind", "k", "p"))
-def loss_of(kind, logits, wanted, k=K, p=P):
+def loss_of(kind, logits, targets, k=K, p=P):
     if kind == SOFT:
-        return soft_cross_entropy(logits, wanted)
-    return top_loss(kind, logits, wanted, k, p)
+        return soft_cross_entropy(logits, targets)
+    return top_loss(kind, logits, targets, k, p)
 
 
 @partial(jax.jit, static_argnames=("kind", "k", "p"))
-def gradient_of(kind, logits, wanted, k=K, p=P):
-    def total(logits, wanted):
-        return jnp.sum(loss_of(kind, logits, wanted, k, p))
+def gradient_of(kind, logits, targets, k=K, p=P):
+    def total(logits, targets):
+        return jnp.sum(loss_of(kind, logits, targets, k, p))
 
-    return jax.grad(total, argnums=(0, 1))(logits, wanted)
+    return jax.grad(total, argnums=(0, 1))(logits, targets)
 
 
 # ---- The definitions ----------------------------------------------------------------------------
@@ -57,64 +52,65 @@ def by_likelihood(logits) -> list[int]:
     return sorted(range(len(logits)), key=lambda token: -logits[token])
 
 
-def cross_entropy(wanted, predicted) -> float:
-    return -sum(w * np.log(q) for w, q in zip(wanted, predicted, strict=True))
+def cross_entropy(targets, predicted) -> float:
+    return -sum(w * np.log(q) for w, q in zip(targets, predicted, strict=True))
 
 
-def slow_over(tokens, own, wanted) -> float:
-    p, q = probabilities(wanted), probabilities(own)
+def slow_over(tokens, logits, targets) -> float:
+    p, q = probabilities(targets), probabilities(logits)
     return -sum(p[token] * np.log(q[token]) for token in tokens)
 
 
-def slow_top_p(own, wanted, k, p):
+def slow_top_p(logits, targets, k, p):
     kept, reached = [], 0.0
-    for token in by_likelihood(wanted):
+    for token in by_likelihood(targets):
         if reached >= p:
             break
         kept.append(token)
-        reached += probabilities(wanted)[token]
-    return slow_over(kept, own, wanted)
+        reached += probabilities(targets)[token]
+    return slow_over(kept, logits, targets)
 
 
-def slow_normed(norm, own, wanted, k):
-    tokens = by_likelihood(wanted)[:k]
-    both = [[probabilities(each)[token] for token in tokens] for each in (wanted, own)]
+def slow_normed(norm, logits, targets, k):
+    tokens = by_likelihood(targets)[:k]
+    both = [[probabilities(values)[token] for token in tokens] for values in (targets, logits)]
     return cross_entropy(*map(norm, both))
 
 
-def slow_recall(own, wanted, k, p):
+def slow_recall(logits, targets, k, p):
     def sigmoid(x):
         return 1 / (1 + np.exp(-x))
 
-    found = []
-    for token in by_likelihood(wanted)[:k]:
-        rank = 1 + sum(sigmoid(own[v] - own[token]) for v in range(len(own)) if v != token)
-        found.append(sigmoid(k - rank))
-    return 1 - sum(found) / k
+    recalled = []
+    for token in by_likelihood(targets)[:k]:
+        rank = 1 + sum(sigmoid(logits[v] - logits[token]) for v in range(len(logits)) if v != token)
+        recalled.append(sigmoid(k - rank))
+    return 1 - sum(recalled) / k
 
 
-def slow_bild(own, wanted, k, p):
+def slow_bild(logits, targets, k, p):
     total = 0.0
-    for leader in (wanted, own):
+    for leader in (targets, logits):
         tokens = by_likelihood(leader)[:k]
         ordered = [(a, b) for place, a in enumerate(tokens) for b in tokens[place + 1 :]]
-        wanted_pairs, own_pairs = (
-            probabilities([(logits[a] - logits[b]) / 3 for a, b in ordered])
-            for logits in (wanted, own)
+        p_pairs, q_pairs = (
+            probabilities([(values[a] - values[b]) / 3 for a, b in ordered])
+            for values in (targets, logits)
         )
-        for w, q in zip(wanted_pairs, own_pairs, strict=True):
-            total += w * (np.log(w) - np.log(q))
+        total += sum(w * np.log(w / q) for w, q in zip(p_pairs, q_pairs, strict=True))
     return total
 
 
 SLOW = {
-    SOFT: lambda own, wanted, k, p: slow_over(range(len(own)), own, wanted),
-    "top-k": lambda own, wanted, k, p: slow_over(by_likelihood(wanted)[:k], own, wanted),
+    SOFT: lambda logits, targets, k, p: slow_over(range(len(logits)), logits, targets),
+    "top-k": lambda logits, targets, k, p: slow_over(by_likelihood(targets)[:k], logits, targets),
     "top-p": slow_top_p,
-    "normed-top-k-linear": lambda own, wanted, k, p: slow_normed(shares, own, wanted, k),
-    "normed-top-k-softmax": lambda own, wanted, k, p: slow_normed(probabilities, own, wanted, k),
-    "bidirectional-top-k": lambda own, wanted, k, p: slow_over(
-        {*by_likelihood(wanted)[:k], *by_likelihood(own)[:k]}, own, wanted
+    "normed-top-k-linear": lambda logits, targets, k, p: slow_normed(shares, logits, targets, k),
+    "normed-top-k-softmax": lambda logits, targets, k, p: slow_normed(
+        probabilities, logits, targets, k
+    ),
+    "bidirectional-top-k": lambda logits, targets, k, p: slow_over(
+        {*by_likelihood(targets)[:k], *by_likelihood(logits)[:k]}, logits, targets
     ),
     "recall-at-k": slow_recall,
     "bild": slow_bild,
@@ -122,10 +118,10 @@ SLOW = {
 every_kind = pytest.mark.parametrize("kind", SLOW)
 
 
-def slow(kind, own, wanted, k=K, p=P) -> np.ndarray:
-    own, wanted = (np.asarray(each, np.float64) for each in (own, wanted))
-    values = [SLOW[kind](own[at], wanted[at], k, p) for at in np.ndindex(own.shape[:-1])]
-    return np.array(values).reshape(own.shape[:-1])
+def slow(kind, logits, targets, k=K, p=P) -> np.ndarray:
+    logits, targets = (np.asarray(each, np.float64) for each in (logits, targets))
+    values = [SLOW[kind](logits[at], targets[at], k, p) for at in np.ndindex(logits.shape[:-1])]
+    return np.array(values).reshape(logits.shape[:-1])
 
 
 # ---- Values -------------------------------------------------------------------------------------
@@ -133,10 +129,12 @@ def slow(kind, own, wanted, k=K, p=P) -> np.ndarray:
 
 @pytest.mark.parametrize("kind, k, p", [(kind, K, P) for kind in SLOW] + [("top-p", 2, 0.3)])
 def test_a_loss_is_its_definition_at_every_slot(kind, k, p):
-    own, wanted = pairs()
-    expected = slow(kind, own, wanted, k, p)
+    logits, targets = pairs()
+    expected = slow(kind, logits, targets, k, p)
     assert expected.std() > 1e-2
-    np.testing.assert_allclose(loss_of(kind, own, wanted, k=k, p=p), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        loss_of(kind, logits, targets, k=k, p=p), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_every_kind_is_tested_and_unlike_every_other():
@@ -150,16 +148,18 @@ def test_every_kind_is_tested_and_unlike_every_other():
 
 def test_smooth_l1_is_quadratic_up_to_1_linear_beyond_and_a_mean():
     predicted = jnp.array([[0.0, 0.5, 1.0, -3.0], [2.0, 2.0, 2.0, 2.0]])
-    wanted = jnp.array([[0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 3.0]])
+    targets = jnp.array([[0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 3.0]])
     expected = [(0 + 0.125 + 0.5 + 2.5) / 4, 0.5 / 4]
-    np.testing.assert_allclose(smooth_l1(predicted, wanted), expected, rtol=1e-6)
+    np.testing.assert_allclose(smooth_l1(predicted, targets), expected, rtol=1e-6)
+    gradients = jax.grad(lambda *both: jnp.sum(smooth_l1(*both)), argnums=(0, 1))(*pairs(seed=7))
+    assert np.asarray(gradients[0]).any() and not np.asarray(gradients[1]).any()
 
 
 @pytest.mark.parametrize("kind", ["top-k", "bidirectional-top-k", "normed-top-k-linear", "top-p"])
 def test_over_all_tokens_it_is_the_soft_cross_entropy(kind):
-    own, wanted = pairs(seed=2)
-    expected = soft_cross_entropy(own, wanted)
-    np.testing.assert_allclose(loss_of(kind, own, wanted, k=VOCAB, p=1.0), expected, rtol=1e-5)
+    logits, targets = pairs(seed=2)
+    expected = soft_cross_entropy(logits, targets)
+    np.testing.assert_allclose(loss_of(kind, logits, targets, k=VOCAB, p=1.0), expected, rtol=1e-5)
 
 
 @every_kind
@@ -169,26 +169,26 @@ def test_more_tokens_than_there_are_means_all(kind):
 
 
 def test_top_p_keeps_at_least_the_most_likely_token():
-    own, wanted = pairs(seed=4)
-    found = loss_of("top-p", own, wanted, k=1, p=1e-6)
-    np.testing.assert_allclose(found, loss_of("top-k", own, wanted, k=1), rtol=1e-6)
+    logits, targets = pairs(seed=4)
+    found = loss_of("top-p", logits, targets, k=1, p=1e-6)
+    np.testing.assert_allclose(found, loss_of("top-k", logits, targets, k=1), rtol=1e-6)
 
 
 def test_recall_distinguishes_found_tokens_from_missed_ones():
     """Ranks of logits far apart are whole numbers, so the loss is known in closed form."""
-    wanted = jnp.array([[50.0, 40.0, 30.0, 20.0, 10.0, 0.0]])
+    targets = jnp.array([[50.0, 40.0, 30.0, 20.0, 10.0, 0.0]])
     share = 1 / (1 + np.exp(-np.array([2.0, 1.0, 0.0, -1.0, -2.0, -3.0])))  # k - rank, k = 3
-    found = loss_of("recall-at-k", wanted, wanted, k=3)
-    missed = loss_of("recall-at-k", wanted[:, ::-1], wanted, k=3)
+    found = loss_of("recall-at-k", targets, targets, k=3)
+    missed = loss_of("recall-at-k", targets[:, ::-1], targets, k=3)
     np.testing.assert_allclose(found, [1 - share[:3].mean()], atol=1e-4)
     np.testing.assert_allclose(missed, [1 - share[3:].mean()], atol=1e-4)
 
 
 def test_what_comes_in_16_bits_is_computed_in_32():
-    own, wanted = (each.astype(jnp.bfloat16) for each in pairs(seed=5))
-    wide = [each.astype(jnp.float32) for each in (own, wanted)]
+    logits, targets = (each.astype(jnp.bfloat16) for each in pairs(seed=5))
+    wide = [each.astype(jnp.float32) for each in (logits, targets)]
     for loss in (smooth_l1, *(partial(loss_of, kind) for kind in SLOW)):
-        found = loss(own, wanted)
+        found = loss(logits, targets)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, loss(*wide), rtol=1e-6)
 
@@ -197,52 +197,46 @@ def test_what_comes_in_16_bits_is_computed_in_32():
 
 
 @every_kind
-def test_the_gradient_is_that_of_the_definition_and_spares_what_is_wanted(kind):
-    own, wanted = pairs(seed=6, shape=(2,))
-    found, of_wanted = gradient_of(kind, own, wanted)
-    assert not np.asarray(of_wanted).any()
-    step, exact = 1e-6, np.asarray(own, np.float64)
+def test_the_gradient_is_that_of_the_definition_and_spares_the_target(kind):
+    logits, targets = pairs(seed=6, shape=(2,))
+    found, of_targets = gradient_of(kind, logits, targets)
+    assert not np.asarray(of_targets).any()
+    step, exact = 1e-6, np.asarray(logits, np.float64)
     expected = np.zeros_like(exact)
     for at in np.ndindex(*exact.shape):
         moved = np.zeros_like(exact)
         moved[at] = step
-        up, down = (slow(kind, exact + sign * moved, wanted) for sign in (1, -1))
+        up, down = (slow(kind, exact + sign * moved, targets) for sign in (1, -1))
         expected[at] = (up - down).sum() / (2 * step)
     assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_smooth_l1_spares_what_is_wanted():
-    total = jax.grad(lambda own, wanted: jnp.sum(smooth_l1(own, wanted)), argnums=(0, 1))
-    of_own, of_wanted = total(*pairs(seed=7))
-    assert np.asarray(of_own).any() and not np.asarray(of_wanted).any()
-
-
 @every_kind
 def test_the_minimum_lies_where_both_say_the_same_if_both_are_normalised(kind):
     """The others pull the probability of all other tokens down as well."""
-    _, wanted = pairs(seed=8)
-    at_wanted = np.abs(gradient_of(kind, wanted, wanted)[0]).max()
-    assert (at_wanted < 1e-6) == (kind in MINIMAL_AT_WANTED)
-    least = np.asarray(loss_of(kind, wanted, wanted))
-    for seed in range(5 if kind in MINIMAL_AT_WANTED else 0):
-        other = wanted + jax.random.normal(jax.random.key(seed), wanted.shape)
-        assert (np.asarray(loss_of(kind, other, wanted)) > least).all()
+    _, targets = pairs(seed=8)
+    at_targets = np.abs(gradient_of(kind, targets, targets)[0]).max()
+    assert (at_targets < 1e-6) == (kind in MINIMAL_AT_TARGET)
+    least = np.asarray(loss_of(kind, targets, targets))
+    for seed in range(5 if kind in MINIMAL_AT_TARGET else 0):
+        other = targets + jax.random.normal(jax.random.key(seed), targets.shape)
+        assert (np.asarray(loss_of(kind, other, targets)) > least).all()
 
 
 @every_kind
 def test_extreme_logits_give_finite_values_and_gradients(kind):
     numbers = np.random.default_rng(9)
-    own, wanted = (
+    logits, targets = (
         jnp.asarray(numbers.choice([-1e4, 0.0, 1e4], size=(40, VOCAB)), jnp.float32)
         for _ in range(2)
     )
-    value = loss_of(kind, own, wanted)
+    value = loss_of(kind, logits, targets)
     assert np.isfinite(value).all() and np.sum(value) > 0
-    assert np.isfinite(gradient_of(kind, own, wanted)[0]).all()
+    assert np.isfinite(gradient_of(kind, logits, targets)[0]).all()
 
 
-# ---- Memory and requests ------------------------------------------------------------------------
+# ---- Memory -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TOP_LOSSES)

@@ -23,7 +23,7 @@ from tests.decoding import tiny
 NUM_STEPS, NEW_TOKENS, DEPTH = 500, 48, 4
 KEY = jax.random.key(0)
 TARGET, RANDOM = tiny.target()
-# Surer of its tokens, so that to know its texts is to know what it says next.
+# More certain of its tokens, so that a head that knows its texts can predict it.
 FROZEN = RANDOM | {"lm_head": {"weight": RANDOM["lm_head"]["weight"] * 6}}
 HEAD = EagleHead(EagleConfig.for_target(TARGET.config))
 PROMPTS = [np.random.default_rng(1).integers(0, 40, size).tolist() for size in (6, 9, 5)]
