@@ -11,6 +11,7 @@ from specjax.training.loop import LoopOptions
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.length_classifier import ClassifierTraining
+from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.optimizer import OptimizerOptions
 
 TRAININGS = {method.training for method in METHODS.values() if method.training}
@@ -52,6 +53,20 @@ def test_options_check_their_fields_and_how_they_combine(kind, values, name):
     with pytest.raises(SettingError) as caught:
         kind(**values)
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [
+        (EagleTraining, {"feature_weight": 1.0, "logit_weight": 0.1, "noise": 0.2}),
+        (HassTraining, {"feature_weight": 1.0, "logit_weight": 0.1, "noise": 0.2}),
+        (HassTraining, {"align_steps": 3, "step_decay": 1.0, "token_alignment": 0.0}),
+        (HassTraining, {"top_loss": "top-k", "top_weight": 1.0, "top_k": 10}),
+        (MedusaTraining, {"head_decay": 0.8, "top_weight": 0.0}),
+    ],
+)
+def test_the_defaults_are_the_published_ones(kind, published):
+    assert vars(kind()).items() >= published.items()
 
 
 def test_every_seed_makes_its_own_key():

@@ -41,20 +41,6 @@ def measured(training: EagleTraining = HASS):
     return replace(CASE, training=training).measure()
 
 
-def test_the_defaults_are_the_published_ones():
-    assert HassTraining() == HassTraining(
-        feature_weight=1.0,
-        logit_weight=0.1,
-        noise=0.2,
-        align_steps=3,
-        step_decay=1.0,
-        top_loss="top-k",
-        top_weight=1.0,
-        top_k=10,
-        token_alignment=0.0,
-    )
-
-
 def test_accuracy_is_listed_step_by_step():
     accuracy = measured()[2]["accuracy"]
     assert accuracy.shape == (3,)

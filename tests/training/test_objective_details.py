@@ -1,0 +1,180 @@
+"""Details of single objectives: EAGLE's noise, EAGLE-3's draft vocabulary, Hydra's slots."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters.hydra import Hydra
+from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import from_ids
+from specjax.training.data import slot_mask
+from specjax.training.objectives.base import target_features
+from specjax.training.objectives.eagle import EagleTraining
+from specjax.training.objectives.eagle3 import Eagle3Training
+from specjax.training.objectives.hydra import HydraTraining
+from specjax.training.objectives.parallel_spec import ParallelMedusaTraining
+from tests.decoding import heads
+from tests.training.cases import (
+    ALONE,
+    CASES,
+    DEPTHS,
+    EXAMPLES,
+    FROZEN,
+    KEY,
+    NOISE,
+    TARGET,
+    VOCAB,
+    assert_same,
+    batch_of,
+    clean_features,
+    counted,
+    each_alone,
+    measure_of,
+    noisy_features,
+)
+
+CLEAN = EagleTraining(feature_weight=0.7, logit_weight=0.3, noise=0.0)
+DRAFTED = tuple(range(1, VOCAB, 3))
+
+
+# ---- EAGLE --------------------------------------------------------------------------------------
+
+
+def test_packed_texts_weigh_as_many_slots_as_they_count():
+    case = CASES["eagle"]
+
+    def loss_and_gradient(batch):
+        (loss, _), gradient = measure_of(CLEAN, case.head)(case.params, FROZEN, batch, KEY)
+        return loss, gradient
+
+    losses, gradients = zip(*(loss_and_gradient(batch_of((row, ()))) for row in ALONE), strict=True)
+    shares = np.bincount([text for text, _ in counted()]).astype(np.float32)
+    shares /= shares.sum()
+    gradient = jax.tree.map(
+        lambda *leaves: sum(share * leaf for share, leaf in zip(shares, leaves, strict=True)),
+        *gradients,
+    )
+    expected = (np.dot(shares, np.asarray(losses)), gradient)
+    assert_same(loss_and_gradient(batch_of()), expected)
+
+
+@pytest.mark.parametrize("width", [0.2, NOISE])
+def test_noise_is_uniform_and_narrower_in_longer_texts(width):
+    """`width` from end to end at 512 tokens, so half of it to each side."""
+    noise = each_alone(noisy_features(width)) - clean_features()
+    for example, own in zip(EXAMPLES, noise, strict=True):
+        length = len(example.tokens)
+        own = own[:length] / (width * 512 / length)
+        assert np.abs(own).max() <= 0.5 + 1e-4
+        # Of 128 numbers or more: the largest, their mean and their spread, as of a uniform law.
+        assert min(own.max(), -own.min()) > 0.45
+        assert abs(own.mean()) < 4 * 12**-0.5 / own.size**0.5
+        np.testing.assert_allclose(own.std(), 12**-0.5, rtol=0.15)
+        assert len(np.unique(own)) > 0.99 * own.size
+
+
+def test_noise_of_no_width_is_none_and_only_features_carry_noise():
+    """The definition in `test_objectives.py` has clean features to learn; here noise is large."""
+    np.testing.assert_allclose(each_alone(noisy_features(0.0)), clean_features(), atol=1e-5)
+    assert np.abs(noisy_features(0.2) - noisy_features(0.0)).max() > 1
+
+
+# ---- EAGLE-3 ------------------------------------------------------------------------------------
+
+
+def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
+    """And slots whose likeliest token is outside teach nothing."""
+    head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
+    fixed = {"draft_tokens": params["draft_tokens"]}
+    learned = {name: leaf for name, leaf in params.items() if name not in fixed}
+    training = Eagle3Training(draft_vocab=len(DRAFTED), test_steps=1)
+    batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
+    loss = training.loss(head, TARGET)
+    found, metrics = loss(params, FROZEN, batch, KEY)
+    whole, all_params = heads.eagle3_head(VOCAB, 1)  # with all tokens, and this LM head
+    table = jnp.zeros((VOCAB, TARGET.config.hidden_size))
+    table = table.at[jnp.array(DRAFTED)].set(params["lm_head"]["weight"])
+    all_params = learned | {"lm_head": {"weight": table}}
+    recorded = {}
+
+    def record(self, logits, target_logits):
+        recorded["logits"] = logits
+        return {}
+
+    class Recording(Eagle3Training):
+        top_values = record
+
+    with jax.disable_jit():
+        Recording(draft_vocab=0, test_steps=1).loss(whole, TARGET)(all_params, FROZEN, batch, KEY)
+    places = (batch[name] for name in ("tokens", "positions", "segments"))
+    wanted = TARGET.logits(FROZEN, target_features(TARGET, FROZEN, *places))
+    own = np.asarray(recorded["logits"])[..., list(DRAFTED)]  # at the slot that is predicted
+    law = jax.nn.softmax(wanted[..., list(DRAFTED)], axis=-1)
+    losses = -np.sum(law * jax.nn.log_softmax(own, axis=-1), axis=-1)
+    best = np.argmax(wanted, axis=-1)
+    counts = np.roll(slot_mask(batch["is_answer"], batch["segments"], ahead=2), 1, axis=1)
+    teaches = counts & np.isin(best, DRAFTED)
+    assert 0 < teaches.sum() < counts.sum()
+    np.testing.assert_allclose(found, losses[teaches].sum() / counts.sum(), rtol=1e-5)
+    is_right = np.array(DRAFTED)[np.argmax(own, axis=-1)] == best
+    np.testing.assert_allclose(metrics["accuracy"], [is_right[counts].mean()], rtol=1e-5)
+
+
+def test_the_loss_has_a_gradient_for_what_is_learned():
+    head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
+    fixed = {"draft_tokens": params["draft_tokens"]}
+    own = {name: leaf for name, leaf in params.items() if name not in fixed}
+    loss = Eagle3Training(test_steps=2).loss(head, TARGET)
+    batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
+    slope = jax.jit(jax.grad(lambda own: loss(own | fixed, FROZEN, batch, KEY)[0]))(own)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slope))
+
+
+# ---- Hydra and ParallelSpec ---------------------------------------------------------------------
+
+
+def test_what_hydra_trains_is_what_drafts(monkeypatch):
+    """Logits of every slot and depth in a packed row, and the drafter's behind that much text."""
+    case = CASES["hydra with prefix"]
+    module, given = case.head, Params(FROZEN, case.params)
+    trained: list[Any] = []  # by depth, each text in its own sequence
+    logit_values = HydraTraining.logit_values
+
+    def record(self, logits, target_logits):
+        trained.append(each_alone(logits))
+        return logit_values(self, logits, target_logits)
+
+    monkeypatch.setattr(HydraTraining, "logit_values", record)
+    batch = jax.tree.map(jnp.asarray, batch_of())
+    with jax.disable_jit():  # also of the loop over blocks, so that there are values to look at
+        HydraTraining().loss(module, TARGET)(case.params, FROZEN, batch, KEY)
+    engine = Engine(TARGET, Hydra(module), max_new_tokens=4)
+    for text in (0, 2):  # one that has its row for itself, and one that follows another
+        tokens = EXAMPLES[text].tokens.tolist()
+        roots = range(1, len(tokens) - 1)  # each ends one prompt
+        prompts = from_ids([tokens[: root + 1] for root in roots], bucket=16)
+        state = engine.prefill(given, prompts, KEY)
+        context = Context(state.tokens, state.length)
+        drafter = Hydra(module)
+        features, _ = drafter.catch_up(drafter.bind(TARGET, given), state.drafter, context)
+        for row, root in enumerate(roots):
+            for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
+                behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))
+                logits = partial(module.logits, case.params, TARGET, FROZEN, depth)
+                logits = logits(features[row : row + 1], behind[None])[0, 0]
+                learned = trained[depth - 1][text, root - 1 + depth]  # where that feature stands
+                assert np.abs(learned - logits).max() <= 1e-5 * np.abs(logits).max()
+
+
+def test_the_target_runs_only_where_its_features_are_read():
+    case = CASES["parallel-medusa"]
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, FROZEN)
+    broken |= {name: FROZEN[name] for name in ("embed_tokens", "lm_head")}
+    loss = jax.jit(ParallelMedusaTraining().loss(case.head, TARGET))
+    found, metrics = loss(case.params, broken, case.batch, KEY)
+    assert np.isfinite(found) and metrics["accuracy"].shape == (heads.MASKS + 1,)
