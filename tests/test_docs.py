@@ -29,7 +29,7 @@ def hooks():
 
 
 def text_of(page: Path) -> str:
-    """What MkDocs is given for a page."""
+    """The Markdown that MkDocs gets for a page."""
     file = SimpleNamespace(src_uri=page.relative_to(DOCS).as_posix())
     return hooks().on_page_markdown(page.read_text(), SimpleNamespace(file=file))
 

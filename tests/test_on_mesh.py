@@ -1,4 +1,4 @@
-"""Meshes of several devices, in processes of their own: see `tests.on_mesh`."""
+"""Meshes of several devices, in separate processes: see `tests.on_mesh`."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What strangers wrote is read as data: nothing of it runs, and sizes are checked first.
+"""Files from strangers are read as data: nothing in them runs, and sizes are checked first.
 
 Beside these: a tokenizer's code in test_hub.py, pickles in models/test_weights.py.
 """

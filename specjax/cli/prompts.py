@@ -27,7 +27,7 @@ STDIN = "-"
 INSTRUCTION = "Rename `value` to `element`."
 SOURCE = '''\
 def longest_run(values):
-    """How many equal values follow each other at most."""
+    """Return the length of the longest run of equal values."""
     best, count = 0, 0
     previous = None
     for value in values:

@@ -37,7 +37,7 @@ class Tuned:
     induction_heads: tuple[tuple[int, int, int], ...] = ()  # layer, head, times; the best first
 
     def updated(self, other: "Tuned") -> "Tuned":
-        """Returns these settings, with those of `other` in place of its own where it has any."""
+        """Returns these settings, overridden by those of `other`."""
         heads = other.induction_heads or self.induction_heads
         return replace(self, settings={**self.settings, **other.settings}, induction_heads=heads)
 
@@ -171,7 +171,7 @@ def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoCho
         return choice
     except (TypeError, ValueError) as error:
         raise SpecjaxError(
-            f"what was tuned for auto is damaged ({type(error).__name__}: {error}); run `specjax "
+            f"auto's tuned settings are damaged ({type(error).__name__}: {error}); run `specjax "
             "tune machine` again"
         ) from None
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.products import FULL_PRECISION, with_min_rows
 from specjax.models.sums import Platforms, has_16_bits, in_float64, total
 
-QUERY_BLOCK = 512  # rows of long texts whose attention scores exist at a time
-KEY_BLOCK = 2048  # slots of long caches, likewise
+QUERY_BLOCK = 512  # tokens of a long text whose attention scores exist at a time
+KEY_BLOCK = 2048  # slots of a long cache that are read at a time
 HIDDEN_SCORE = float(jnp.finfo(jnp.float32).min)  # softmax makes it 0
 einsum = partial(jnp.einsum, precision=FULL_PRECISION, preferred_element_type=jnp.float32)
 
@@ -24,12 +24,12 @@ def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
 
 
 def has_blocks(num_rows: int) -> bool:
-    """Whether attention of so many query rows is computed in blocks."""
+    """Whether the attention of `num_rows` queries is computed in blocks."""
     return num_rows > QUERY_BLOCK and num_rows % QUERY_BLOCK == 0
 
 
 def has_slot_blocks(num_slots: int) -> bool:
-    """Whether prefill reads so many slots in blocks."""
+    """Whether prefill reads `num_slots` slots in blocks."""
     return num_slots > KEY_BLOCK
 
 
@@ -61,19 +61,19 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
-    alike_on: Platforms = (),
+    exact_on: Platforms = (),
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. On the platforms `alike_on` a 16-bit row does not depend on the
+    texts are computed in blocks. On the platforms `exact_on` a 16-bit row does not depend on the
     order of its slots, nor, on a CPU, on the number of rows.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, alike_on)
+            return attend(query, keys, values, visible, scale, softcap, exact_on)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
@@ -81,15 +81,15 @@ def attend(
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
     grouped = grouped.reshape(batch, groups, heads // groups * count, width)
-    alike_on = alike_on if has_16_bits(query.dtype) else ()
-    least = 2 if alike_on else 1
+    exact_on = exact_on if has_16_bits(query.dtype) else ()
+    least = 2 if exact_on else 1
     scores = with_min_rows(_scores, grouped, keys, least)
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, HIDDEN_SCORE)
-    weights = _exact_softmax(scores, alike_on) if alike_on else jax.nn.softmax(scores)
+    weights = _exact_softmax(scores, exact_on) if exact_on else jax.nn.softmax(scores)
     shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mix = partial(in_float64, _mixed, alike_on) if alike_on else _mixed
+    mix = partial(in_float64, _mixed, exact_on) if exact_on else _mixed
     mixed = with_min_rows(mix, shared, values, least)
     return mixed.reshape(batch, heads, count, width), weights
 

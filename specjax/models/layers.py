@@ -170,7 +170,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        alike_on: Platforms = (),
+        exact_on: Platforms = (),
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -179,7 +179,7 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned; `alike_on` as for
+        In prefill a long cache is read in blocks, and no attention is returned; `exact_on` as for
         `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
@@ -192,7 +192,7 @@ class Attention(nn.Module):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap, alike_on)
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, exact_on)
         return self.merge(mixed), weights, keys, values
 
 
@@ -253,14 +253,14 @@ class DecoderLayer(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        alike_on: Platforms = (),
+        exact_on: Platforms = (),
     ):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
         The arguments are those of `Attention`.
         """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, is_prefill, alike_on
+            self.normed(x), rotation, keys, values, start, visible, is_prefill, exact_on
         )
         return self.after_attention(x, mixed), weights, keys, values
 

@@ -63,8 +63,8 @@ class Transformer(nn.Module):
             places = replace(config, vocab_size=config.max_position_embeddings)
             x = x + lookup(Embedding(places, name="embed_positions")(), rows.positions)
         hidden, attention, keys, values = [x], {}, [], []
-        alike_on = WITH_FLOAT64 if self.padded_width else CPU
-        alike_on = alike_on if taps.logits else ()  # only passes that say tokens
+        exact_on = WITH_FLOAT64 if self.padded_width else CPU
+        exact_on = exact_on if taps.logits else ()  # only passes whose logits are used
         for layer in range(config.num_hidden_layers):
             x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
                 x,
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
                 start,
                 masks[config.window_of(layer)],
                 is_prefill=not (taps.logits or taps.attention_heads),
-                alike_on=alike_on,
+                exact_on=exact_on,
             )
             hidden.append(x)
             attention[layer] = weights

@@ -49,7 +49,7 @@ class LoopOptions:
     keep_last: int = setting(2, at_least=1)
     """Newest checkpoints to keep, besides the best."""
     checkpoints: str = ""
-    """Where to keep checkpoints, by default in the run folder: a folder, or a URL that Orbax can
+    """The place of checkpoints, by default the run folder: a folder, or a URL that Orbax can
     write to, such as gs://BUCKET/RUN (needs gcsfs) or s3://BUCKET/RUN (needs s3fs)."""
     seed: int = setting(0, at_least=0, below=2**32)
     """The seed of the initial weights, the order of the data and the noise."""

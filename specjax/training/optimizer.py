@@ -17,7 +17,7 @@ class OptimizerOptions:
     warmup: float = setting(0.01, at_least=0, below=1)
     """Share of the run over which the rate rises from 0."""
     decay: Literal["linear", "cosine", "none"] = "linear"
-    """How the rate then falls until the end of the run."""
+    """The shape of the decay from then until the end of the run."""
     decay_to: float = setting(0.0, at_least=0, below=1)
     """Share of the highest rate that linear and cosine decay end at."""
     beta1: float = setting(0.9, at_least=0, below=1)

@@ -1,4 +1,4 @@
-"""What every objective passes: its definition, masks, recomputation and precision."""
+"""Tests that every objective passes: its definition, masks, recomputation and precision."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ def test_every_training_of_the_registry_has_a_case():
 
 @every_case
 def test_loss_and_gradient_are_those_of_the_definition(case):
-    """Of packed and padded rows, noise and all; the definition takes one slot at a time."""
+    """With packed and padded rows and noise; the definition takes one slot at a time."""
     expected, expected_gradient, of_steps = definition(case)
     loss, gradient, metrics = case.measure()
     assert_same((loss, gradient), (expected, expected_gradient), tolerance=2e-5)
@@ -91,7 +91,7 @@ def test_slots_counted_elsewhere_would_be_caught(case, shift):
 
 @pytest.mark.parametrize("name", [*BY_METHOD, "hass with token alignment"])
 def test_neither_blocks_nor_recomputing_change_anything(name, monkeypatch):
-    """12 slots a row are no multiple of 5, the most that two rows may have of 10: 3 blocks of 4."""
+    """12 slots a row are not a multiple of 5, the maximum for two rows of 10: 3 blocks of 4."""
     case = CASES.get(name) or replace(CASES["hass"], training=replace(HASS, token_alignment=0.5))
     whole, gradient, metrics = case.measure()
     monkeypatch.setattr(blocks, "BLOCK_SLOTS", 10)

@@ -90,7 +90,7 @@ class HeadTraining(ABC):
     def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
         """Returns the loss for `training.loop`; its frozen params are the target's.
 
-        The head computes in the target's dtype, whatever the dtype of its own params. With
+        The head computes in the target's dtype, whatever the dtype of its params. With
         `recompute` activations are computed again for the gradients instead of kept.
         """
 
