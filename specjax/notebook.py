@@ -63,11 +63,7 @@ def fitting(memory: int | None) -> tuple[str, str | None]:
 
 
 def load(name: str | None = None, **options: Any) -> LoadedTarget:
-    """Loads a target with `specjax.load`, by default the one that fits this machine, and prints it.
-
-    Raises:
-        SpecjaxError: as `specjax.load` does.
-    """
+    """Loads a target as `specjax.load` does, by default the one that fits, and prints it."""
     device = jax.devices()[0]
     memory = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if name is None:
@@ -81,11 +77,7 @@ def load(name: str | None = None, **options: Any) -> LoadedTarget:
 
 
 def command(line: str) -> None:
-    """Runs a command line of specjax in this process: `command("bench --limit 2")`.
-
-    Raises:
-        SpecjaxError: if the command fails; its message is printed above.
-    """
+    """Runs a command line of specjax in this process: `command("bench --limit 2")`."""
     if main(shlex.split(line)):
         raise SpecjaxError(f"`specjax {line}` failed; see its message above")
 

@@ -18,11 +18,7 @@ from specjax.run.runner import Runner
 def make_contestants(
     target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], condition: Condition
 ) -> list[Contestant]:
-    """Makes plain decoding, the other methods in the order they are named, then peers.
-
-    Raises:
-        SpecjaxError: for an unknown method, or one that this target cannot have.
-    """
+    """Makes plain decoding, the other methods in the order they are named, then peers."""
     sampling = options.sampling(condition.temperature)
     prompts = [request.ids for request in requests]
     variants = {PLAIN: Variant(PLAIN)}

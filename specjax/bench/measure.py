@@ -24,36 +24,23 @@ Batch = tuple[Request, ...]  # prompts of one kind that are served at once
 
 @runtime_checkable
 class Contestant(Protocol):
-    """A method that can be measured: a `Runner`, or another library."""
+    """A method that can be measured: a `Runner`, whose methods it has, or another library.
+
+    Without `has_prefill`, `decode` does everything. Only `prefill` and `decode` are timed; they
+    return when their result is ready.
+    """
 
     @property
     def name(self) -> str: ...
     @property
-    def dtype(self) -> str:
-        """The dtype of weights and compute."""
-        ...
-
+    def dtype(self) -> str: ...
     @property
-    def has_prefill(self) -> bool:
-        """Whether `prefill` prefills; otherwise `decode` does everything."""
-        ...
-
-    def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0), /) -> Any:
-        """Returns the prompts, with the noise of their trial, for `prefill`; not timed."""
-
-    def compile(self, prepared: Any, /) -> Program:
-        """Compiles the programs for prompts of this shape, and loads all of their code."""
-        ...
-
-    def prefill(self, prepared: Any, /) -> Any:
-        """Prefills, and returns when the state is ready; timed."""
-
-    def decode(self, state: Any, /) -> Any:
-        """Decodes to the end, and returns when the result is ready; timed."""
-
-    def read(self, result: Any, /) -> tuple[GeneratedText, ...]:
-        """Converts the result to Python values; not timed."""
-        ...
+    def has_prefill(self) -> bool: ...
+    def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0), /) -> Any: ...
+    def compile(self, prepared: Any, /) -> Program: ...
+    def prefill(self, prepared: Any, /) -> Any: ...
+    def decode(self, state: Any, /) -> Any: ...
+    def read(self, result: Any, /) -> tuple[GeneratedText, ...]: ...
 
 
 class Sample(NamedTuple):

@@ -109,11 +109,7 @@ def names_in(text: str) -> list[str]:
 
 
 def numbers_in(text: str, flag: str, convert: Callable[[str], Number] = float) -> list[Number]:
-    """Splits a comma-separated list of different numbers.
-
-    Raises:
-        SpecjaxError: for an empty list, a repeated number, or something else.
-    """
+    """Splits a comma-separated list of different numbers."""
     try:
         numbers = [convert(name) for name in names_in(text)]
     except ValueError:
@@ -125,11 +121,7 @@ def numbers_in(text: str, flag: str, convert: Callable[[str], Number] = float) -
 
 
 def sources_in(assignments: Sequence[str]) -> dict[str, str]:
-    """Parses --drafter: the folder by name, from METHOD=FOLDER.
-
-    Raises:
-        SpecjaxError: for another form, or a name that is given twice.
-    """
+    """Parses --drafter: the folder by name, from METHOD=FOLDER."""
     sources = {}
     for assignment in assignments:
         name, _, folder = assignment.partition("=")
@@ -146,12 +138,7 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
 def parse_variants(
     methods: str, drafters: Sequence[str], settings: Sequence[str]
 ) -> dict[str, Variant]:
-    """Parses --methods, --drafter and --set into variants by name; `all` remains a name.
-
-    Raises:
-        SpecjaxError: for an option of another form, an unknown method or setting, a bad value, or a
-            name that is taken.
-    """
+    """Parses --methods, --drafter and --set into variants by name; `all` remains a name."""
     from specjax.loading.methods import METHODS
 
     names, sources = _method_names(methods), sources_in(drafters)
@@ -197,11 +184,7 @@ def _method_names(text: str) -> dict[str, str]:
 def variants_for(
     methods: str, drafters: Sequence[str], settings: Sequence[str], target: "LoadedTarget"
 ) -> dict[str, Variant]:
-    """Parses as `parse_variants`, and adds the methods that `all` or an empty list stands for.
-
-    Raises:
-        SpecjaxError: as `parse_variants` does.
-    """
+    """Parses as `parse_variants`, and adds the methods that `all` or an empty list stands for."""
     variants = parse_variants(methods, drafters, settings)
     is_all = variants.pop(ALL_METHODS, None) is not None
     if names_in(methods) and not is_all:

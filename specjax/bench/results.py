@@ -109,11 +109,7 @@ class Results:
 
 
 def make_folder(folder: Path) -> Path:
-    """Makes the folder of a benchmark, or opens an existing one.
-
-    Raises:
-        SpecjaxError: if it cannot be written, or holds something else.
-    """
+    """Makes the folder of a benchmark, or opens an existing one."""
     folder = writable_folder(folder)
     others = [
         path for path in folder.iterdir() if not any(map(path.match, (".*", *WRITTEN_BY_OTHERS)))
@@ -127,9 +123,6 @@ def open_results(path: Path, about: Mapping[str, Any]) -> Results:
     """Opens new results, or those of an interrupted run of the same benchmark.
 
     `about` holds what determines the figures; run.json keeps it.
-
-    Raises:
-        SpecjaxError: if the folder holds another benchmark.
     """
     folder = RunFolder(path, RUN)
     if (path / SAMPLES).is_file():
@@ -154,11 +147,7 @@ class FinishedResults:
 
 
 def read_results(path: Path) -> FinishedResults:
-    """Reads the results of a finished or interrupted benchmark.
-
-    Raises:
-        SpecjaxError: if there is no such benchmark, it has no rows yet, or a file is damaged.
-    """
+    """Reads the results of a finished or interrupted benchmark."""
     folder = RunFolder(expand_user(path), RUN)
     if not folder.has_run:
         raise SpecjaxError(f"{path} holds no benchmark; run `specjax bench --out {path}` first")
@@ -176,11 +165,7 @@ def read_results(path: Path) -> FinishedResults:
 
 
 def read_samples(path: Path) -> dict[Condition, list[Sample]]:
-    """Reads all timed runs; their batches hold the kind of task in place of the prompts.
-
-    Raises:
-        SpecjaxError: if the file is damaged.
-    """
+    """Reads all timed runs; their batches hold the kind of task in place of the prompts."""
 
     def convert(line: Record) -> tuple[Condition, list[Sample]]:
         return _condition(line), _trial(line, (Request(line["kind"], ()),))

@@ -45,6 +45,7 @@ MakeContestants = Callable[
     [LoadedTarget, BenchOptions, Sequence[Request], Condition], list[Contestant]
 ]
 NUM_SHOWN = 5  # rounds of a method that a report draws over time
+KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
 MAX_PROMPT = 600  # characters of a prompt's end that are kept
 
 
@@ -62,10 +63,6 @@ def run_bench(
         load_target: loads the target; called after all checks that do not need it.
         options: what to measure.
         make: makes the contestants, plain decoding first.
-
-    Raises:
-        SpecjaxError: before anything is measured, for options, tasks or methods that cannot be
-            served.
     """
     check(options)
     with ExitStack() as stack:
@@ -124,10 +121,6 @@ def about(
 
     It is resumed only if everything but the command is the same. The tasks have `num_turns` turns,
     and `requests` are those that fit the target.
-
-    Raises:
-        SpecjaxError: for a method or peer that this target cannot have, or that does not fit in
-            memory.
     """
     for name in names_in(options.peers):
         companion("peers").PEERS[name].check(target)
@@ -149,13 +142,7 @@ def about(
         "prompts": f"{zlib.crc32(prompts.encode()):08x}",
         "padded_length": runners[0].padded_length,
         "methods": {runner.name: runner.settings for runner in runners},
-        "peers": options.peers,
-        "max_new_tokens": options.max_new_tokens,
-        "temperature": options.temperature,
-        "batch": options.batch,
-        "verification": options.verification,
-        "runs": options.runs,
-        "seed": options.seed,
+        **{name: getattr(options, name) for name in KEPT_OPTIONS},
         "versions": versions(),
         "revision": revision(),
         "command": command_line(),

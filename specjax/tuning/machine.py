@@ -67,9 +67,6 @@ def tune_machine(
         variants: by method, the source of its drafter and the settings that are not searched.
         only: try only these methods, not all that the target can use.
         report: called with the results.
-
-    Raises:
-        SpecjaxError: if a method of `variants` is not available.
     """
     variants = variants or {}
     for method, (_, source, settings) in variants.items():  # fails now rather than after the work

@@ -50,9 +50,6 @@ def tune_tree(
         published: the tree to compare with.
         num_choices: nodes below the root; by default as many as the published tree has.
         report: called with each line of the results.
-
-    Raises:
-        SpecjaxError: if the answers are too short for any rank.
     """
     target = workload.target
     texts = with_progress(answers(workload), "Ranking the target's answers", len(workload.prompts))
@@ -83,19 +80,9 @@ def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choic
     Args:
         accuracies: P(the correct token has rank r at depth d), ranks counted from 0.
         num_choices: nodes below the root.
-
-    Raises:
-        SpecjaxError: for no choices, accuracies of no rank, or any outside [0, 1].
     """
     depths, ranks = accuracies.shape
-    if num_choices < 1 or not accuracies.size:
-        raise SpecjaxError(
-            f"a tree of {num_choices} choices over {depths} depths and {ranks} ranks is empty; use "
-            "at least 1 of each"
-        )
-    if not np.all((accuracies >= 0) & (accuracies <= 1)):
-        raise SpecjaxError("an accuracy lies outside [0, 1]; give shares, not percent or counts")
-    taken: list[tuple[int, ...]] = []
+    choices: list[tuple[int, ...]] = []
     waiting: list[tuple[float, int, tuple[int, ...], float]] = []  # the last: product above it
 
     def offer(choice: tuple[int, ...], above: float) -> None:
@@ -104,12 +91,12 @@ def greedy_tree(accuracies: Float[np.ndarray, "D R"], num_choices: int) -> Choic
             heappush(waiting, (-product, len(choice), choice, above))
 
     offer((0,), 1.0)
-    while waiting and len(taken) < num_choices:
+    while waiting and len(choices) < num_choices:
         product, _, choice, above = heappop(waiting)
-        taken.append(choice)
+        choices.append(choice)
         offer((*choice[:-1], choice[-1] + 1), above)
         offer((*choice, 0), -product)
-    return tuple(taken)
+    return tuple(choices)
 
 
 def expected_length(choices: Choices, accuracies: Float[np.ndarray, "D R"]) -> float:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.peers import PEERS
 from recipes.pocket.tokenizer import train_tokenizer
 from specjax.bench import bandwidth
 from specjax.bench import run as run_module
@@ -29,13 +28,12 @@ from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
-from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.run.runner import GeneratedText, Program, Runner
-from specjax.run.tasks import Request, Task, check_prompts, requests_of
+from specjax.run.tasks import Request, Task, requests_of
 
 WINDOW = 70  # less than the longest prompt and all new tokens
 CONFIG = TransformerConfig(
@@ -239,22 +237,6 @@ def test_compiling_in_a_measured_run_is_reported(target, requests):
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_peers_generate_the_same(target, requests, peer):
-    for package in PEERS[peer].packages:
-        pytest.importorskip(package)
-    contestants = contestants_of(target, requests, methods="plain", peers=peer, max_new_tokens=12)
-    rows = compared(contestants, requests[:2], 1)
-    assert [row.method for row in rows] == ["plain", peer, f"{peer} pld"]
-    assert all(row.identical for row in rows)
-    assert rows[1].mean_accepted_length == 1
-    assert rows[1].prefill_seconds is None
-    table(rows)  # with unknown figures of peers
-    at_once = contestants_of(target, requests, 0.0, 2, methods="plain", peers=peer)
-    serve_two = [peer] if PEERS[peer].max_rows is None else []
-    assert [each.name for each in at_once] == ["plain", *serve_two]
-
-
 @pytest.mark.parametrize(
     "temperature, excused", [(0.0, TextMatch.NEAR_TIE), (0.8, TextMatch.DIFFERENT)]
 )
@@ -287,25 +269,6 @@ def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
     assert TextMatch.NEAR_TIE not in [match(token) for token in range(20, 60)]
     assert match(said[0], rest=said[1:-1]) == TextMatch.DIFFERENT
     assert match(said[0], ("float32", "bfloat16")) == TextMatch.NOT_COMPARED
-
-
-def test_every_width_is_warmed_up_before_anything_runs(target, requests, monkeypatch):
-    calls = []
-    monkeypatch.setattr(Engine, "warm_up", lambda *_: calls.append("warm up"))
-    for name in ("prefill", "decode", "read"):
-        monkeypatch.setattr(Runner, name, lambda *_, name=name: calls.append(name))
-    warm_up(contestants_of(target, requests)[:1], batches_of(requests)[0])
-    assert calls == ["warm up", "prefill", "decode", "read"]
-
-
-def test_programs_of_before_are_told(target, requests):
-    plain = contestants_of(target, requests)[0]
-    prepared = plain.prepare([requests[0].ids])
-    first, second = plain.compile(prepared), plain.compile(prepared)
-    assert second.is_cached
-    assert second.peak_bytes == first.peak_bytes > 0
-    hotter = contestants_of(target, requests, 0.7)[0]
-    assert hotter.compile(prepared).is_cached  # its prefill
 
 
 # ---- Running ------------------------------------------------------------------------------------
@@ -401,21 +364,6 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
         run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
 
-def test_later_turns_stand_behind_plain_decodings_answers(target, tokenizer):
-    tasks = [Task("chat", ("sum", "more"), is_chat=True), Task("text", ("total(values)",))]
-    asked = []
-
-    def answer(prompts):
-        asked.extend(prompts)
-        return [tuple(tokenizer("def total")["input_ids"])]
-
-    found = requests_of(tasks, replace(target, tokenizer=tokenizer), 24, answer)
-    assert [request.kind for request in found] == ["chat", "chat", "text"]
-    assert asked == [found[0].ids]
-    history = tokenizer.decode(found[1].ids)
-    assert history.index("sum") < history.index("def total") < history.index("more")
-
-
 def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer):
     tasks = [
         Task("chat", ("sum", "more", "again"), is_chat=True),
@@ -448,16 +396,11 @@ def test_what_a_pass_reads(target):
     assert bytes_per_pass(target, 100.0, 4) == 4 * (weights + 400 * per_token)
 
 
-def test_by_default_all_methods_without_params_are_measured(target):
-    assert {"plain", "pld", "pld-plus"} <= set(default_methods(Transformer(CONFIG)))
-    assert list(variants_for(" pld,, plain ", (), (), target)) == ["pld", "plain"]
-    assert list(variants_for("all", (), (), target)) == default_methods(Transformer(CONFIG))
-    assert {"eagle", "rest", "draft-model"} <= set(
-        variants_for("all", (), (), replace(target, name="pocket"))
-    )
-
-
 def test_settings_are_given_per_method_and_name_methods(target, requests):
+    defaults = default_methods(target.model)
+    assert {"plain", "pld", "pld-plus"} <= set(defaults)
+    assert list(variants_for("all", (), (), target)) == defaults
+    assert "eagle" in variants_for("all", (), (), replace(target, name="pocket"))
     given = ("pld.num_tokens=5", "pld.max_ngram=2", "pld-plus.layer=1")
     made = contestants_of(target, requests, methods="pld", set=given)
     assert [each.name for each in made] == ["plain", "pld", "pld-plus"]
@@ -495,8 +438,6 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
         ({"methods": "a=pld,a=pld"}, "names a twice"),
         ({"chat_template": "alpaca"}, "neither a file nor one of vicuna"),
         ({"runs": 0}, "`runs` must be at least 1, got 0"),
-        ({"limit": 0}, "`limit` must be at least 1, got 0"),
-        ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
         ({"temperature": "-1"}, "`temperature` must be at least 0"),
         ({"temperature": "0,hot"}, "'0,hot' must list different numbers"),
         ({"temperature": "0,0"}, "must list different numbers"),
@@ -527,11 +468,6 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
         run_bench(lambda: pytest.fail("loaded"), options)
 
 
-def test_a_first_text_that_ends_with_the_window_is_measured(target, requests):
-    options = replace(OPTIONS, max_new_tokens=WINDOW)
-    assert run_module.about(target, options, requests, num_turns=5)["num_cut"] == 5
-
-
 def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, requests, monkeypatch):
     monkeypatch.setattr(memory, "_host_bytes", lambda: 20_000_000)
     about = partial(run_module.about, target, requests=requests, num_turns=5)
@@ -543,16 +479,3 @@ def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, reque
 def test_a_folder_takes_one_benchmark_at_a_time(tmp_path):
     with RunFolder(tmp_path).lock(), pytest.raises(SpecjaxError, match="in use by another run"):
         run_bench(lambda: pytest.fail("loaded"), replace(OPTIONS, out=tmp_path))
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ((5,), r"^writing prompt 1 has 1 token\(s\)"),
-        ((), "^writing prompt 1 is empty"),
-        ((5, 320), "^writing prompt 1 holds token id 320"),
-    ],
-)
-def test_a_prompt_that_is_no_text_is_named(wrong, message):
-    with pytest.raises(SpecjaxError, match=message):
-        check_prompts("writing", [(5, 6, 7), wrong], CONFIG)

@@ -69,12 +69,6 @@ def test_figures_are_medians_over_the_rounds():
     )
 
 
-def test_an_excerpt_commits_about_what_rounds_do_on_average():
-    assert FAST.excerpt(1) == [3]
-    assert FAST.excerpt(3) == [1, 4, 3]
-    assert FAST.excerpt(100) == [1, 1, 1, 4, 3, 4, 4]
-
-
 def test_rounds_are_drawn_to_scale_above_plain_steps():
     fast = FAST.figures(PLAIN, 3)
     axes = rounds_over_time([PLAIN.figures(PLAIN, 3), fast, fast]).axes[0]

@@ -11,7 +11,6 @@ from specjax.bench.options import Variant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
@@ -21,7 +20,7 @@ from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
 from specjax.tuning import machine, runs
 from specjax.tuning.machine import tune_machine
-from specjax.tuning.runs import Run, Workload, num_drafting_rounds, timed_run
+from specjax.tuning.runs import Run, Workload
 from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
@@ -177,12 +176,3 @@ def test_search_spaces_hold_settings_that_their_methods_take():
                 for value in values:
                     METHODS.check(method, needed | {name: value})
     assert not any(METHODS[name].search_space for name in ("plain", "auto", "lookahead"))
-
-
-def test_rounds_that_draft_are_counted(workload):
-    never = workload.runner(PromptLookup(max_ngram=9, min_ngram=9))
-    assert num_drafting_rounds(never, PROMPTS[0]) == 0
-    often = workload.runner(PromptLookup(num_tokens=1))
-    run = timed_run(often, PROMPTS[0])
-    assert run.num_tokens == 16
-    assert 0 < num_drafting_rounds(often, PROMPTS[0]) <= run.num_rounds

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters._trees import levels_of
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
@@ -75,30 +73,10 @@ def test_the_order_of_a_tree_by_hand():
     assert expected_length(beyond, accuracies) == pytest.approx(1 + 0.6 + 0.3)
 
 
-def test_a_large_tree_serves_the_static_drafters():
-    choices = greedy_tree(falling(0, 4, 10), 63)
-    assert len(choices) == 63
-    levels_of(choices)  # raises for what they cannot draft
-
-
 def test_accuracies_are_shares_of_the_places_where_a_token_is_wanted():
     ranks = np.array([[0, 1], [0, 5], [2, -1], [1, -1]])
     expected = [[0.5, 0.25, 0.25], [0, 0.5, 0]]
     np.testing.assert_array_equal(rank_accuracies(ranks, 3), expected)
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "num_choices", "message"),
-    [
-        (np.ones((2, 2)), 0, "a tree of 0 choices"),
-        (np.ones((2, 0)), 3, "2 depths and 0 ranks is empty"),
-        (np.full((1, 1), 60.0), 3, "not percent"),
-        (np.full((1, 1), np.nan), 3, "outside"),
-    ],
-)
-def test_what_makes_no_tree_is_refused(accuracies, num_choices, message):
-    with pytest.raises(SpecjaxError, match=message):
-        greedy_tree(accuracies, num_choices)
 
 
 # ---- Ranks, against trees that hold all tokens, drafted place by place --------------------------

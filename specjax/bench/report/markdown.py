@@ -52,11 +52,7 @@ MAX_TOKENS = 4_000  # of the texts shown; the rest is in texts.jsonl
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the report of a benchmark's folder, with its charts, and returns its file.
-
-    Raises:
-        SpecjaxError: if the folder holds no results or a damaged file, or cannot be written.
-    """
+    """Writes the report of a benchmark's folder, with its charts, and returns its file."""
     folder = expand_user(folder)
     check_writable(folder / REPORT, is_file=True)
     text = "\n\n".join(_Report(folder, read_results(folder)).parts()) + "\n"
