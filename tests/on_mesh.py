@@ -30,7 +30,7 @@ from specjax import speculative_generate
 from specjax.bench.summary import TextPair
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.cli import main
-from specjax.cli.environment import joined
+from specjax.cli.environment import distributed
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.memory import num_bytes
@@ -299,7 +299,7 @@ def killed_run(folder: str, how: str) -> None:
         count(self, batch)
 
     Progress.count = count_to_the_end
-    with joined(how):
+    with distributed(how):
         run(make_mesh("data=2,model=4"), Path(folder) / "killed")
 
 

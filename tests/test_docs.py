@@ -12,8 +12,8 @@ import yaml
 
 import specjax
 from specjax import cli
+from specjax.cli.groups import TRAIN
 from specjax.cli.parser import flags_of
-from specjax.cli.train import train_commands
 from specjax.loading.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def test_the_page_of_a_method_holds_what_the_registry_says(name):
     assert (f"specjax train {name} " in text) == (row.training is not None)
     if row.training:
         options = re.findall(r"^\| `(--[\w-]+)` \|", text, re.MULTILINE)
-        assert options and set(options) <= set(flags_of(train_commands()[name]))
+        assert options and set(options) <= set(flags_of(TRAIN.load()[name]))
 
 
 def test_the_reference_has_every_public_name():

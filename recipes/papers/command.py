@@ -16,7 +16,7 @@ class Reproduce(RecipeOptions):
 
       specjax reproduce
       specjax reproduce hass-table-1 --model llama2-7b
-      specjax reproduce pld-plus-table-1 --target pocket --data questions --limit 2
+      specjax reproduce pld-plus-table-1 --target pocket --limit 2
     """
 
     if_stopped: ClassVar[str] = "the same command goes on"
@@ -24,9 +24,7 @@ class Reproduce(RecipeOptions):
     def run(self) -> None:
         """Runs the recipe, or lists all."""
         from specjax.cli.environment import use_compilation_cache
-        from specjax.cli.options import check_seed
         from specjax.cli.output import print_rows
-        from specjax.core.errors import check_at_least
         from specjax.core.files import writable_folder
         from specjax.core.folder import RunFolder
 
@@ -39,10 +37,6 @@ class Reproduce(RecipeOptions):
             print("\n`specjax reproduce NAME` runs one. Hours on one GPU, and GB, are estimates.")
             return
         recipe = read_recipe(self.name)
-        check_seed(self.seed)
-        for name in ("limit", "max_new_tokens", "runs"):
-            value = getattr(self, name)
-            check_at_least(name, 1 if value is None else value, 1, "nothing would be measured")
         out = writable_folder(self.out)
         use_compilation_cache()
         changes = {

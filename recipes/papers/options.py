@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from specjax.core.settings import setting
+
 
 @dataclass(frozen=True)
 class RecipeOptions:
@@ -28,16 +30,16 @@ class RecipeOptions:
     """The form of chats, as in `specjax bench`; by default the recipe's."""
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
-    limit: int | None = None
+    limit: int | None = setting(None, at_least=1)
     """Questions of each data set at most. Each head then trains for only 2 x LIMIT steps: enough to
     try a recipe, not for its figures."""
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = setting(None, at_least=1)
     """New tokens per question at most; by default the recipe's."""
-    runs: int | None = None
+    runs: int | None = setting(None, at_least=1)
     """Runs of each question; by default the recipe's."""
     train: Annotated[str, arg(metavar="FLAGS")] = ""
     """More options of `specjax train` for the heads, in one argument: --train="--batch-size 8"."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, below=2**32)
     """The seed for the samples of questions, and for sampling."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype for weights and compute; by default the one that is fastest on this machine."""

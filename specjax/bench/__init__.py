@@ -1,1 +1,1 @@
-"""Benchmarks: what the methods gain over plain decoding, measured in pairs on the same prompts."""
+"""Benchmarks methods against plain decoding, in pairs on the same prompts."""

@@ -60,7 +60,7 @@ class BenchOptions:
     that is likely enough."""
     runs: int = setting(3, at_least=1)
     """Runs of each prompt by each method."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, below=2**32)
     """The seed for sampling, and for the tasks that pocket makes."""
     peers: Annotated[str, arg(metavar="A,B")] = ""
     """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from specjax import __version__
-from specjax.cli.attribute import Attribute
 from specjax.cli.bench import BenchCommand
 from specjax.cli.chat import Chat
 from specjax.cli.convert import Convert
 from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
+from specjax.cli.groups import TRAIN, TUNE
 from specjax.cli.methods import Methods
-from specjax.cli.parser import Commands, Group, parse
+from specjax.cli.papers import papers_command
+from specjax.cli.parser import Commands, parse
 from specjax.cli.report import ReportCommand
-from specjax.cli.reproduce import reproduce_command
-from specjax.cli.train import train_commands
-from specjax.cli.tune import tune_commands
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.interrupts import Stopped
 
@@ -30,19 +28,17 @@ decoding, faster. Start with `specjax generate --compare`.
 To complete commands and options with Tab (in bash, zsh, fish or tcsh):
 
   specjax --tyro-write-completion bash FILE   # then `source FILE`"""
-TRAIN = "Train a drafter for a target; a stopped run can be resumed."
-TUNE = "Find the best settings for a target; `generate` and `bench` then use them."
 
 COMMANDS: Commands = {
     "generate": Generate,
     "chat": Chat,
     "bench": BenchCommand,
     "report": ReportCommand,
-    "reproduce": reproduce_command(),
-    "train": Group(TRAIN, train_commands),
-    "tune": Group(TUNE, tune_commands),
+    "reproduce": papers_command("command", "Reproduce"),
+    "train": TRAIN,
+    "tune": TUNE,
     "datastore": DatastoreCommand,
-    "attribute": Attribute,
+    "attribute": papers_command("attribute", "Attribute"),
     "convert": Convert,
     "methods": Methods,
 }

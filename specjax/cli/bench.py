@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specjax.bench.options import BenchOptions
-from specjax.cli.options import PassOptions
+from specjax.cli.decoding_options import PassOptions
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class BenchCommand(PassOptions, BenchOptions):
     def run(self) -> None:
         """Measures and prints the table."""
         from specjax.bench.run import run_bench
-        from specjax.cli.options import check_seed
 
-        check_seed(self.seed)
         run_bench(self.load_target, self)
         if self.out is not None:
             print(f"kept in {self.out}; `specjax report {self.out}` writes a report of it")

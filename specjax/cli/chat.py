@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from specjax.cli.options import DecodingOptions
+from specjax.cli.decoding_options import DecodingOptions
 from specjax.core.errors import SpecjaxError
 
 if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
     from specjax.loading.targets import LoadedTarget
 
-HINT = "/new starts another conversation, /quit ends; end a line with \\ to continue it"
+HINT = "/new starts a new conversation, /quit ends; end a line with \\ to continue it"
 COMMAND = re.compile(r"/[a-z]+")
-MIN_BUCKET = 256  # prompts are padded to this length times a power of two: few are compiled
+MIN_BUCKET = (
+    256  # prompts are padded to this length times a power of two: so that few programs are compiled
+)
 
 
 @dataclass(frozen=True)
 class Chat(DecodingOptions):
-    """Talk with a target in the terminal; drafted tokens are shown in green.
+    """Chat with a target in the terminal; drafted tokens are shown in green.
 
-    Write a message and press Enter; end a line with a backslash to continue the message in the
-    next. /new starts another conversation, /quit or Ctrl-D ends, and Ctrl-C drops an answer.
+    Write a message and press Enter; a backslash at the end of a line continues the message. /new
+    starts a new conversation, /quit or Ctrl-D ends, and Ctrl-C drops an answer.
 
       specjax chat --target FOLDER --system 'Be brief.'
       specjax chat --method eagle2 --temperature 0.7
@@ -35,8 +37,8 @@ class Chat(DecodingOptions):
 
     def run(self) -> None:
         """Answers until the input ends."""
-        from specjax.cli.generate_report import GenerateOutput
-        from specjax.cli.measure import timed_text
+        from specjax.cli.generation import timed_text
+        from specjax.cli.generation_output import GenerateOutput
 
         output = GenerateOutput(is_json=False)
         target, request_for = self.load()

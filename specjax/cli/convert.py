@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import setting
 
 
 @dataclass(frozen=True)
 class Convert:
     """Convert a target to Hugging Face format, or a head for other programs.
 
-    With --head-of TARGET, it converts a head of that target: for its authors' code, vLLM or SGLang.
+    With --head-of TARGET, converts a head of that target for its authors' code, vLLM or SGLang.
 
       specjax convert pocket exported
       specjax convert runs/eagle exported --head-of pocket --layout vllm
@@ -25,23 +26,22 @@ class Convert:
     directory: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """The folder to write; it must be empty or not exist."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype of the written weights; by default that of the source, or float32 where it has
+    """The dtype of the written weights; by default that of the source, or float32 if the source has
     several or is quantised."""
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
     """The target of the head: pocket, a folder or a hub id."""
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
     """The program that will read the head: eagle, eagle3, medusa, hydra, specjax, vllm or sglang,
-    as far as they support such heads. By default the authors' code, or specjax if there is none."""
+    if it supports such heads. By default the authors' code, or specjax if there is none."""
     format: Literal["safetensors", "bin"] = "safetensors"
     """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
-    draft_vocab: Annotated[int | None, arg(metavar="N")] = None
-    """Let the head draft only the N tokens that are most frequent in the answers of --data, to
-    read less of the LM head; 0: all. Other programs still draft all tokens."""
+    draft_vocab: Annotated[int | None, arg(metavar="N")] = setting(None, at_least=0)
+    """Let the head draft only the N most frequent tokens in the answers of --data, to read less of
+    the LM head; 0 drafts all tokens. Other programs still draft all tokens."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """Texts to count tokens in, as for `specjax train`."""
     embedding: bool = False
-    """For vllm: also write the target's embedding, which pipeline parallelism needs; leave it out
-    otherwise."""
+    """For vllm: also write the target's embedding, which only pipeline parallelism needs."""
 
     def run(self) -> None:
         """Writes the folder, completely or not at all."""
@@ -53,7 +53,7 @@ class Convert:
                     f"--{name.replace('_', '-')} applies to heads only; name the target of the "
                     "head: --head-of TARGET"
                 )
-        directory = vacant(self.directory)  # before the load, which may take a while
+        directory = vacant(self.directory)  # before the slow load
         if self.head_of is None:
             self._convert_target(directory)
         else:
@@ -85,21 +85,21 @@ class Convert:
 
         formats = METHODS.head_formats
         folder = find_head(self.source, formats)
-        format = detect_format(folder, formats)  # before the target, which may take long
-        layouts, kind = tuple(format.layouts), format.kind
-        layout = self.layout or (kind if kind in layouts else layouts[0])
+        format = detect_format(folder, formats)  # before the slow load
+        layouts = list(format.layouts)
+        layout = self.layout or (format.kind if format.kind in layouts else layouts[0])
         if layout not in layouts:
             raise SpecjaxError(
-                f"layout {layout} is not available for {self.source}; choose {', '.join(layouts)}"
+                f"--layout {layout} is not available for {self.source}; use {', '.join(layouts)}"
             )
         if as_torch := self.format == "bin":
             import_torch(directory / "pytorch_model.bin", "written", "leave --format out")
         dtype = self.dtype or stored_dtype(folder, tuple(format.files))
         target = load(head_of, dtype=dtype)
-        of_target = pocket_folder() if head_of == POCKET else expand_user(head_of)
+        target_path = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, formats, format)
         if self.draft_vocab is not None:
-            head, params = self._narrowed(head, params, target)
+            head, params = self._with_draft_vocab(head, params, target, self.draft_vocab)
         save_head(
             directory,
             format,
@@ -108,7 +108,7 @@ class Convert:
             dtype,
             target=target.config,
             target_params=target.params,
-            target_name=str(of_target.resolve()) if of_target.exists() else head_of,
+            target_name=str(target_path.resolve()) if target_path.exists() else head_of,
             layout=layout,
             about=read_about(folder),
             as_torch=as_torch,
@@ -118,29 +118,30 @@ class Convert:
         if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
             print("without the target's embedding, which the server shares; --embedding adds it")
 
-    def _narrowed(self, head: Any, params: Any, target: Any) -> tuple[Any, Any]:
-        """Returns the head with the draft vocabulary that is asked for."""
+    def _with_draft_vocab(
+        self, head: Any, params: Any, target: Any, num_tokens: int
+    ) -> tuple[Any, Any]:
+        """Returns the head with a draft vocabulary of `num_tokens`, or with all tokens for 0."""
         from specjax.data.conversations import read_conversations
         from specjax.models.heads.layered import LayeredHead, with_draft_tokens
         from specjax.training.examples import frequent_tokens, tokenize_all
 
-        count = self.draft_vocab or 0
         if not isinstance(head, LayeredHead):
             raise SpecjaxError(
-                f"{self.source} cannot have a draft vocabulary, only EAGLE, HASS and ParallelSpec "
-                "heads can; leave --draft-vocab out"
+                f"--draft-vocab does not apply to {self.source}, only to EAGLE, HASS and "
+                "ParallelSpec heads; leave it out"
             )
-        if count == 0:
+        if num_tokens == 0:
             return with_draft_tokens(head, params, [])
-        if not 0 < count < target.config.vocab_size:
+        if num_tokens >= target.config.vocab_size:
             raise SpecjaxError(
-                f"--draft-vocab {count} is not between 0 and the target's vocabulary of "
+                f"--draft-vocab {num_tokens} must be below the target's vocabulary of "
                 f"{target.config.vocab_size} tokens"
             )
         if not self.data:
-            raise SpecjaxError("--draft-vocab needs texts to count tokens in; give --data SOURCE")
+            raise SpecjaxError("--draft-vocab needs texts to count tokens in; add --data SOURCE")
         texts = read_conversations(self.data, needs_answers=True)
         examples = tokenize_all(texts, target.require_tokenizer(), target.config.longest_text)
-        tokens, share = frequent_tokens(examples, target.config.vocab_size, count)
-        print(f"{count} tokens make up {share:.1%} of the answers")
+        tokens, share = frequent_tokens(examples, target.config.vocab_size, num_tokens)
+        print(f"{num_tokens} tokens make up {share:.1%} of the answers")
         return with_draft_tokens(head, params, tokens)

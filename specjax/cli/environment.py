@@ -1,4 +1,4 @@
-"""Sets up the process of a command: fewer warnings, and a cache of compiled programs."""
+"""Sets up the process of a command: logging, the compilation cache, distributed runs."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from specjax.core.errors import USER_ERROR, SpecjaxError, warn
 from specjax.core.files import cache_folder
 
 MIN_COMPILE_SECONDS = 0.5  # programs that compile faster are not cached
-HEARTBEAT_SECONDS = 30  # without a sign of life from a process, until the others end
+HEARTBEAT_SECONDS = 30  # the other processes end when one is silent for this long
 
 
 def quiet() -> None:
@@ -29,22 +29,22 @@ def quiet() -> None:
 def use_compilation_cache() -> Path | None:
     """Keeps compiled programs in the user's cache folder, so that the second start is fast.
 
-    Starts the backend first. Does nothing if a cache is already set (`JAX_COMPILATION_CACHE_DIR`)
-    or the folder cannot be created. Returns the folder if this call set it.
+    Starts the backend first. Does nothing if `JAX_COMPILATION_CACHE_DIR` is set or the folder
+    cannot be created. Returns the folder if this call set it.
 
     Raises:
-        SpecjaxError: if there is no such device as JAX_PLATFORMS asks for.
+        SpecjaxError: if JAX_PLATFORMS names a device that is not available.
     """
     import jax
 
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked = os.environ.get("JAX_PLATFORMS")
+        platforms = os.environ.get("JAX_PLATFORMS")
         reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
         raise SpecjaxError(
-            f"JAX finds no device for JAX_PLATFORMS={asked}{reason}; unset it, or install JAX for "
-            "that device: pip install 'jax[cuda12]' or 'jax[tpu]'"
+            f"JAX finds no device for JAX_PLATFORMS={platforms}{reason}; unset it, or "
+            "install JAX for that device: pip install 'jax[cuda12]' or 'jax[tpu]'"
         ) from None
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
@@ -62,42 +62,39 @@ def use_compilation_cache() -> Path | None:
 
 
 @contextmanager
-def joined(how: str | None) -> Iterator[None]:
-    """Joins the other processes of a run; ends the process with one line if one of them is lost.
+def distributed(processes: str | None) -> Iterator[None]:
+    """Connects the processes of a run; ends this one with one line if another is lost.
 
     Only the first process prints results.
 
     Args:
-        how: "auto" if the cluster tells, or "HOST:PORT,N,RANK"; None: there is one process.
-
-    Raises:
-        SpecjaxError: for another text, or if the processes do not find each other.
+        processes: "auto" to detect the cluster, or "HOST:PORT,N,RANK"; None for a single process.
     """
-    if how is None:
+    if processes is None:
         yield
         return
     import jax
 
-    found: list[Any] = []
-    if how != "auto":
-        try:
-            address, count, rank = how.split(",")
-            found = [address, int(count), int(rank)]
-        except ValueError:
-            raise SpecjaxError(
-                f"--distributed {how!r} is neither auto nor HOST:PORT,N,RANK; write "
-                "10.0.0.1:9000,2,0"
-            ) from None
+    try:
+        cluster: list[Any] = []
+        if processes != "auto":
+            address, count, rank = processes.split(",")
+            cluster = [address, int(count), int(rank)]
+    except ValueError:
+        raise SpecjaxError(
+            f"--distributed {processes!r} is neither auto nor HOST:PORT,N,RANK; write "
+            "10.0.0.1:9000,2,0"
+        ) from None
     try:
         jax.distributed.initialize(
-            *found,
+            *cluster,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
         raise SpecjaxError(
-            f"--distributed {how}: the processes do not find each other "
-            f"({str(error).splitlines()[0]}); give HOST:PORT,N,RANK, with N processes of rank 0 to "
+            f"--distributed {processes}: the processes cannot connect "
+            f"({str(error).splitlines()[0]}); pass HOST:PORT,N,RANK, with N processes of rank 0 to "
             "N - 1, and the address of rank 0"
         ) from None
     is_first = jax.process_index() == 0
@@ -107,8 +104,6 @@ def joined(how: str | None) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, SpecjaxError) as error:
         reason = " ".join(str(error).splitlines())
         if not isinstance(error, SpecjaxError):
-            reason = (
-                f"another process of this run was lost ({reason}); start all again with --resume"
-            )
+            reason = f"another process was lost ({reason}); start all again with --resume"
         warn(reason)
-        os._exit(USER_ERROR)  # an ordinary end would wait for the others
+        os._exit(USER_ERROR)  # a normal exit would wait for the others

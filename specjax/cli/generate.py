@@ -1,4 +1,4 @@
-"""`specjax generate`: text from a prompt, and its speed."""
+"""`specjax generate`: continues a prompt, and measures the speed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from specjax.cli.options import DecodingOptions
+from specjax.cli.decoding_options import DecodingOptions
 from specjax.cli.prompts import read_source, read_sources
 from specjax.core.errors import SpecjaxError
 
@@ -15,11 +15,11 @@ NUM_PAIRS = 3  # interleaved runs per method with --compare
 
 @dataclass(frozen=True)
 class Generate(DecodingOptions):
-    """Generate text with a drafting method: plain decoding's text, in less time.
+    """Generate the text of plain decoding with a drafting method, in less time.
 
     The prompt comes from the command, a file or standard input; without one, an embedded example
-    runs. The reported speed includes prefill, but not compiling and printing. With --compare, both
-    methods run three times in turn.
+    runs. The reported speed includes prefill, but not compiling and printing. With --compare, the
+    method and plain decoding take turns, three runs each.
 
       specjax generate --compare
       specjax generate 'Name three rivers.' --chat --target FOLDER
@@ -28,17 +28,17 @@ class Generate(DecodingOptions):
     """
 
     prompt: Annotated[Positional[str | None], arg(metavar="PROMPT")] = None
-    """Text to continue, used exactly as given; - reads standard input."""
+    """The text to continue, used exactly as given; - reads standard input."""
     prompt_file: Path | None = None
-    """A UTF-8 file with the text to continue, used exactly, last newline included; - reads standard
-    input."""
+    """A UTF-8 file with the text to continue, used exactly as it is, final newline included;
+    - reads standard input."""
     prompt_ids: Annotated[str | None, arg(metavar="1,2,3")] = None
     """Token ids to continue, separated by commas."""
     prompts: Path | None = None
     """Continue many prompts: a JSONL file, or - for standard input, with `prompt` or `messages` in
     each line. Prints a line of JSON for each, as --json does."""
     chat: bool = False
-    """The prompt is a message: use the tokenizer's chat template, or Vicuna's if it has none."""
+    """Treat the prompt as a message: use the tokenizer's chat template, or Vicuna's without one."""
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before the prompt; implies --chat."""
     compare: bool = False
@@ -52,26 +52,20 @@ class Generate(DecodingOptions):
 
     def run(self) -> None:
         """Generates, measures and prints the results."""
-        source = read_source(
-            self.prompt,
-            self.prompt_file,
-            self.prompt_ids,
-            self.chat,
-            self.system,
-            is_needed=self.prompts is None,
-        )
+        options = self.prompt, self.prompt_file, self.prompt_ids, self.chat, self.system
+        source = read_source(*options, has_example=self.prompts is None)
         self._check_attribution()
         if self.prompts is not None:
             if source or self.compare or self.attribute_html:
                 raise SpecjaxError(
-                    "--prompts goes with no other prompt, and not with --compare or "
-                    "--attribute-html; leave one out"
+                    "--prompts cannot be used with another prompt, --compare or --attribute-html; "
+                    "leave one of them out"
                 )
             self._run_all(self.prompts)
             return
         assert source is not None
-        from specjax.cli.generate_report import GenerateOutput
-        from specjax.cli.measure import time_in_turn, timed_text
+        from specjax.cli.generation import time_in_turn, timed_text
+        from specjax.cli.generation_output import GenerateOutput
         from specjax.cli.prompts import tokenize
 
         output = GenerateOutput(self.json)
@@ -81,28 +75,29 @@ class Generate(DecodingOptions):
         requests = [request, request.with_plain()] if self.compare else [request]
         with output.busy("compiling"):
             compile_seconds = [each.compile() for each in requests]
+        run = None
         if not self.json:
             output.legend()
-        streamed = None if self.json else output.stream(request)
-        if streamed and not self.compare:
-            results = [timed_text(request, [streamed])]
+            run = output.stream(request)
+        if run and not self.compare:
+            results = [timed_text(request, [run])]
         else:
             with output.busy("measuring"):
                 results = time_in_turn(requests, NUM_PAIRS if self.compare else 1)
-        output.warn(request, results)
+        output.warn(results)
         if self.json:
-            output.json(request, source, results, compile_seconds, self.attribute)
+            output.json(source, results, compile_seconds, self.attribute)
         else:
             if self.attribute:
-                output.sources(request, results[0])
-            output.figures(request, results, sum(compile_seconds))
+                output.sources(results[0])
+            output.figures(results, sum(compile_seconds))
         if self.attribute_html is not None:
-            output.page(request, results[0], self.attribute_html)
+            output.page(results[0], self.attribute_html)
 
     def _run_all(self, file: Path) -> None:
         """Continues every prompt of a file, in one compiled program."""
-        from specjax.cli.generate_report import GenerateOutput
-        from specjax.cli.measure import time_in_turn
+        from specjax.cli.generation import time_in_turn
+        from specjax.cli.generation_output import GenerateOutput
         from specjax.cli.prompts import tokenize
 
         sources = read_sources(file, self.chat, self.system)
@@ -120,8 +115,8 @@ class Generate(DecodingOptions):
         for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):
             with output.busy(f"{number} of {len(requests)}"):
                 results = time_in_turn([request], 1)
-            output.warn(request, results)
-            output.json(request, source, results, [seconds], self.attribute)
+            output.warn(results)
+            output.json(source, results, [seconds], self.attribute)
 
     def _check_attribution(self) -> None:
         from specjax.core.files import check_writable, expand_user
@@ -134,7 +129,8 @@ class Generate(DecodingOptions):
         if not METHODS[self.method].copies:
             copying = ", ".join(name for name, method in METHODS.items() if method.copies)
             raise SpecjaxError(
-                f"method {self.method!r} does not copy, so it has no sources; use {copying}"
+                f"--method {self.method!r} does not copy text, so there are no sources to show; "
+                f"choose one of {copying}"
             )
         if page is not None:
             check_writable(expand_user(page), is_file=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Methods:
-    """List the drafting methods; with METHOD, what it needs and its settings.
+    """List the drafting methods; with METHOD, show its needs and settings.
 
     specjax methods
     specjax methods eagle2 --target FOLDER
@@ -25,9 +25,8 @@ class Methods:
     method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None
     """The method whose settings to show, with their meanings, ranges and defaults."""
     target: str | None = None
-    """Say what each method needs for this target, and show the settings that fit it: pocket, a
-    folder in Hugging Face format, a GGUF file, or a hub id. A target that is not supported is
-    refused."""
+    """Show the needs and default settings of each method for this target: pocket, a folder in
+    Hugging Face format, a GGUF file, or a hub id."""
     json: bool = False
     """Print JSON."""
 
@@ -48,7 +47,7 @@ class Methods:
         if config is not None:
             print(
                 f"{self.target}: {config.model_type}, {config.num_hidden_layers} layers, texts of "
-                f"up to {config.longest_text} tokens; all methods work with it\n"
+                f"up to {config.longest_text} tokens; all methods support it\n"
             )
         if self.method is None:
             print_rows("methods", {name: _about(row) for name, row in rows.items()})
@@ -66,8 +65,8 @@ class Methods:
         if method.part and self.target == "pocket":
             needs += " (part of pocket)"
         elif method.part and self.target is not None:
-            how = f"; train it: specjax train {name}" if method.training else ""
-            needs = f"--drafter: {needs}{how}"
+            advice = f"; train it: specjax train {name}" if method.training else ""
+            needs = f"--drafter: {needs}{advice}"
         return {
             "paper": method.paper,
             "drafts": method.drafts,

@@ -20,7 +20,7 @@ from tyro.conf import UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import field_texts
+from specjax.core.settings import SettingError, check_fields, field_texts
 
 COMPLETION = "--tyro-write-completion"
 WIDTH = 76  # of the prose in help
@@ -66,7 +66,13 @@ def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
             config=config,
             registry=_registry(),
         )
-    return getattr(command, "chosen", command)
+    while hasattr(command, "chosen"):
+        command = command.chosen
+    try:
+        check_fields(command)
+    except SettingError as error:
+        raise SpecjaxError(_as_option(str(error), type(command))) from None
+    return command
 
 
 def flags_of(command: type) -> list[str]:
@@ -114,16 +120,17 @@ def _registry() -> ConstructorRegistry:
     def read_options(info: Any) -> StructConstructorSpec | None:
         if not is_dataclass(info.type) or getattr(info.type, "__parameters__", ()):
             return None  # tyro wraps a choice of commands in a generic dataclass
-        hints, texts = get_type_hints(info.type, include_extras=True), field_texts(info.type)
+        owner: Any = info.type
+        hints, texts = get_type_hints(owner, include_extras=True), field_texts(owner)
         options = []
-        for field in fields(info.type):
+        for field in fields(owner):
             kind, text = hints[field.name], texts.get(field.name, "")
             if "Literal" in str(kind):  # the choices are beside the option already
                 text = text.rpartition("; ")[0] + "."
-            annotated = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
+            annotated: Any = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
             default = _default(field, info.default)
             options.append(StructFieldSpec(field.name, annotated, default, text))
-        return StructConstructorSpec(info.type, tuple(options))
+        return StructConstructorSpec(owner, tuple(options))
 
     return registry
 
@@ -177,13 +184,20 @@ def _complaint(event: events.ParseErrorEvent, words: str, chosen: Any) -> str:
         case events.InvalidChoice(argument=option, value=value, choices=choices):
             name = option.display_name()
             return f"{name} {value!r} is not one of {', '.join(choices)}; {more}"
-        case events.InstantiationFailure(argument=None, message=message):
-            return message
         case events.InstantiationFailure(argument=option, message=message):
+            if option is None:  # an error of the options together
+                return _as_option(message, chosen)
             return f"{option.display_name()}: {message}; {more}"
         case events.BadValue(argument=option):
             return f"{option.display_name()} needs a value; {more}"
     return f"`{words}` cannot read its arguments; {more}"
+
+
+def _as_option(message: str, command: type) -> str:
+    """Replaces the name of a field at the start of a message by that of its option."""
+    name = message.partition("`")[2].partition("`")[0]
+    flag = "--" + name.replace("_", "-")
+    return message.replace(f"`{name}`", flag, 1) if flag in flags_of(command) else message
 
 
 def _nearest(word: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Turns the options of a command into prompts: text, files, standard input, ids, or the example."""
+"""Reads prompts from options, files and standard input; the default is an embedded example."""
 
 import json
 import os
@@ -8,9 +8,10 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 
 if TYPE_CHECKING:
     from specjax.core.chat import Message
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 MAX_ID = 2**31 - 1
 MAX_BYTES = 2**23  # of a prompt: more than models have positions
 MAX_FILE_BYTES = 2**28  # of many prompts
-STDIN = "-"
-
+STDIN = Path("-")
 
 # The edit task that `specjax generate` runs without a prompt; pocket gets it right.
 INSTRUCTION = "Rename `value` to `element`."
@@ -47,59 +47,50 @@ class Source:
 
     prompt: "str | tuple[Message, ...] | tuple[int, ...]"
     is_example: bool = False
-    place: str = ""  # file and line that it comes from
-
-    @property
-    def is_ids(self) -> bool:
-        """Whether it holds token ids."""
-        return isinstance(self.prompt[0], int)
+    place: str = ""  # the file and line of the prompt
 
 
 def read_source(
     prompt: str | None,
-    prompt_file: Path | None,
-    prompt_ids: str | None,
+    file: Path | None,
+    ids: str | None,
     chat: bool,
-    system: str | None = None,
-    is_needed: bool = True,
+    system: str | None,
+    has_example: bool = True,
 ) -> Source | None:
-    """Returns the prompt that was given, or that of standard input, or else the example as a chat.
+    """Returns the prompt from the options or standard input, or else the example.
 
-    Unless `is_needed`, returns None if none of the options gives one.
-
-    Raises:
-        SpecjaxError: if there is more than one prompt, or it is empty, unreadable or malformed.
+    Returns None without a prompt if the command has no example.
     """
-    if sum(given is not None for given in (prompt, prompt_file, prompt_ids)) > 1:
-        raise SpecjaxError("more than one prompt; give one of PROMPT, --prompt-file, --prompt-ids")
-    if prompt_ids is not None:
-        if chat or system is not None:
+    if sum(option is not None for option in (prompt, file, ids)) > 1:
+        raise SpecjaxError("more than one prompt; pass one of PROMPT, --prompt-file, --prompt-ids")
+    is_chat = chat or system is not None
+    if ids is not None:
+        if is_chat:
             raise SpecjaxError(
-                "--chat and --system need text, but --prompt-ids gives ids; leave one of them out"
+                "--chat and --system need text, but --prompt-ids has ids; leave one of them out"
             )
-        return Source(_read_ids(prompt_ids))
-    if prompt_file is not None or prompt == STDIN:
-        text = _read_file(prompt_file or Path(STDIN))
+        return Source(_parse_ids(ids))
+    if file is not None or prompt == str(STDIN):
+        text = _read_file(file or STDIN)
     elif prompt is not None:
         text = prompt
-    elif not is_needed:
+    elif not has_example:
         return None
-    else:
-        text = _piped_text()
-        if not text:
-            return Source(_messages(MESSAGE, system), is_example=True)
+    elif not (text := _piped_text()):
+        return Source(_messages(MESSAGE, system), is_example=True)
     if not text:
         raise SpecjaxError(
             "the prompt is empty; write some text, or leave it out to run an example"
         )
-    return Source(_messages(text, system) if chat or system is not None else text)
+    return Source(_messages(text, system) if is_chat else text)
 
 
 def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Source]:
     """Reads prompts from the lines of a JSONL file: texts, or objects with `prompt` or `messages`.
 
     Raises:
-        SpecjaxError: for a file that cannot be read or holds none, or a line of another form.
+        SpecjaxError: if the file has no prompts, or a line is not a prompt.
     """
     sources = []
     for number, line in enumerate(_read_file(file, "--prompts", MAX_FILE_BYTES).splitlines(), 1):
@@ -107,42 +98,38 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
             continue
         place = f"{file}:{number}"
         try:
-            row = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
-            row = None
-        row = {"prompt": row} if isinstance(row, str) else row
-        found = (row.get("prompt") or row.get("messages")) if isinstance(row, dict) else None
-        if isinstance(found, list) and all(map(_is_message, found)):
-            sources.append(Source(_with_system(tuple(found), system), place=place))
-        elif isinstance(found, str):
-            prompt = _messages(found, system) if chat or system is not None else found
-            sources.append(Source(prompt, place=place))
-        else:
+            record = None
+        record = record if isinstance(record, dict) else {"prompt": record}
+        prompt = record.get("prompt") or record.get("messages")
+        if isinstance(prompt, list) and all(map(_is_message, prompt)):
+            prompt = _with_system(tuple(prompt), system)
+        elif not isinstance(prompt, str):
             raise SpecjaxError(
-                f'{place} is no prompt; write {{"prompt": "some text"}}, or messages with role and '
-                "content"
+                f'{place} is not a prompt; write {{"prompt": "some text"}}, or messages with role '
+                "and content"
             )
+        elif chat or system is not None:
+            prompt = _messages(prompt, system)
+        sources.append(Source(prompt, place=place))
     if not sources:
-        raise SpecjaxError(f"--prompts {file} holds no prompts; write one JSON object a line")
+        raise SpecjaxError(f"--prompts {file} has no prompts; write one JSON object per line")
     return sources
 
 
 def tokenize(source: Source, target: "LoadedTarget", bucket: int | None = None) -> "Prompt":
-    """Tokenizes the prompt for a target; `bucket` as in `from_ids`.
-
-    Raises:
-        SpecjaxError: if the prompt is text and the target has no tokenizer.
-    """
+    """Tokenizes the prompt for a target; `bucket` as in `from_ids`."""
     from specjax.decoding.prompt import BUCKET, chat_ids, encode, from_ids
 
-    bucket = bucket or BUCKET
-    if source.is_ids:
-        return from_ids([source.prompt], bucket)  # pyright: ignore[reportArgumentType]
+    bucket, prompt = bucket or BUCKET, source.prompt
+    if isinstance(prompt[0], int):
+        return from_ids([prompt], bucket)  # pyright: ignore[reportArgumentType]
     if target.tokenizer is None:
-        raise SpecjaxError(f"{target.name} has no tokenizer; give token ids: --prompt-ids 1,2,3")
-    if isinstance(source.prompt, str):
-        return encode(target.tokenizer, [source.prompt], bucket)
-    return from_ids([chat_ids(target.tokenizer, source.prompt)], bucket)  # pyright: ignore[reportArgumentType]
+        raise SpecjaxError(f"{target.name} has no tokenizer; pass token ids: --prompt-ids 1,2,3")
+    if isinstance(prompt, str):
+        return encode(target.tokenizer, [prompt], bucket)
+    return from_ids([chat_ids(target.tokenizer, prompt)], bucket)  # pyright: ignore[reportArgumentType]
 
 
 def _messages(text: str, system: str | None) -> "tuple[Message, ...]":
@@ -153,38 +140,37 @@ def _with_system(messages: "tuple[Message, ...]", system: str | None) -> "tuple[
     return messages if system is None else ({"role": "system", "content": system}, *messages)
 
 
-def _is_message(row: Any) -> bool:
-    return isinstance(row, dict) and all(isinstance(row.get(k), str) for k in ("role", "content"))
+def _is_message(record: Any) -> bool:
+    return isinstance(record, dict) and all(
+        isinstance(record.get(key), str) for key in ("role", "content")
+    )
 
 
-def _read_ids(text: str) -> tuple[int, ...]:
+def _parse_ids(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not re.fullmatch(r"-?[0-9]{1,10}", part) or abs(int(part)) > MAX_ID:
             raise SpecjaxError(
-                f"--prompt-ids: {part!r} is not a token id; give whole numbers such as 1,2,3"
+                f"--prompt-ids: {part!r} is not a token id; pass whole numbers such as 1,2,3"
             )
-    return tuple(int(part) for part in parts)
+    return tuple(map(int, parts))
 
 
 def _read_file(path: Path, option: str = "--prompt-file", max_bytes: int = MAX_BYTES) -> str:
+    name = "standard input" if path == STDIN else f"{option} {path}"
     try:
-        if str(path) == STDIN:
-            return _text_of(sys.stdin.buffer, "standard input", max_bytes)
-        with Path(os.path.expanduser(path)).open("rb") as file:
-            text = _text_of(file, f"{option} {path}", max_bytes)
+        if path == STDIN:
+            content = sys.stdin.buffer.read(max_bytes + 1)
+        else:
+            with expand_user(path).open("rb") as file:
+                content = file.read(max_bytes + 1)
     except OSError as error:
         reason = error.strerror or error
-        raise SpecjaxError(f"{option} {path} cannot be read ({reason}); check the path") from None
-    if not text:
-        raise SpecjaxError(f"{option} {path} is empty; write some text into it")
-    return text
-
-
-def _text_of(file: BinaryIO, name: str, max_bytes: int) -> str:
-    content = file.read(max_bytes + 1)
+        raise SpecjaxError(f"{name} cannot be read ({reason}); check the path") from None
     if len(content) > max_bytes:
-        raise SpecjaxError(f"{name} holds more than {max_bytes >> 20} MiB; give a shorter text")
+        raise SpecjaxError(f"{name} has more than {max_bytes >> 20} MiB; pass a shorter text")
+    if not content and path != STDIN:
+        raise SpecjaxError(f"{name} is empty; write some text into it")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -201,4 +187,4 @@ def _piped_text() -> str:
         return ""
     if not select.select([sys.stdin], [], [], 1)[0]:
         print("reading the prompt from standard input ...", file=sys.stderr)
-    return _read_file(Path(STDIN))
+    return _read_file(STDIN)

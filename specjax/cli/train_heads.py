@@ -13,12 +13,12 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
 from specjax.bench.measure import with_progress
-from specjax.cli.environment import joined, use_compilation_cache
-from specjax.cli.options import TargetOptions
+from specjax.cli.decoding_options import TargetOptions
+from specjax.cli.environment import distributed, use_compilation_cache
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
-from specjax.core.settings import check_setting, setting
+from specjax.core.settings import setting
 from specjax.data.conversations import Conversation, read_conversations
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
@@ -46,8 +46,8 @@ from specjax.training.objectives.base import HeadTraining
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.run_folder import check_out
 
-NUM_QUESTIONS = 8000  # of the target, by default
-SELF = "self"  # the source of questions that the target writes
+NUM_QUESTIONS = 8000  # questions that the target generates, by default
+POCKET, SELF = "pocket", "self"  # sources of conversations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +55,24 @@ class TrainHead(TargetOptions):
     """Trains the head of a method; `train_command` sets the method and its defaults."""
 
     method: ClassVar[str] = ""
-    if_stopped: ClassVar[str] = "the same command with --resume goes on"
+    if_stopped: ClassVar[str] = "to continue, run the same command with --resume"
     training: HeadTraining
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The run folder: checkpoints, metrics, and at the end the head, in FOLDER/head."""
     resume: bool = False
     """Continue the run in the folder, if there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """The dtype for the target's weights and for compute; by default the one that is fastest on
-    this machine. The head's own weights are float32."""
+    """The dtype for the target's weights and for compute; by default the fastest one on this
+    machine. The head's own weights are float32."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     text); a .txt or .md file of plain text, cut at blank lines; the hub id of a dataset; self, for
-    questions that the target writes itself, with --distill implied; or pocket, the default, for
-    edit tasks and code. Texts are cut off at --longest, and where the target's positions end."""
+    questions that the target generates, which implies --distill; or pocket, the default, for edit
+    tasks and code. Texts are cut off at --longest, and at the target's last position."""
     limit: int | None = setting(None, at_least=1)
-    """Conversations of each source at most; of pocket and self by default 8000."""
+    """The maximum number of conversations from each source; 8000 by default for pocket and self."""
     distill: bool = False
-    """Let the target answer all prompts itself first, and learn from its answers."""
+    """First generate the target's answers to all prompts, and learn from those."""
     distillation: DistillOptions = field(default_factory=DistillOptions)
     start: Annotated[str | None, arg(metavar="FOLDER")] = None
     """A head to start from: a folder or a hub id; by default a new one."""
@@ -86,9 +86,9 @@ class TrainHead(TargetOptions):
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     batches: DataOptions = field(default_factory=DataOptions)
     remat: bool = False
-    """Recompute activations for the gradients instead of keeping them: slower, less memory."""
+    """Recompute activations for the gradients instead of storing them: slower, less memory."""
     fsdp: bool = False
-    """Split the target's weights over the devices for data too: less memory, more communication."""
+    """Split the target's weights over the data devices too: less memory, more communication."""
     distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,RANK")] = None
     """Train in several processes, such as one per host, all with the same command and run folder:
     auto under SLURM, on TPU pods and with Open MPI; otherwise the address of the first process,
@@ -96,31 +96,29 @@ class TrainHead(TargetOptions):
 
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
-        with joined(self.distributed):
+        with distributed(self.distributed):
             self._train()
 
     def _train(self) -> None:
-        for name in ("limit", "eval_prompts", "eval_tokens", "epochs"):
-            check_setting(type(self), name, getattr(self, name))
         out = expand_user(self.out)
         if jax.process_index() == 0:
             check_out(out, self.resume, HEAD)
         use_compilation_cache()
-        several = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
-        mesh = make_mesh(axes) if (axes := self.mesh or several) else None
+        devices = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
+        axes = self.mesh or devices
+        mesh = make_mesh(axes) if axes else None
         check_rows(mesh, self.batches.batch_size, "batch_size")
-        sources = self.data or ("pocket",)
+        sources = self.data or (POCKET,)
         is_distilled = self.distill or SELF in sources
         if is_distilled and jax.process_count() > 1:
             raise SpecjaxError(
-                "one process distils: first run this without --distributed, and stop it when it "
-                "trains; then give --data OUT/distilled.jsonl, without --distill, to all"
+                "--distill runs in one process: run this without --distributed until training "
+                "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
             )
-        files = [source for source in sources if source != SELF]
-        conversations = read_all(files, self.limit, self.loop.seed, not is_distilled)
+        conversations = read_all(sources, self.limit, self.loop.seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
-        batches = within(self.batches, target)
-        # Everything that can be refused is refused before anything slow.
+        # Validate everything before the slow work.
+        batches = limit_length(self.batches, target)
         target.require_tokenizer()
         head, start = self.head_to_train(target)
         frozen = FrozenModel.of(target)
@@ -132,16 +130,16 @@ class TrainHead(TargetOptions):
                 out / "questions.jsonl",
                 self.distillation,
                 self.loop.seed,
-                partial(with_progress, doing="The target writes questions"),
+                partial(with_progress, doing="Generating questions"),
                 self.resume,
             )
         if len(conversations) < 2:
             raise SpecjaxError(
-                f"--data {' '.join(sources)} holds fewer than two conversations, but one is needed "
-                "to train on and one to measure the head on; give more --data"
+                f"--data {' '.join(sources)} has fewer than two conversations, but one is needed "
+                "to train on and one to measure the head on; add more --data"
             )
         held_out, conversations = split(conversations, self.eval_prompts)
-        drafter = self.drafter_of(head, target)
+        drafter = self.drafter_for(head, target)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
             conversations = distill(
@@ -151,7 +149,7 @@ class TrainHead(TargetOptions):
                 batches.longest,
                 self.distillation,
                 self.loop.seed,
-                partial(with_progress, doing="The target answers"),
+                partial(with_progress, doing="Generating answers"),
                 self.resume,
             )
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
@@ -165,7 +163,7 @@ class TrainHead(TargetOptions):
         )
         trained = train_head(
             head,
-            _format_of(self.method),
+            self.format,
             frozen,
             examples,
             settings,
@@ -178,45 +176,49 @@ class TrainHead(TargetOptions):
             print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
 
+    @property
+    def format(self) -> HeadFormat:
+        """The format of the method's heads."""
+        format = METHODS[self.method].head
+        assert format is not None, "only methods with a head are trained here"
+        return format
+
     def loop_for(self, examples: Sequence[Example], batches: DataOptions) -> LoopOptions:
-        """Returns the options of the loop, with the steps that the epochs come to."""
+        """Returns the options of the loop, with --epochs converted to steps."""
         if self.loop.num_steps is not None or self.epochs == 0:
             return self.loop
-        rows = len(examples)
+        num_sequences = len(examples)
         if batches.packing:
-            rows = sum(len(example.tokens) for example in examples) / batches.longest
-        rows_per_step = batches.batch_size * self.optimizer.accumulate
-        num_steps = max(1, round(self.epochs * rows / rows_per_step))
+            num_sequences = sum(len(example.tokens) for example in examples) / batches.longest
+        per_step = batches.batch_size * self.optimizer.accumulate
+        num_steps = max(1, round(self.epochs * num_sequences / per_step))
         print(f"{num_steps} steps: {self.epochs:g} epochs of {len(examples)} texts")
         return replace(self.loop, num_steps=num_steps)
 
     def head_to_train(self, target: LoadedTarget) -> tuple[Any, Any]:
-        """Returns the head, and the params to start from; None for new ones.
-
-        Raises:
-            SpecjaxError: if the head to start from has another shape than the options ask for.
-        """
-        wanted = self.training.new_head(target.config)
+        """Returns the head, and the params to start from; None for new ones."""
+        new_head = self.training.new_head(target.config)
         if self.start is None:
-            return wanted, None
+            return new_head, None
         formats = METHODS.head_formats
-        found = detect_format(find_head(self.start, formats), formats)
-        format = found if found.kind in self.training.adopts else _format_of(self.method)
+        format = detect_format(find_head(self.start, formats), formats)
+        if format.kind not in self.training.adopts:
+            format = self.format
         head, params = load_head(self.start, target, formats, format, "float32")
         if isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False):
-            head, params = with_draft_tokens(head, params, [])  # it learns all
+            head, params = with_draft_tokens(head, params, [])  # train on all tokens
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
-        asked = shape_of(wanted)
+        requested = shape_of(new_head)
         for name, value in shape_of(head).items():
-            if value != asked[name]:
+            if value != requested[name]:
                 flag = self.training.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
-                    f"{self.start} has {name} {value}, but the options ask for {asked[name]}; "
+                    f"{self.start} has {name} {value}, but the options request {requested[name]}; "
                     f"set {flag} to match that head"
                 )
         return head, params
 
-    def drafter_of(self, head: Any, target: LoadedTarget) -> Drafter:
+    def drafter_for(self, head: Any, target: LoadedTarget) -> Drafter:
         """Returns the drafter that measures the head; its tree covers all depths of the head."""
         method = self.training.measured_as or self.method
         drafter = METHODS.make(method, target.config, {}, head)
@@ -245,35 +247,27 @@ def train_command(name: str, kind: type[HeadTraining], example: str) -> type:
 def read_all(
     sources: Sequence[str], limit: int | None, seed: int, needs_answers: bool
 ) -> list[Conversation]:
-    """Reads the conversations of all sources, at most `limit` of each.
-
-    Raises:
-        SpecjaxError: for a source that cannot be read or holds none.
-    """
-    files = [source for source in sources if source != "pocket"]
-    found = list(read_conversations(files, needs_answers, limit))
-    random.Random(seed).shuffle(found)  # files may be sorted, and the first are held out
-    if len(files) < len(sources):
-        made = list(read_conversations([TASKS / "conversations.jsonl"]))
+    """Reads the conversations of all sources but `self`, at most `limit` of each."""
+    files = [source for source in sources if source not in (POCKET, SELF)]
+    conversations = list(read_conversations(files, needs_answers, limit))
+    random.Random(seed).shuffle(conversations)  # files may be sorted, and the first are held out
+    if POCKET in sources:
+        pocket = list(read_conversations([TASKS / "conversations.jsonl"]))
         if seed:
-            random.Random(seed).shuffle(made)
-        found += made[:limit]
-    return found
+            random.Random(seed).shuffle(pocket)
+        conversations += pocket[:limit]
+    return conversations
 
 
-def within(batches: DataOptions, target: LoadedTarget) -> DataOptions:
-    """Limits the options to texts that the target can read.
-
-    Raises:
-        SpecjaxError: if buckets are given for longer ones.
-    """
+def limit_length(batches: DataOptions, target: LoadedTarget) -> DataOptions:
+    """Limits the length of texts to the target's positions."""
     max_length = target.config.longest_text
     if batches.longest <= max_length:
         return batches
     if batches.buckets:
         raise SpecjaxError(
-            f"longest {batches.longest} exceeds the target's {max_length} positions; end the "
-            f"buckets with {max_length} at most"
+            f"--buckets {batches.longest} exceeds the target's {max_length} positions; the last "
+            f"bucket can be {max_length} at most"
         )
     return replace(batches, longest=max_length)
 
@@ -296,31 +290,21 @@ def evaluation(
     """Returns a measurement of the accepted length by the drafter's params, at temperature 0.
 
     Prompts that leave no room for `max_new_tokens` within `longest` tokens are skipped.
-
-    Raises:
-        SpecjaxError: if no prompt is left.
     """
-    asked = [prompt_of(target, each, longest, max_new_tokens) for each in held_out]
-    prompts = [prompt for prompt in asked if prompt]
+    all_prompts = (prompt_of(target, chat, longest, max_new_tokens) for chat in held_out)
+    prompts = [prompt for prompt in all_prompts if prompt]
     if not prompts:
         raise SpecjaxError(
-            f"none of {len(held_out)} prompts leaves room for the {max_new_tokens} tokens to "
-            f"measure on in texts of {longest}; lower --eval-tokens, or raise --longest or "
-            "--eval-prompts"
+            f"none of {len(held_out)} prompts leaves room to measure {max_new_tokens} tokens in "
+            f"texts of {longest}; lower --eval-tokens, or raise --longest or --eval-prompts"
         )
 
     def measure(params: Any) -> dict[str, Any]:
         params = target.place(cast_floats(params, target.dtype))
-        found = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
-        if text := advice(found.accepted_length, sum(found.counts)):
+        measured = acceptance(target, drafter, params, prompts, max_new_tokens=max_new_tokens)
+        if text := advice(measured.accepted_length, sum(measured.counts)):
             warn(f"{text}; or train longer")
-        rates = [round(rate, 4) for rate in found.rates]
-        return {"accepted_length": found.accepted_length, "acceptance_rates": rates}
+        rates = [round(rate, 4) for rate in measured.rates]
+        return {"accepted_length": measured.accepted_length, "acceptance_rates": rates}
 
     return Evaluation(measure, "accepted_length")
-
-
-def _format_of(method: str) -> HeadFormat:
-    format = METHODS[method].head
-    assert format is not None, "only methods with a head are trained here"
-    return format

@@ -1,4 +1,4 @@
-"""Imports the code beside the package: a wheel carries it inside specjax, a checkout next to it."""
+"""Imports code that a wheel has inside specjax and a checkout has next to it."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The best of many scores, such as those of a vocabulary, faster than `argmax` and `top_k` on CPU.
+"""Finds the best of many scores, such as a vocabulary's, faster than `argmax` and `top_k` on a CPU.
 
 The scores are read once, for the maximum of each block of 128; only the best blocks are searched.
 Results are those of `jnp.argmax` and `lax.top_k`, whose ties go to the first.

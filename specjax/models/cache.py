@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of the committed text, with room for the rows of one round.
+"""The KV cache: keys and values of the committed text, with room for the tokens of one round.
 
 A round writes its rows as *scratch* behind the committed part; `keep` then moves the rows of the
 accepted path to the front of the scratch and commits them. The next round overwrites the rest.

@@ -1,4 +1,4 @@
-"""Products with weights, and rows of tables.
+"""Matrix products with weights, and lookups of table rows.
 
 Weights are `[out, in]`, as Hugging Face stores them: loading only renames them, and passes over a
 few rows run faster on CPU. Products take inputs of the weights' dtype and accumulate in float32.

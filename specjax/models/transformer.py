@@ -1,4 +1,4 @@
-"""The one decoder, driven by its config: rows, cache and taps in; ModelOutput and cache out.
+"""The decoder of every family: tokens, cache and taps in; ModelOutput and cache out.
 
 Layers are unrolled: a scan over stacked weights would slice, and so copy, them at every step.
 """

@@ -1,1 +1,1 @@
-"""Runs a method on prompts: one runner, its parts timed, and what is built on it."""
+"""Runs methods on prompts: the timed runner, tasks, distillation and attribution."""

@@ -1,4 +1,4 @@
-"""Sums losses over the slots of a batch in blocks, so that no `[B, T, V]` ever exists.
+"""Sums losses over the slots of a batch in blocks, without a whole `[B, T, V]` in memory.
 
 The gradient of a block is computed together with its loss, and kept in place of the logits: it has
 the width of a feature, not of the vocabulary. Logits are therefore never computed twice.

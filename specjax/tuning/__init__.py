@@ -1,1 +1,1 @@
-"""Finding the settings of a method that serve a target best."""
+"""Finds the best settings of a method for a target."""

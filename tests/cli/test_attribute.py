@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from specjax.cli import main
 from tests.cli.target import SHORT
 
@@ -38,18 +36,10 @@ def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):
     assert [line.split()[0] for line in captured.out.splitlines()[1:4]] == ["2", "5", "8"]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (("--layer", "9"), "hidden layer 9 does not exist"),
-        (("--thresholds", "0"), "must be at least 1"),
-        (("--limit", "0"), "must be at least 1"),
-    ],
-)
-def test_attribute_refuses_what_cannot_be(tiny, tmp_path, error_line, options, message):
+def test_bad_inputs_of_attribute_are_rejected(tiny, tmp_path, error_line):
     path = tmp_path / "quotes.jsonl"
     path.write_text(example("[ 1 total ]"))
-    assert main(["attribute", str(path), "--target", str(tiny), *options]) == 2
-    assert message in error_line()
+    assert main(["attribute", str(path), "--target", str(tiny), "--layer", "9"]) == 2
+    assert "layer 9" in error_line()
     assert main(["attribute", str(tmp_path / "none")]) == 2
     assert "none cannot be read" in error_line()

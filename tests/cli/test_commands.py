@@ -131,7 +131,7 @@ def test_version(capsys):
     assert re.fullmatch(r"specjax \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-# ---- In a separate process -----------------------------------------------------------------------
+# ---- In a separate process ----------------------------------------------------------------------
 
 
 def specjax(*arguments: str, environment: dict | None = None) -> subprocess.CompletedProcess:

@@ -1,21 +1,20 @@
 """Help, errors in the arguments, and shell completion."""
 
 import re
+import subprocess
+import sys
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from specjax.cli import COMMANDS, main
-from specjax.cli.parser import Group, flags_of
+from specjax.cli.parser import flags_of
 from specjax.core.settings import field_texts
+from tests.cli.commands import COMMAND_CLASSES
 
-COMMAND_CLASSES = {}
-for _name, _command in COMMANDS.items():
-    if isinstance(_command, Group):
-        COMMAND_CLASSES |= {f"{_name} {word}": kind for word, kind in _command.load().items()}
-    else:
-        COMMAND_CLASSES[_name] = _command
+ROOT = Path(__file__).resolve().parents[2]
 POSITIONAL = {
     "generate": ["prompt"],
     "report": ["folder"],
@@ -106,3 +105,19 @@ def test_completion_knows_commands_and_options(tmp_path):
     assert main(["--tyro-write-completion", "bash", str(file)]) == 0
     words = ("generate", "max-new-tokens", "parallel-eagle", "num-choices")
     assert all(word in file.read_text() for word in words)
+
+
+def test_help_does_not_import_what_it_does_not_need():
+    code = """
+import sys
+from specjax.cli import main
+main(["--help"])
+assert not {"jax", "flax", "numpy"} & set(sys.modules)
+main(["train", "hass", "--help"])
+print(sorted({"grain", "transformers", "orbax", "tensorboardX"} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.endswith("\n[]\n")

@@ -43,17 +43,8 @@ def tasks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory, tiny, draft, tasks):
     folder = tmp_path_factory.mktemp("classifiers") / "classifier"
-    command = [
-        "train",
-        "disco",
-        "--target",
-        str(tiny),
-        "--drafter",
-        str(draft),
-        "--tasks",
-        str(tasks),
-    ]
-    assert main([*command, "--out", str(folder), *SMALL]) == 0
+    command = ["train", "disco", "--target", str(tiny), "--drafter", str(draft)]
+    assert main([*command, "--tasks", str(tasks), "--out", str(folder), *SMALL]) == 0
     return folder
 
 
@@ -66,7 +57,9 @@ def classifier(tmp_path_factory, tiny, draft, tasks):
         ("rule=disco",),
     ],
 )
-def test_every_rule_says_what_plain_decoding_says(tiny, draft, classifier, capsys, settings):
+def test_every_rule_generates_the_tokens_of_plain_decoding(
+    tiny, draft, classifier, capsys, settings
+):
     command = ["generate", "--target", str(tiny), *SHORT, "--method", "draft-model", "--json"]
     command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
     if settings == ("rule=disco",):
@@ -80,41 +73,48 @@ def test_every_rule_says_what_plain_decoding_says(tiny, draft, classifier, capsy
     assert values["method"] == "draft-model"
 
 
-def test_what_cannot_be_is_refused(tiny, draft, classifier, tasks, tmp_path, error_line, capsys):
+@pytest.mark.parametrize(
+    "settings, name",
+    [
+        (["rule=oracle"], "oracle"),
+        (["max_length=0"], "max_length"),
+        (["length=30"], "length"),
+        (["rule=confidence", "threshold=1.0"], "threshold"),
+        (["rule=disco"], "classifier"),
+    ],
+)
+def test_invalid_settings_of_a_draft_model_are_rejected(tiny, draft, error_line, settings, name):
+    command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "draft-model"]
+    options = [option for setting in settings for option in ("--set", setting)]
+    assert main([*command, "--drafter", str(draft), *options]) == 2
+    assert name in error_line()
+
+
+def test_draft_models_and_classifiers_must_fit(
+    tiny, draft, classifier, tasks, tmp_path, error_line, capsys
+):
     capsys.readouterr()
     command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "draft-model"]
     assert main(command) == 2
-    assert "needs a draft model" in error_line()
-    own = [*command, "--drafter", str(draft)]
-    for setting, message in [
-        ("rule=oracle", "`rule` must be fixed, heuristic, confidence or disco"),
-        ("max_length=0", "`max_length` must be at least 1"),
-        ("length=30", "`length` must be at most max_length, 20"),
-    ]:
-        assert main([*own, "--set", setting]) == 2
-        assert message in error_line()
-    assert main([*own, "--set", "rule=confidence", "--set", "threshold=1.0"]) == 2
-    assert "`threshold` must be above 0" in error_line()
-    assert main([*own, "--set", "rule=disco"]) == 2
-    assert "needs a classifier of this target and draft" in error_line()
-    another = ["--drafter", str(tiny), "--set", "rule=disco", "--set", f"classifier={classifier}"]
-    assert main([*command, *another]) == 2
+    assert "draft model" in error_line()
+    other = ["--drafter", str(tiny), "--set", "rule=disco", "--set", f"classifier={classifier}"]
+    assert main([*command, *other]) == 2
     assert "draft" in error_line()
 
     train = ["train", "disco", "--target", str(tiny), "--tasks", str(tasks), *SMALL]
     out = tmp_path / "classifier"
-    assert main([*train, "--drafter", str(tiny), "--out", str(out)]) == 2
-    assert "would be accepted" in error_line()
+    for drafter, folder, options, name in [
+        (tiny, out, (), "would be accepted"),
+        (draft, classifier, (), "--resume"),
+        (draft, out, ("--test-tasks", "/none"), "cannot be read"),
+        (draft, out, ("--kinds", "no"), "--kinds 'no'"),
+    ]:
+        assert main([*train, "--drafter", str(drafter), "--out", str(folder), *options]) == 2
+        assert name in error_line()
     assert not out.exists()
-    assert main([*train, "--drafter", str(draft), "--out", str(classifier)]) == 2
-    assert "--resume" in error_line()
-    assert main([*train, "--drafter", str(draft), "--out", str(out), "--test-tasks", "/none"]) == 2
-    assert "cannot be read" in error_line()
-    assert main([*train, "--drafter", str(draft), "--out", str(out), "--kinds", "no"]) == 2
-    assert "matches no task" in error_line()
 
 
-def test_a_draft_with_another_tokenizer_is_refused(tiny, draft, tmp_path, error_line):
+def test_a_draft_model_with_another_tokenizer_is_rejected(tiny, draft, tmp_path, error_line):
     other = shutil.copytree(draft, tmp_path / "other")
     path = other / "tokenizer.json"
     tokenizer = json.loads(path.read_text())

@@ -109,7 +109,7 @@ def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
     capsys.readouterr()
     sglang = ["convert", str(head), str(tmp_path / "x"), "--head-of", str(tiny)]
     assert main([*sglang, "--layout", "sglang"]) == 2
-    assert f"choose {', '.join(format.layouts)}" in capsys.readouterr().err
+    assert f"use {', '.join(format.layouts)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", SHAPES)
@@ -143,7 +143,7 @@ def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, c
     capsys.readouterr()
     arguments = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
     assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *arguments) == 2
-    assert "has num_masks 2, but the options ask for 3; set --num-masks" in capsys.readouterr().err
+    assert "has num_masks 2, but the options request 3; set --num-masks" in capsys.readouterr().err
 
 
 def test_self_distillation_and_the_top_k_loss_work_for_every_method(train, tmp_path):

@@ -1,4 +1,4 @@
-"""Shared by the tests of `specjax train eagle` and `hass`: small runs on few texts."""
+"""Small training runs on few texts, for the tests of `specjax train`."""
 
 import json
 import random

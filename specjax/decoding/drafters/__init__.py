@@ -1,1 +1,1 @@
-"""The drafting methods, one file each; files that begin with _ hold what several share."""
+"""The drafting methods, one file each; files that begin with _ hold shared code."""

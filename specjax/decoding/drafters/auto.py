@@ -1,4 +1,4 @@
-"""`auto`: a gate that lets another drafter draft only while that pays.
+"""`auto`: a gate that runs another drafter only while drafting pays.
 
 The break-even is the number of accepted tokens per round that makes up for its cost beyond a step
 of plain decoding; `specjax tune machine` measures it. The gate keeps an exponential mean of

@@ -1,4 +1,4 @@
-"""EAGLE: a static tree from a head that continues the target's features (Li et al. 2024)."""
+"""EAGLE: a static tree from a head that predicts the target's features (Li et al. 2024)."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.cli.text import DRAFTED, LiveText
+from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.core.errors import warn_once
 from specjax.core.text import GrowingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from specjax.bench.measure import PLAIN
 from specjax.core.text import decode, token_texts
 from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
@@ -16,6 +17,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation, LoopState
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import LoadedTarget
+from specjax.run.attribution import Span, sources_in_prompt, spans_of
 from specjax.run.runner import Prepared, Runner, TimedRun
 
 STOPPED = "stop"  # the reason that a text ends: one of its stop texts
@@ -46,9 +48,8 @@ class GenerationRequest:
         """Returns the same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
         engine, params = replace(self.engine, drafter=drafter), Params(self.target.params, params)
-        return replace(
-            self, runner=replace(self.runner, name="plain", engine=engine, params=params)
-        )
+        runner = replace(self.runner, name="plain", engine=engine, params=params)
+        return replace(self, runner=runner)
 
     def check(self) -> None:
         """Checks the request before anything is compiled."""
@@ -80,73 +81,92 @@ class GenerationRequest:
         return self.engine.resume(self.runner.params, self.earlier, *self._prepared)
 
     def _is_stopped(self, generation: Generation) -> bool:
-        return bool(self.stop) and self.finish(generation).reason == STOPPED
+        return bool(self.stop) and self.finish(generation)[-1] == STOPPED
 
-    def finish(self, generation: Generation) -> "Finish":
-        """Returns the tokens of a text up to the first stop text, its text, and why it ends."""
-        tokens, tokenizer = new_tokens(generation), self.target.tokenizer
-        whole = ""
-        for count, text in enumerate(token_texts(tokenizer, tokens) if self.stop else (), 1):
-            whole += text
-            if ends := [whole.index(stop) for stop in self.stop if stop in whole]:
-                return Finish(tokens[:count], whole[: min(ends)], STOPPED)
+    def finish(self, generation: Generation) -> tuple[tuple[int, ...], str | None, str]:
+        """Returns the tokens up to the first stop text, their text, and the finish reason.
+
+        The text is None without a tokenizer; the reason is eos, stop or length.
+        """
+        tokens = tuple(np.asarray(generation.tokens)[0, : int(generation.length[0])].tolist())
+        tokenizer, text = self.target.tokenizer, ""
+        for count, part in enumerate(token_texts(tokenizer, tokens) if self.stop else (), 1):
+            text += part
+            if ends := [text.index(stop) for stop in self.stop if stop in text]:
+                return tokens[:count], text[: min(ends)], STOPPED
+        is_ended = tokens[-1:] and tokens[-1] in self.engine.eos
         text = None if tokenizer is None else decode(tokenizer, tokens)
-        is_over = tokens[-1:] and tokens[-1] in self.engine.eos
-        return Finish(tokens, text, "eos" if is_over else "length")
-
-
-class Finish(NamedTuple):
-    """The end of a text."""
-
-    tokens: tuple[int, ...]
-    text: str | None  # None without a tokenizer
-    reason: str  # eos, stop or length
+        return tokens, text, "eos" if is_ended else "length"
 
 
 @dataclass(frozen=True)
 class TimedText:
     """The text of one method, and its speed."""
 
-    method: str
+    request: GenerationRequest
+    generation: Generation
+    seconds: float  # prefill and decoding; the median of several runs
     tokens: tuple[int, ...]
     text: str | None
     finish_reason: str
-    source: tuple[int, ...]  # where in prompt and output each was copied from; see Generation
-    rounds: int
-    mean_accepted_length: float
-    seconds: float  # prefill and decoding; the median if there are several runs
+
+    @property
+    def method(self) -> str:
+        return self.request.runner.name
+
+    @property
+    def rounds(self) -> int:
+        return int(self.generation.stats.rounds[0])
+
+    @property
+    def mean_accepted_length(self) -> float:
+        return float(self.generation.stats.mean_accepted_length)
 
     @property
     def tokens_per_second(self) -> float:
         return len(self.tokens) / self.seconds
 
+    @property
+    def is_lossy(self) -> bool:
+        return self.request.engine.sampling.is_lossy and self.method != PLAIN
+
+    @property
+    def spans(self) -> list[Span]:
+        """The copied spans, each with its original source in the prompt."""
+        source = np.asarray(self.generation.source)[0, : len(self.tokens)].tolist()
+        return spans_of(sources_in_prompt(source, len(self.request.prompt_ids)))
+
+    def record(self, compile_seconds: float) -> dict[str, Any]:
+        """Returns the fields of the JSON output."""
+        target, sampling = self.request.target, self.request.engine.sampling
+        return {
+            "target": target.name,
+            "dtype": str(target.dtype),
+            "padded_width": target.model.padded_width,
+            "method": self.method,
+            "seed": self.request.runner.seed,
+            "temperature": sampling.temperature,
+            "verification": sampling.verification,
+            "is_lossy": self.is_lossy,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "tokens": self.tokens,
+            "num_new_tokens": len(self.tokens),
+            "rounds": self.rounds,
+            "mean_accepted_length": round(self.mean_accepted_length, 6),
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "compile_seconds": compile_seconds,
+        }
+
 
 def time_in_turn(requests: Sequence[GenerationRequest], num_runs: int) -> list[TimedText]:
     """Runs all requests in turn, `num_runs` times; they have been compiled."""
     runs = [request.run() for _ in range(num_runs) for request in requests]
-    return [
-        timed_text(request, runs[number :: len(requests)])
-        for number, request in enumerate(requests)
-    ]
+    return [timed_text(each, runs[n :: len(requests)]) for n, each in enumerate(requests)]
 
 
 def timed_text(request: GenerationRequest, runs: Sequence[TimedRun]) -> TimedText:
     """Returns the text of the first of several runs, and the median of their times."""
-    generation = runs[0].generation
-    tokens, text, reason = request.finish(generation)
-    return TimedText(
-        method=request.runner.name,
-        tokens=tokens,
-        text=text,
-        finish_reason=reason,
-        source=tuple(np.asarray(generation.source)[0, : len(tokens)].tolist()),
-        rounds=int(generation.stats.rounds[0]),
-        mean_accepted_length=float(generation.stats.mean_accepted_length),
-        seconds=median(run.seconds for run in runs),
-    )
-
-
-def new_tokens(generation: Generation) -> tuple[int, ...]:
-    """Returns the tokens of the first sequence."""
-    tokens = np.asarray(generation.tokens)[0, : int(generation.length[0])]
-    return tuple(int(token) for token in tokens)
+    generation, seconds = runs[0].generation, median(run.seconds for run in runs)
+    return TimedText(request, generation, seconds, *request.finish(generation))

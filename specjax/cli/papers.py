@@ -1,7 +1,6 @@
-"""`specjax reproduce`, whose command is part of recipes/papers."""
+"""`specjax reproduce` and `specjax attribute`, whose code is part of recipes/papers."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -11,18 +10,19 @@ from specjax.core.errors import SpecjaxError
 
 @dataclass(frozen=True)
 class WithoutRecipes:
-    """Run a table or figure of a paper. This copy of specjax lacks the recipes."""
+    """Not available: this copy of specjax lacks the papers' recipes."""
 
     arguments: Positional[tuple[str, ...]] = ()
+    """The arguments of the command."""
 
     def run(self) -> None:
         """Raises the error that names the missing package."""
         companion("papers")
 
 
-def reproduce_command() -> Any:
-    """Returns the class of the command."""
+def papers_command(module: str, name: str) -> type:
+    """Returns a command's class from a module of recipes/papers."""
     try:
-        return companion("papers.command").Reproduce
+        return getattr(companion(f"papers.{module}"), name)
     except SpecjaxError:
         return WithoutRecipes

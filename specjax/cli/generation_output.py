@@ -1,0 +1,172 @@
+"""Prints the output of `specjax generate`: results on stdout, everything else on stderr."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specjax.bench.acceptance import advice_on
+from specjax.cli.generation import GenerationRequest, TimedText
+from specjax.cli.live_text import DRAFTED, LiveText
+from specjax.cli.output import console
+from specjax.cli.prompts import INSTRUCTION, Source
+from specjax.core.files import expand_user, writable
+from specjax.core.text import token_texts
+from specjax.decoding.sampling import LOSSY
+from specjax.run.attribution import Page, Span
+from specjax.run.runner import TimedRun
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """The output of one command."""
+
+    is_json: bool
+    output: Console = field(default_factory=partial(console, soft_wrap=True))
+    notes: Console = field(default_factory=partial(console, soft_wrap=True, stderr=True))
+
+    def busy(self, doing: str) -> AbstractContextManager[Any]:
+        """Shows a status on a terminal; redrawn rarely, it does not disturb timing."""
+        if not self.notes.is_terminal:
+            return nullcontext()
+        return self.notes.status(f"{doing} ...", refresh_per_second=2)
+
+    def source(self, source: Source) -> None:
+        """Prints the instruction of the example, if that is the prompt."""
+        if source.is_example and not self.is_json:
+            self.notes.print(f"no prompt given, so here is an example: {INSTRUCTION}")
+
+    def legend(self) -> None:
+        """Explains the colours of the text, if the terminal has any."""
+        if self.output.is_terminal and self.output.color_system and not self.output.no_color:
+            legend = Text.assemble(("drafted and accepted", DRAFTED), ", added by the target")
+            self.output.print(legend)
+
+    def stream(self, request: GenerationRequest) -> TimedRun:
+        """Prints the text as it grows."""
+        live = LiveText(request.target.tokenizer, self.output, request.stop)
+        try:
+            return request.run(live.add)
+        finally:
+            live.finish()
+
+    def figures(self, results: Sequence[TimedText], compile_seconds: float) -> None:
+        """Prints the speed, and with two results their comparison."""
+        excluded = f"{compile_seconds:.1f} s of compiling not counted"
+        if len(results) == 2:
+            self.output.print(_table(results))
+            self.output.print(_comparison(*results))
+            self.notes.print(f"medians of runs in turn; {excluded}")
+            return
+        [result] = results
+        self.notes.print(
+            f"{result.method}: {len(result.tokens)} tokens in {result.seconds:.3f} s, "
+            f"{result.tokens_per_second:.1f} tokens/s\n"
+            f"accepted length {result.mean_accepted_length:.2f} over {result.rounds} rounds; "
+            f"{excluded}"
+        )
+
+    def warn(self, results: Sequence[TimedText]) -> None:
+        """Warns if almost nothing was accepted, or if the text is not lossless."""
+        if any(result.is_lossy for result in results):
+            self.notes.print(LOSSY, style="bold red")
+        for result in results:
+            if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
+                self.notes.print(f"{result.method}: {text}", style="bold red")
+
+    def json(
+        self,
+        source: Source,
+        results: Sequence[TimedText],
+        compile_seconds: Sequence[float],
+        with_spans: bool,
+    ) -> None:
+        """Prints one JSON object; a span is its start and end in the output, and its source."""
+        records = [
+            {"prompt": source.prompt, **result.record(seconds)}
+            for result, seconds in zip(results, compile_seconds, strict=True)
+        ]
+        values = records[0]
+        if with_spans:
+            values["spans"] = results[0].spans
+        if len(results) == 2:
+            is_reproducible = results[0].request.engine.sampling.is_reproducible
+            is_identical = results[0].tokens == results[1].tokens if is_reproducible else None
+            values |= {"plain": records[1], "identical": is_identical}
+        self.output.file.write(json.dumps(values) + "\n")
+        self.output.file.flush()
+
+    def sources(self, result: TimedText) -> None:
+        """Prints the output part by part, with positions in output and prompt, both from 0."""
+        texts = token_texts(result.request.target.tokenizer, result.tokens)
+        table = Table("output tokens", "copied from", "text", box=None, pad_edge=False)
+        for start, end, source in _parts(result.spans, len(texts)):
+            place = "" if source is None else _range(source, source + end - start)
+            table.add_row(_range(start, end), place, repr("".join(texts[start:end]))[1:-1])
+        self.output.print(table)
+
+    def page(self, result: TimedText, path: Path) -> None:
+        """Writes the sources as an HTML page."""
+        request = result.request
+        tokenizer = request.target.tokenizer
+        prompt, output = (
+            token_texts(tokenizer, ids) for ids in (request.prompt_ids, result.tokens)
+        )
+        file = expand_user(path)
+        with writable(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(Page(prompt, output, result.spans).html(), encoding="utf-8")
+        self.notes.print(f"sources written to {path}")
+
+
+def _parts(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int, int | None]]:
+    """Yields the output in order: spans and the parts between them."""
+    end = 0
+    for span in spans:
+        if end < span.start:
+            yield end, span.start, None
+        yield span
+        end = span.end
+    if end < length:
+        yield end, length, None
+
+
+def _range(start: int, end: int) -> str:
+    return str(start) if end == start + 1 else f"{start}-{end - 1}"
+
+
+def _table(results: Sequence[TimedText]) -> Table:
+    table = Table("method", box=None, pad_edge=False)
+    for title in ("tokens/s", "seconds", "accepted length"):
+        table.add_column(title, justify="right")
+    for result in results:
+        figures = f"{result.tokens_per_second:.1f}", f"{result.seconds:.3f}"
+        table.add_row(result.method, *figures, f"{result.mean_accepted_length:.2f}")
+    return table
+
+
+def _comparison(result: TimedText, plain: TimedText) -> str:
+    target, sampling = result.request.target, result.request.engine.sampling
+    ratio = f"{result.tokens_per_second / plain.tokens_per_second:.2f}x plain decoding"
+    if sampling.is_lossy:
+        return f"{ratio}; LOSSY, so the tokens are not compared"
+    if not sampling.is_reproducible:
+        return f"{ratio}; rejection draws other tokens, from the same distribution"
+    if result.tokens == plain.tokens:
+        is_quantized = target.dtype_name != target.dtype.name
+        other = f" to those of the {target.dtype_name} target" if is_quantized else ""
+        return f"{ratio}; all {len(result.tokens)} tokens are equal{other}"
+    pairs = zip(result.tokens, plain.tokens, strict=False)
+    num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return (
+        f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
+        f"close for {target.dtype_name} to rank"
+    )
