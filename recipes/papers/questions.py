@@ -10,9 +10,10 @@ from statistics import fmean
 
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import expand_user, write_whole
-from specjax.data.documents import content_of
-from specjax.data.task_files import Question, read_questions
+from specjax.data.records import content_of
+from specjax.data.task_files import FORMS, Question, read_questions
 
+from .editing import EDITING_FORMS
 from .recipe import DataSet
 
 TRIAL_RECORDS = 1000  # of a source that are read with --limit; samples and skipped ones fit
@@ -54,7 +55,7 @@ def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> li
     if limit is not None and data.sample is not None and not (data.per_kind or data.kinds):
         first = min(first or TRIAL_RECORDS, TRIAL_RECORDS)
     for source in sources_of(data, folder):
-        for question in read_questions(source, warn, first):
+        for question in read_questions(source, warn, first, forms=(*EDITING_FORMS, *FORMS)):
             if not data.kinds or question.category in data.kinds:
                 name = str(question.category) if data.per_kind else source
                 groups.setdefault(name, []).append(question)

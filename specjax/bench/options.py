@@ -37,8 +37,8 @@ class BenchOptions:
     them."""
     tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
     """pocket, for edits and completions of its held-out code; a JSONL file with `prompt` or
-    `turns` in each line, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca, CNN/DailyMail,
-    CodeEditorBench, XATU or ArgRewrite; the address of such a file; or a dataset of the hub as
+    `turns` in each line, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca or
+    CNN/DailyMail; the address of such a file; or a dataset of the hub as
     OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
     limit: int = setting(4, at_least=1)
     """Prompts of each kind of task."""

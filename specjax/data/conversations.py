@@ -12,17 +12,15 @@ A `.txt` or `.md` file is plain text, cut at blank lines. `"is_cut": true` besid
 says that the last answer is unfinished.
 """
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import MAX_TEXT_BYTES, bounded_lines, expand_user, read_bytes
-from specjax.data.documents import NUM_SHOWN, checked_hub_id, hub_rows, reading, whole_characters
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
+from specjax.data.records import Record, good_records, read_records, reading, whole_characters
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -45,11 +43,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns, of which the assistant's are learned; or a plain text, which is learned whole.
-
-    Raises:
-        SpecjaxError: for both or neither, an unknown role, or a system turn that is not the first.
-    """
+    """A chat (loss on assistant turns) or a plain text (loss on all tokens)."""
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
@@ -92,85 +86,30 @@ def read_conversations(
         needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
             those without user text. Plain texts always stay.
         limit: conversations of each source at most; the rest of the source is not read.
-
-    Raises:
-        SpecjaxError: at once for a source that does not exist; when it is read for one that cannot
-            be read, or has no conversation left.
     """
-    needed = ASSISTANT if needs_answers else USER
-    parts = [_valid(str(source), _rows_of(source), needed, limit) for source in sources]
-    return chain.from_iterable(parts)
+
+    def convert(value: Any) -> Conversation:
+        conversation = _conversation(value)
+        role = ASSISTANT if needs_answers else USER
+        has_text = any(turn.text.strip() for turn in conversation.turns if turn.role == role)
+        if not (conversation.text or has_text):
+            raise SpecjaxError(f"is without {role} turns")
+        return conversation
+
+    expected = 'conversation; write one JSON object per line, such as {"prompt": "...", ...}'
+    return chain.from_iterable(
+        [good_records(source, _records_of(source), convert, expected, limit) for source in sources]
+    )
 
 
-class _Broken(Exception):
-    """A line to skip: the kind of reason, by which such lines are counted, and the details."""
-
-    def __init__(self, kind: str, details: str):
-        super().__init__(details)
-        self.kind = kind
-
-
-def _valid(
-    source: str, rows: Iterator[tuple[str, Any]], needed: str, limit: int | None
-) -> Iterator[Conversation]:
-    """Yields the conversations of one source, without the broken ones."""
-    num_rows, broken = 0, Counter()
-    for place, row in rows:
-        num_rows += 1
-        try:
-            conversation = _conversation(row)
-            texts = [turn.text.strip() for turn in conversation.turns if turn.role == needed]
-            if not (conversation.text or any(texts)):
-                raise _without(needed)
-        except _Broken as problem:
-            broken[problem.kind] += 1
-            if broken.total() <= NUM_SHOWN:
-                warn(f"{place} {problem}; skipping this line")
-        else:
-            yield conversation
-            if num_rows - broken.total() == limit:
-                break
-    kinds = ", ".join(f"{count} {kind}" for kind, count in broken.most_common())
-    if broken.total() == num_rows:
-        raise SpecjaxError(
-            f"{source} holds no conversation to learn from ({kinds or 'it is empty'}); write one "
-            'JSON object per line, such as {"prompt": "...", "response": "..."}'
-        )
-    if broken:
-        warn(f"Skipped {broken.total()} of {num_rows} lines of {source}: {kinds}.")
+def _records_of(source: str | Path) -> Iterator[Record]:
+    file = expand_user(source)
+    return (
+        _parts_of(file) if file.suffix in TEXT_SUFFIXES and file.exists() else read_records(source)
+    )
 
 
-# ---- Rows: a place, and the JSON value there, or bytes that are yet to be parsed -----------------
-
-
-def _rows_of(source: str | Path) -> Iterator[tuple[str, Any]]:
-    path = expand_user(source)
-    if str(source) and path.exists():
-        return _rows_in(path)
-    name = checked_hub_id(source)
-    return ((f"{name}, row {number},", row) for number, row in enumerate(hub_rows(name), start=1))
-
-
-def _rows_in(file: Path) -> Iterator[tuple[str, Any]]:
-    if file.suffix in TEXT_SUFFIXES:
-        yield from _parts_of(file)
-        return
-    with reading(file), file.open("rb") as opened:
-        is_list = opened.peek().lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-        if file.suffix == ".jsonl" or not is_list:
-            lines = enumerate(bounded_lines(opened, file), start=1)
-            yield from ((f"{file}:{number}", line) for number, line in lines if line.strip())
-            return
-        try:
-            rows = json.loads(read_bytes(file, MAX_TEXT_BYTES))
-        except (ValueError, RecursionError) as error:
-            raise SpecjaxError(
-                f"{file} is not valid JSON ({error}); fix it, or write one object per line"
-            ) from None
-    yield from ((f"{file}, item {number},", row) for number, row in enumerate(rows, start=1))
-
-
-def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
+def _parts_of(file: Path) -> Iterator[Record]:
     """Yields a text file as plain texts, a few paragraphs each."""
     with reading(file):
         text = read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
@@ -180,7 +119,7 @@ def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
     for number, paragraph in enumerate(paragraphs, start=1):
         part.append(paragraph)
         if number == len(paragraphs) or sum(map(len, part)) >= enough:
-            yield f"{file}, paragraph {number},", {"text": "\n\n".join(part)}
+            yield Record(f"{file}, paragraph {number},", {"text": "\n\n".join(part)})
             part = []
 
 
@@ -188,11 +127,6 @@ def _parts_of(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _conversation(row: Any) -> Conversation:
-    if isinstance(row, bytes):
-        try:
-            row = json.loads(row)
-        except (ValueError, RecursionError) as error:
-            raise _Broken("not JSON", f"is not JSON ({error})") from None
     items = row.items() if isinstance(row, dict) else ()
     fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:
@@ -206,24 +140,24 @@ def _conversation(row: Any) -> Conversation:
     if "text" in fields:
         text = _text(fields["text"], "text")
         if not text.strip():
-            raise _Broken("empty", "is empty")
+            raise SpecjaxError("is empty")
         return Conversation(text=text)
-    raise _Broken("of no known form", "has no conversations, messages, instruction, prompt or text")
+    raise SpecjaxError("has no conversations, messages, instruction, prompt or text")
 
 
-def _of_pair(asked: str, fields: dict[str, Any], answer_names: Sequence[str]) -> Conversation:
+def _of_pair(question: str, fields: dict[str, Any], answer_names: Sequence[str]) -> Conversation:
     answers = [_text(fields[name], name) for name in answer_names if name in fields]
-    return _of_turns([Turn(USER, asked), *(Turn(ASSISTANT, text) for text in answers[:1])])
+    return _of_turns([Turn(USER, question), *(Turn(ASSISTANT, text) for text in answers[:1])])
 
 
 def _turns(rows: Any) -> list[Turn]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _Broken("of wrong types", "has turns that are not a list of objects")
+        raise SpecjaxError("has turns that are not a list of objects")
     turns = []
     for row in rows:
         role = row.get("from", row.get("role"))
         if not isinstance(role, str) or role.lower() not in ROLES:
-            raise _Broken("with unknown roles", f"has a turn of the unknown role {role!r}")
+            raise SpecjaxError(f"has a turn of the unknown role {role!r}")
         text = _text(row.get("value", row.get("content")), f"a turn of {role!r}")
         turns.append(Turn(ROLES[role.lower()], text))
     return turns
@@ -235,7 +169,7 @@ def _text(value: Any, place: str) -> str:
         is_text = [isinstance(part, dict) and part.get("type") == "text" for part in value]
         value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
     if not isinstance(value, str):
-        raise _Broken("of wrong types", f"has {type(value).__name__} instead of text in {place}")
+        raise SpecjaxError(f"has {type(value).__name__} instead of text in {place}")
     return whole_characters(value)
 
 
@@ -246,12 +180,7 @@ def _of_turns(turns: Sequence[Turn]) -> Conversation:
     while rest and rest[0].role == ASSISTANT:
         rest.pop(0)
     if any(turn.role == SYSTEM for turn in rest):
-        raise _Broken("with unknown roles", "has a system turn that is not the first")
+        raise SpecjaxError("has a system turn that is not the first")
     if not rest:
-        raise _without(USER)
+        raise SpecjaxError("is without user turns")
     return Conversation((*system, *rest))
-
-
-def _without(role: str) -> _Broken:
-    kind = f"without {role} turns"
-    return _Broken(kind, f"is {kind}")

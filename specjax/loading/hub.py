@@ -16,7 +16,7 @@ from huggingface_hub.utils import (
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, readable
-from specjax.data.documents import HUB_ID
+from specjax.data.records import HUB_ID
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf
 from specjax.models.io.head_files import HEAD, detect_format, made_by_run

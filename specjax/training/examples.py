@@ -16,7 +16,8 @@ from jaxtyping import Bool, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
-from specjax.data.conversations import ASSISTANT, NUM_SHOWN, Conversation, messages_of
+from specjax.data.conversations import ASSISTANT, Conversation, messages_of
+from specjax.data.records import NUM_NAMED
 
 PLACEHOLDERS = range(0xE000, 0xF900)  # characters for private use
 
@@ -41,7 +42,7 @@ def tokenize_all(
             examples.append(tokenize(conversation, tokenizer, longest))
         except SpecjaxError as error:
             errors.append(error)
-            if len(errors) <= NUM_SHOWN:
+            if len(errors) <= NUM_NAMED:
                 warn(f"Skipped conversation {number}: {error}")
     if errors and not examples:
         raise SpecjaxError(f"every conversation was skipped: {errors[0]}")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 from recipes.pocket.tokenizer import train_tokenizer
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
-from specjax.data import documents
+from specjax.data import records
 from specjax.run.tasks import Task, later_turn_ids, read_tasks, token_ids
 
 
@@ -55,43 +54,6 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
     assert token_ids(tasks[0], tokenizer) == tuple(expected)
 
 
-@pytest.mark.parametrize(
-    ("record", "parts"),
-    [
-        (
-            {"incorrect_solutions": "BUG", "code_language": "java"}
-            | {"public_tests_input": "4", "public_tests_output": "8"},
-            ("correct the errors", "Below is the java buggy code:\nBUG", "Input: 4\nOutput: 8"),
-        ),
-        (
-            {"source_code": "OLD", "public_tests_input": "4", "public_tests_output": "8"},
-            ("optimize", "the code:\nOLD\nOptimize", "Input: 4\nOutput: 8"),
-        ),
-        (
-            {"source_code": "OLD", "source_lang": "cpp", "target_lang": "python"}
-            | {"public_tests_input": "4", "public_tests_output": "8"},
-            ("translate", "the cpp code:\nOLD", "to python and", "Input: 4\nOutput: 8"),
-        ),
-        (
-            {"similar_source_code": "OLD", "public_target_tests_input": "4"}
-            | {"public_similar_tests_input": "1", "public_target_tests_output": "8"},
-            ("related function", "OLD\nIt computes:\nInput: 1\n", "Input: 4\nOutput: 8"),
-        ),
-        (
-            {"coarse_grained": "Simplify.", "input": "Longwinded", "reference": ["a", "b"]},
-            ("# Instruction:\nSimplify.\n# Input:\nLongwinded\n# Reference:\na\nb\nResponse:",),
-        ),
-        ({"coarse_grained": "Fix.", "input": "x"}, ("# Input:\nx\nResponse:\n",)),
-        ({"essay": "Cars", "feedback": "Good"}, ("Essay: Cars\nFeedback: Good\nRevise",)),
-    ],
-)
-def test_edits_are_asked_in_a_chat_as_pld_plus_asks_them(read, record, parts):
-    [task], complaints = read(json.dumps(record))
-    assert task.is_chat and not complaints
-    for part in parts:
-        assert part in task.text
-
-
 def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
     row, asked = {"question": "How many?", "answer": "4"}, []
 
@@ -106,9 +68,9 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
     (tmp_path / "rows").write_text(json.dumps(row) + "\n")
     listed = io.BytesIO(json.dumps([row]).encode())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(documents, "hf_hub_download", download)
+    monkeypatch.setattr(records, "hf_hub_download", download)
     monkeypatch.setattr(
-        documents, "urlopen", lambda address, timeout: asked.append(address) or listed
+        records, "urlopen", lambda address, timeout: asked.append(address) or listed
     )
     on_hub = "https://huggingface.co/datasets/a/sums/resolve/main/v1/x.jsonl"
     sources = ("a/sums:main:test", "a/sums", "a/sums::dev", on_hub, "https://x/y.json")
@@ -130,8 +92,8 @@ def test_only_what_is_wanted_of_a_hub_dataset_is_read(monkeypatch):
     package = SimpleNamespace(load_dataset=lambda name, split, streaming: sets[name])
     monkeypatch.setitem(sys.modules, "datasets", package)
     complaints = []
-    assert len(read_tasks("a/sums", 3, complain=complaints.append)) == 3 and len(complaints) == 1
-    assert len(list(sums)) == 6
+    assert len(read_tasks("a/sums", 3, complain=complaints.append)) == 3
+    assert complaints and len(list(sums)) == 6
     assert [task.kind for task in read_tasks("a/kinds", 2)] == ["a", "a", "b"]
 
 
@@ -257,84 +219,57 @@ def test_the_first_of_each_kind_are_taken(read):
     ]
 
 
-# ---- What is malformed --------------------------------------------------------------------------
+# ---- Bad records --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "line, problem",
     [
-        ('{"prompt": "cut', r"is not JSON \(Unterminated string starting at at column 12\)"),
-        ('{"prompt": ' + "[" * 100_000, r"is not JSON"),
-        ('["a list"]', "is no JSON object"),
-        (
-            '{"Prompt": "x", "id": 1}',
-            r"no known format: its fields are 'Prompt', 'id'; known formats are .*MBPP \(text, "
-            r"test_list, code\), .*GSM8K \(question, answer\), .*HumanEval.* \(prompt\)",
-        ),
+        ('{"prompt": "cut', "is not JSON (Unterminated string starting at: line 1, column 12)"),
+        ('{"prompt": ' + "[" * 100_000, "is not JSON"),
+        ('["a list"]', "is not a JSON object"),
+        ('{"Prompt": "x", "id": 1}', "its fields are 'Prompt', 'id'; known formats are MBPP (text"),
         ("{}", "its fields are none;"),
         ('{"prompt": "  "}', "has an empty text in `prompt`"),
-        ('{"prompt": 3}', "has no text in `prompt`, but 3"),
-        (r'{"prompt": "\ud800"}', "has half a surrogate pair"),
-        ('{"turns": []}', r"has no list of texts in `turns`, but \[\]"),
-        ('{"turns": "not a list"}', "has no list of texts in `turns`, but 'not a list'"),
-        ('{"turns": ["one", 2]}', r"has no text in `turns\[1\]`, but 2"),
-        ('{"question": "", "answer": "2"}', "has an empty text in `question`"),
+        (r'{"prompt": "\ud800"}', "has an unpaired surrogate"),
+        ('{"turns": []}', "has no list of texts in `turns`, but []"),
+        ('{"turns": ["one", 2]}', "has no text in `turns[1]`, but 2"),
         ('{"text": "Add.", "code": "", "test_list": []}', "has no list of texts in `test_list`"),
         ('{"instruction": "Add.", "input": null, "output": ""}', "has no text in `input`"),
         ('{"article": ["It rained."], "highlights": ""}', "has no text in `article`"),
-        ('{"prompt": "fine", "category": 3}', "has a category that is no name: 3"),
+        ('{"prompt": "fine", "category": 3}', "has an invalid category: 3"),
     ],
 )
-def test_a_malformed_line_is_named_and_the_rest_still_runs(read, line, problem):
-    tasks, [complaint] = read(f'{{"prompt": "fine"}}\n\n{line}\n{{"prompt": "too"}}')
+def test_a_bad_line_is_named_and_the_rest_is_read(read, line, problem):
+    tasks, [complaint, count] = read(f'{{"prompt": "fine"}}\n\n{line}\n{{"prompt": "too"}}')
     assert [task.text for task in tasks] == ["fine", "too"]
-    assert "\n" not in complaint
-    assert re.fullmatch(f"FILE:3 .*{problem}.*; it is left out", complaint)
-    with pytest.raises(SpecjaxError, match=f"holds no tasks .*:1 .*{problem}"):
+    assert complaint.startswith("FILE:3 ") and problem in complaint and "\n" not in complaint
+    assert count == "left out 1 of 3 records of FILE"
+    with pytest.raises(SpecjaxError) as error:
         read(line)
+    assert problem in str(error.value)
 
 
-def test_a_malformed_item_of_an_array_is_named_and_the_rest_still_runs(read):
-    tasks, [complaint] = read('[{"prompt": "fine"},\n{"prompt": 3}, {"prompt": "too"}]')
+def test_a_bad_item_of_an_array_is_named(read):
+    tasks, [complaint, _] = read('[{"prompt": "fine"},\n{"prompt": 3}, {"prompt": "too"}]')
     assert [task.text for task in tasks] == ["fine", "too"]
     assert complaint == "FILE, item 2, has no text in `prompt`, but 3; it is left out"
 
 
 @pytest.mark.parametrize(
-    "end, problem",
-    [
-        (',\n{"prompt": "cut', "FILE:2 is not JSON .* at column 12"),
-        (' {"prompt": "lost"}]', "FILE:1 is not JSON"),
-        ('\n]\n{"prompt": "lost"}', "FILE:3 is not JSON"),
-    ],
+    "end", [',\n{"prompt": "cut', ' {"prompt": "lost"}]', '\n]\n{"prompt": "x"}']
 )
-def test_a_damaged_array_is_refused(read, end, problem):
-    with pytest.raises(SpecjaxError, match=problem.replace("FILE", "")):
+def test_a_damaged_array_is_rejected(read, end):
+    with pytest.raises(SpecjaxError, match=r"holds no tasks .*:1 is not JSON"):
         read('[{"prompt": "fine"}' + end)
 
 
-def test_complaints_go_to_stderr(tmp_path, capsys):
+@pytest.mark.parametrize("content", [None, b"", b"\n\n", b"[]", b"\xff\xfe"])
+def test_a_file_without_tasks_is_rejected(tmp_path, content):
     path = tmp_path / "tasks.jsonl"
-    path.write_text('{"prompt": "fine"}\nnone')
-    read_tasks(str(path), limit=1)
-    assert capsys.readouterr().err.startswith(f"specjax: {path}:2 is not JSON")
-
-
-@pytest.mark.parametrize(
-    "content, problem",
-    [
-        (None, r"cannot be read \(No such file"),
-        ("a folder", r"cannot be read \(Is a directory"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b"\n\n", "holds no tasks; write one JSON object per line"),
-        (b"[]", "holds no tasks; write one JSON object per line"),
-    ],
-)
-def test_a_file_without_tasks(tmp_path, content, problem):
-    path = tmp_path / "tasks.jsonl"
-    if content == "a folder":
-        path.mkdir()
-    elif content is not None:
+    if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SpecjaxError, match=problem):
+    with pytest.raises(SpecjaxError, match=r"holds no tasks|does not exist"):
         read_tasks(str(path), limit=1)
+    with pytest.raises(SpecjaxError, match="Is a directory"):
+        read_tasks(str(tmp_path), limit=1)
