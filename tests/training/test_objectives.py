@@ -55,7 +55,7 @@ def test_loss_and_gradient_are_those_of_the_definition(case):
 
 
 @every_method
-def test_what_stands_in_padding_changes_nothing(case):
+def test_the_content_of_padding_changes_nothing(case):
     padding = case.batch["segments"] == 0
     assert padding.sum() == 5
     filled = {
@@ -68,7 +68,7 @@ def test_what_stands_in_padding_changes_nothing(case):
 
 @every_method
 def test_a_batch_in_which_no_slot_counts_gives_nothing(case):
-    """One row is all padding, and in the other only tokens that no slot predicts are answers."""
+    """One sequence is all padding; in the other, no slot predicts the tokens of answers."""
     batch = batch_of(((0,), ()))
     batch["is_answer"][:] = batch["positions"] < 2
     for leaf in jax.tree.leaves(case.measure(batch)):
@@ -113,7 +113,7 @@ def test_the_logits_of_all_slots_never_exist(case, monkeypatch):
 
 @every_method
 def test_a_bfloat16_target_trains_float32_params(case):
-    """All that comes out is float32 as well, and the gradient points where it did."""
+    """Loss, metrics and gradient are float32, and the gradient keeps its direction."""
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), FROZEN)
     loss, gradient, metrics = case.measure(frozen=narrow)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((loss, metrics, gradient)))
