@@ -53,7 +53,7 @@ class Log:
     kills: int = 0
     finished: int = 0  # folders
     different: list[Path] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)  # lines about checkpoints that were skipped
+    messages: list[str] = field(default_factory=list)  # lines about checkpoints that were skipped
 
 
 def inject(options: FaultOptions) -> None:
@@ -84,7 +84,7 @@ def inject(options: FaultOptions) -> None:
                     limit = None if is_last else draw.uniform(0, log.whole_seconds)
                     is_killed, lines = _run(options.work, folder, limit)
                     log.kills += is_killed
-                    log.said += lines
+                    log.messages += lines
                     note(f"{log.kills} of {options.kills} kills")
                 log.finished += 1
                 if contents(options.work, folder) != expected:
@@ -105,7 +105,7 @@ def _write_chats(file: Path) -> None:
 
 
 def _run(work: str, folder: Path, limit: float | None) -> tuple[bool, list[str]]:
-    """Starts the work; returns whether it was killed, and what it said about checkpoints.
+    """Starts the work; returns whether it was killed, and its messages about checkpoints.
 
     Raises:
         SpecjaxError: if it failed by itself.
@@ -136,15 +136,15 @@ def contents(work: str, folder: Path) -> Any:
     if work == "train":
         weights = sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest()
         return weights, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
-    found = {}
+    trials = {}
     for turn in _lines(folder / "samples.jsonl"):
         place = turn["number"], turn["repeat"]
-        if place in found:
+        if place in trials:
             raise SpecjaxError(f"{folder}: turn {place} was measured twice")
-        found[place] = {
+        trials[place] = {
             run["method"]: [text["tokens"] for text in run["texts"]] for run in turn["runs"]
         }
-    return found
+    return trials
 
 
 def _untimed(line: dict[str, Any]) -> dict[str, Any]:
@@ -162,10 +162,10 @@ def report(log: Log) -> str:
         ("processes killed", log.kills),
         ("folders that came to their end", log.finished),
         ("of these unlike a whole run's", len(log.different)),
-        ("checkpoints skipped as corrupt, with a line", len(log.said)),
-        *(("", line) for line in log.said[:SHOWN]),
+        ("checkpoints skipped as corrupt, with a line", len(log.messages)),
+        *(("", line) for line in log.messages[:SHOWN]),
     ]
-    return table(("", "found"), rows)
+    return table(("", "result"), rows)
 
 
 if __name__ == "__main__":

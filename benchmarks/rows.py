@@ -72,11 +72,13 @@ def run(options: RowsOptions) -> None:
         programs = {rows: passes(target, rows, num_slots, options.passes) for rows in widths}
         runs = {str(rows): program for rows, program in programs.items()}
         seconds = in_turn(runs, options.repeats)
-        pass_seconds = {rows: median(taken) / options.passes for rows, taken in seconds.items()}
+        pass_seconds = {
+            rows: median(pass_time) / options.passes for rows, pass_time in seconds.items()
+        }
         floor = bytes_per_pass(target, float(num_slots)) / bandwidth
-        for rows, taken in pass_seconds.items():
-            ratios = taken / pass_seconds["1"], taken / floor
-            figures = f"{1e3 * taken:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+        for rows, pass_time in pass_seconds.items():
+            ratios = pass_time / pass_seconds["1"], pass_time / floor
+            figures = f"{1e3 * pass_time:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
             lines.append((str(num_slots), rows, *figures))
     print(table(HEADER, lines))
     print(f"{target.dtype_name} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")

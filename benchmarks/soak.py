@@ -69,7 +69,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Soak:
-    """The programs, and what they are asked."""
+    """The programs and their requests."""
 
     target: LoadedTarget
     options: SoakOptions
@@ -138,10 +138,10 @@ def soak(options: SoakOptions) -> None:
         step = max(1, options.generations // NUM_SAMPLES)
         for at in range(0, len(todo), step):
             part = todo[at : at + step]
-            found = pool.map(lambda each: run.tokens(*each), part)
+            results = pool.map(lambda each: run.tokens(*each), part)
             wrong += [
                 each
-                for each, tokens in zip(part, found, strict=True)
+                for each, tokens in zip(part, results, strict=True)
                 if not np.array_equal(tokens, expected[each[1]])
             ]
             samples.append(Memory.now())
@@ -170,7 +170,7 @@ def report(todo: list, wrong: list, samples: list[Memory], seconds: float) -> st
         ("memory maps after the warm-up", first.maps),
         ("memory maps at the end", last.maps),
     ]
-    return table(("", "found"), rows)
+    return table(("", "result"), rows)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ def figures_of(folder: Path) -> dict[str, Any]:
     return {**about, "temperature": first[0], "batch": first[1], "methods": methods}
 
 
-def chart(found: Mapping[str, Any]) -> "Figure":
+def chart(figures: Mapping[str, Any]) -> "Figure":
     """Draws the speed of each method over plain decoding, with quartiles and accepted lengths."""
     from matplotlib.figure import Figure
 
-    rows = found["methods"]
+    rows = figures["methods"]
     figure = Figure(figsize=(8, 1.1 + 0.3 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     ratios = [row["x_plain"] for row in rows]
@@ -81,7 +81,8 @@ def chart(found: Mapping[str, Any]) -> "Figure":
     axes.invert_yaxis()
     axes.set_xlim(0, 1.55 * max(1, *high))
     axes.set_xlabel("speed over plain decoding (dashed: 1); whiskers: quartiles", color=GREY)
-    title = f"{found['target']}, {found['dtype']}, {found['machine']}, T={found['temperature']:g}"
+    facts = [figures[name] for name in ("target", "dtype", "machine")]
+    title = f"{', '.join(facts)}, T={figures['temperature']:g}"
     axes.set_title(title, color=GREY, fontsize=10)
     axes.tick_params(colors=GREY)
     for side, spine in axes.spines.items():
@@ -96,12 +97,12 @@ def run(options: SpeedupOptions) -> None:
 
     path = expand_user(Path(options.figures))
     if options.folder:
-        found = figures_of(Path(options.folder))
+        figures = figures_of(Path(options.folder))
         with writable(path):
-            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
+            path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    figures = json.loads(path.read_text(encoding="utf-8"))
     with rc_context({"svg.hashsalt": "speedups", "svg.fonttype": "none"}):
-        chart(found).savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
+        chart(figures).savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     print(f"written to {path.with_suffix('.svg')}")
 
 

@@ -79,9 +79,9 @@ def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callab
 def cost_rows(seconds: Mapping[str, Sequence[float]], num_tokens: int) -> list[list[str]]:
     """Returns tokens per second, and the cost over EAGLE's and over the target's pass, in pairs."""
     rows = []
-    for name, own in seconds.items():
-        costs = [median(np.divide(own, seconds[other])) for other in (EAGLE, PASS)]
-        speed = f"{num_tokens / median(own):.0f}"
+    for name, times in seconds.items():
+        costs = [median(np.divide(times, seconds[other])) for other in (EAGLE, PASS)]
+        speed = f"{num_tokens / median(times):.0f}"
         rows.append([name, speed, *(f"{cost:.2f}" for cost in costs)])
     return rows
 

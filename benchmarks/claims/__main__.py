@@ -77,7 +77,7 @@ def report(
         RULE,
     ]
     for paper, lines in papers.items():
-        rows = [(each.claim.text, each.claim.published, each.ours, each.verdict) for each in lines]
+        rows = [(line.claim.text, line.claim.published, line.ours, line.verdict) for line in lines]
         parts.append(f"## {paper}\n\n{table(HEADER, rows)}")
     return "\n\n".join(parts) + "\n"
 
@@ -85,11 +85,11 @@ def report(
 def run(options: ClaimsOptions) -> None:
     """Prints the report, and writes it if asked to."""
     folder = expand_user(options.folder)
-    found, evidence = read_results(folder), read_evidence(folder)
+    results, evidence = read_results(folder), read_evidence(folder)
     papers = {
         paper: [examine(claim, evidence) for claim in claims] for paper, claims in PAPERS.items()
     }
-    text = report(papers, found.about, problems(found.rows))
+    text = report(papers, results.about, problems(results.rows))
     print(text)
     if options.out:
         path = expand_user(options.out)

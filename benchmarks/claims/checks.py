@@ -34,13 +34,13 @@ class Check(ABC):
 # ---- Speed -------------------------------------------------------------------------------------
 
 
-def paired_speeds(own: Sequence[Sample], other: Sequence[Sample]) -> dict[int, list[float]]:
-    """Returns, by prompt, the speed of `own` over that of `other` in each pair of runs."""
-    partners = {each.trial: each for each in other}
-    found: dict[int, list[float]] = {}
-    for each in own:
-        found.setdefault(each.number, []).append(each.speed / partners[each.trial].speed)
-    return found
+def paired_speeds(samples: Sequence[Sample], others: Sequence[Sample]) -> dict[int, list[float]]:
+    """Returns, by prompt, the speed of `samples` over that of `others` in each pair of runs."""
+    partners = {sample.trial: sample for sample in others}
+    ratios: dict[int, list[float]] = {}
+    for sample in samples:
+        ratios.setdefault(sample.number, []).append(sample.speed / partners[sample.trial].speed)
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class GainsMoreOn(Check):
 
     def __call__(self, evidence: Evidence) -> Finding:
         def gains(kinds: Sequence[str]) -> PerPrompt:
-            own, plain = (evidence.runs(name, kinds, 0.0) for name in (self.method, PLAIN))
-            return np.array([[median(ratios)] for ratios in paired_speeds(own, plain).values()])
+            runs, plain = (evidence.runs(name, kinds, 0.0) for name in (self.method, PLAIN))
+            return np.array([[median(ratios)] for ratios in paired_speeds(runs, plain).values()])
 
         def ratio(some: PerPrompt, others: PerPrompt) -> float:
             return float(np.median(some) / np.median(others))
@@ -91,7 +91,7 @@ class GainsMoreOn(Check):
 
 def first_texts(runs: Sequence[Sample]) -> list[GeneratedText]:
     """Returns the text of each prompt in its first repeat."""
-    return [each.texts[0] for each in runs if each.repeat == 0]
+    return [run.texts[0] for run in runs if run.repeat == 0]
 
 
 def lengths(runs: Sequence[Sample]) -> PerPrompt:
@@ -130,8 +130,8 @@ class AcceptsMore(Check):
 
     def __call__(self, evidence: Evidence) -> Finding:
         other = self.temperature if self.second_temperature is None else self.second_temperature
-        own = lengths(evidence.runs(self.first, self.on, self.temperature))
-        counts = np.hstack([own, lengths(evidence.runs(self.second, self.on, other))])
+        first = lengths(evidence.runs(self.first, self.on, self.temperature))
+        counts = np.hstack([first, lengths(evidence.runs(self.second, self.on, other))])
         return _compared(counts, self.bar)
 
 
@@ -150,11 +150,11 @@ class AcceptsMoreDeeper(Check):
 
     def _counts(self, runs: Sequence[Sample]) -> PerPrompt:
         """Returns accepted and verified drafted tokens of those depths, of each prompt."""
-        found = []
+        counts = []
         for text in first_texts(runs):
             at_least = np.cumsum(text.accepted_lengths[::-1])[::-1]  # rounds of n tokens or more
-            found.append([at_least[self.depth + 1 :].sum(), at_least[self.depth : -1].sum()])
-        return np.array(found, float)
+            counts.append([at_least[self.depth + 1 :].sum(), at_least[self.depth : -1].sum()])
+        return np.array(counts, float)
 
 
 # ---- Curves of settings ------------------------------------------------------------------------
@@ -209,12 +209,12 @@ class DraftsFaster(Check):
     bar: float = 1.0
 
     def __call__(self, evidence: Evidence) -> Finding:
-        own, other = (evidence.trace(name) for name in (self.first, self.second))
-        (low, high), (other_low, other_high) = own["draft_quartiles"], other["draft_quartiles"]
-        figures = own["draft_seconds"], other["draft_seconds"]
+        first, second = (evidence.trace(name) for name in (self.first, self.second))
+        (low, high), (other_low, other_high) = first["draft_quartiles"], second["draft_quartiles"]
+        figures = first["draft_seconds"], second["draft_seconds"]
         spread = Spread(figures[0] / figures[1], low / other_high, high / other_low)
         ours = f"{figures[0] * 1e3:.1f} / {figures[1] * 1e3:.1f} ms = {spread}"
-        count = min(own["num_rounds"], other["num_rounds"])
+        count = min(first["num_rounds"], second["num_rounds"])
         return Finding(spread, ours, decide(spread, self.bar, count, is_below=True))
 
 
@@ -226,11 +226,11 @@ class DraftsInLess(Check):
     bar: float
 
     def __call__(self, evidence: Evidence) -> Finding:
-        found = evidence.trace(self.method)
-        low, middle, high = found["draft_share_quartiles"]
+        trace = evidence.trace(self.method)
+        low, middle, high = trace["draft_share_quartiles"]
         spread = Spread(middle, low, high)
         ours = f"{middle:.1%} of a round ({low:.1%}-{high:.1%})"
-        return Finding(spread, ours, decide(spread, self.bar, found["num_rounds"], is_below=True))
+        return Finding(spread, ours, decide(spread, self.bar, trace["num_rounds"], is_below=True))
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ class SameTokens(Check):
     temperature: float
 
     def __call__(self, evidence: Evidence) -> Finding:
-        found = evidence.rows.get(self.temperature, ())
-        rows = [row for row in last_task_rows(found) if row.method != PLAIN and row.is_compared]
+        measured = evidence.rows.get(self.temperature, ())
+        rows = [row for row in last_task_rows(measured) if row.method != PLAIN and row.is_compared]
         if not rows:
             raise NotMeasured(
                 f"specjax bench --methods all --temperature {self.temperature:g} --out FOLDER"

@@ -93,8 +93,8 @@ class Evidence:
             NotMeasured: if there are none.
         """
         of_method = self.samples.get(temperature, {}).get(method, ())
-        found = [each for each in of_method if each.batch[0].kind in on]
-        if not found:
+        runs = [run for run in of_method if run.batch[0].kind in on]
+        if not runs:
             if method in LENGTH_RULES:
                 settings = f"{method}=draft-model --set {method}.{LENGTH_RULES[method]}"
                 raise NotMeasured(f"specjax bench --methods {settings} --out FOLDER")
@@ -102,7 +102,7 @@ class Evidence:
             raise NotMeasured(
                 f"specjax bench --methods {methods} --temperature {temperature:g} --out FOLDER"
             )
-        return found
+        return runs
 
     def trace(self, method: str) -> Mapping[str, Any]:
         """Returns the times of a method's rounds; raises NotMeasured."""
@@ -135,16 +135,16 @@ def read_evidence(folder: Path) -> Evidence:
     Raises:
         SpecjaxError: if there is no finished benchmark, or a file is damaged.
     """
-    found = read_results(folder)
+    results = read_results(folder)
     samples: dict[float, dict[str, list[Sample]]] = {}
     for condition, runs in read_samples(folder).items():
         for run in runs if condition.batch_size == 1 else ():
             samples.setdefault(condition.temperature, {}).setdefault(run.method, []).append(run)
     rows: dict[float, list[Measurement]] = {}
-    for row in found.rows:
+    for row in results.rows:
         if row.batch == 1:
             rows.setdefault(row.temperature, []).append(row)
-    traces = {each["method"]: each for each in found.traces.get("methods", ())}
+    traces = {trace["method"]: trace for trace in results.traces.get("methods", ())}
     return Evidence(str(folder), samples, rows, traces, read_curves(folder))
 
 

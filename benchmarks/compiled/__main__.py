@@ -56,14 +56,16 @@ class CompiledOptions:
 
     def check(self) -> None:
         """Raises SpecjaxError for unknown names or sizes that make no request."""
-        for kind, names, known in (
+        for kind, names, choices in (
             ("device", self.devices, DEVICES),
             ("method", self.methods, (*METHODS, TRAINING)),
             ("quantize", self.quantize, KINDS),
         ):
             for name in names:
-                if name not in known:
-                    raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
+                if name not in choices:
+                    raise SpecjaxError(
+                        f"{kind} {name!r} is unknown; choose of {', '.join(choices)}"
+                    )
         for size in self.sizes:
             check_size(size)
         at_least_1(self, "max_new_tokens", "batch_size")
@@ -113,8 +115,8 @@ def run(options: CompiledOptions) -> None:
             new = 0 if is_training else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
             case = Case(name, *request, mesh, 0 if is_training else options.padded_width)
-            wanted = key(case._asdict() | _depths(case, options))
-            if options.missing and any(key(each) == wanted for each in before):
+            place = key(case._asdict() | _depths(case, options))
+            if options.missing and any(key(each) == place for each in before):
                 continue
             print(" ".join(map(str, case)), file=sys.stderr, flush=True)
             try:
@@ -124,7 +126,7 @@ def run(options: CompiledOptions) -> None:
                 failed += 1
                 continue
             _keep(path, row)
-            for line in changes([each for each in before if key(each) == wanted], row):
+            for line in changes([each for each in before if key(each) == place], row):
                 print(line, flush=True)
     if path.exists():
         print(markdown(read_json(path)["rows"]))

@@ -65,13 +65,13 @@ device_description_str: "{self.name}"
     def find(self, count: int) -> list[Any]:
         """Returns `count` of them on one host; this machine must not have such devices."""
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-        found = topologies.get_topology_desc(
+        topology = topologies.get_topology_desc(
             platform="cuda",
             topology_name="",
             target_config=self.target_config(),
             topology=f"1x1x{count}",
         )
-        return found.devices
+        return topology.devices
 
 
 def _tpu(topology: str, count: int) -> list[Any]:
@@ -81,8 +81,8 @@ def _tpu(topology: str, count: int) -> list[Any]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }.items():
         os.environ.setdefault(name, value)
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return found.devices[:count]
+    description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    return description.devices[:count]
 
 
 def _gpu(dtype: str, gpu: Gpu, count: int = 1) -> Device:

@@ -119,13 +119,13 @@ class Request(NamedTuple):
             max_new_tokens=self.max_new_tokens,
         )
         shape = self.batch_size, self.prompt_length
-        given = jax.eval_shape(
+        arguments = jax.eval_shape(
             lambda: (
                 Prompt(jnp.zeros(shape, jnp.int32), jnp.full(shape[0], shape[1], jnp.int32)),
                 jax.random.key(0),
             )
         )
-        return jax.jit(generate).lower(self.params, *placed(given, self.on))
+        return jax.jit(generate).lower(self.params, *placed(arguments, self.on))
 
     def costs(self, program: Program, device: Device) -> Row:
         """Returns the costs of a round."""
@@ -170,9 +170,9 @@ def request_of(case: Case, device: Device, shape: Shape, on: Place) -> Request:
         drafters.append(made.drafter)
         return made.params
 
-    own = placed(jax.eval_shape(make, target.params), on)
+    drafter_params = placed(jax.eval_shape(make, target.params), on)
     sampling = Sampling(case.temperature, top_p=TOP_P if case.temperature else 1.0)
-    params = Params(target.params, own)
+    params = Params(target.params, drafter_params)
     return Request(target, drafters[0], params, sampling, case.prompt, case.new, case.batch, on)
 
 

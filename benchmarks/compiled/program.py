@@ -73,12 +73,12 @@ class Instruction:
     @property
     def num_bytes(self) -> float:
         """Bytes it returns."""
-        return sum(each.num_bytes for each in self.arrays)
+        return sum(array.num_bytes for array in self.arrays)
 
     @property
     def size(self) -> int:
         """The number of elements it returns."""
-        return sum(prod(each.shape) for each in self.arrays)
+        return sum(prod(array.shape) for array in self.arrays)
 
     @property
     def scope(self) -> str:
@@ -147,23 +147,23 @@ class Program:
                 assert name is not None
                 current = self.computations[name[1]] = {}
                 self.entry = name[1] if line.startswith("ENTRY") else self.entry
-            elif found := _instruction(line):
-                current[found.name] = found
+            elif instruction := _instruction(line):
+                current[instruction.name] = instruction
 
     def round_body(self) -> str:
         """Returns the computation that runs one round: the body of the loop with target passes."""
-        for each in self.loops(self.entry):
-            if self._has_pass(each.called[0], set()):
-                return each.called[0]
+        for instruction in self.loops(self.entry):
+            if self._has_pass(instruction.called[0], set()):
+                return instruction.called[0]
         raise ValueError("the program has no loop with a target pass")
 
     def loops(self, name: str) -> Iterable[Instruction]:
         """Yields the loops of a computation, and of what it calls."""
-        for each in self.computations[name].values():
-            if each.opcode == "while":
-                yield each
-            elif each.opcode in ("call", "async-start"):
-                for called in each.called:
+        for instruction in self.computations[name].values():
+            if instruction.opcode == "while":
+                yield instruction
+            elif instruction.opcode in ("call", "async-start"):
+                for called in instruction.called:
                     yield from self.loops(called)
 
     def costs(self, name: str, cache_shape: tuple[int, ...], part: str = DRAFT) -> Costs:
@@ -213,8 +213,8 @@ class Program:
         """
         if loop.opcode != "while":
             return 1
-        if known := _first(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
-            return int(known)
+        if count := _first(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+            return int(count)
         condition = self.computations[_first(r"condition=%([\w.\-]+)", loop.rest) or ""]
         body = self.computations[loop.called[0]]
         test, last = (_root(part) for part in (condition, body))
@@ -239,36 +239,43 @@ class Program:
             return False
         seen.add(name)
         return any(
-            PASS.search(each.scope) or any(self._has_pass(called, seen) for called in each.called)
-            for each in self.computations[name].values()
+            PASS.search(instruction.scope)
+            or any(self._has_pass(called, seen) for called in instruction.called)
+            for instruction in self.computations[name].values()
         )
 
-    def _read(self, each: Instruction, computation: Computation) -> float:
+    def _read(self, instruction: Instruction, computation: Computation) -> float:
         """Bytes that an instruction reads from main memory."""
-        operands = [computation[name] for name in each.operands if name in computation]
-        if each.opcode in TAKES_ROWS:
-            return _off_chip(operands[0]) and each.num_bytes
-        if each.opcode in IN_PLACE:
+        operands = [computation[name] for name in instruction.operands if name in computation]
+        if instruction.opcode in TAKES_ROWS:
+            return _off_chip(operands[0]) and instruction.num_bytes
+        if instruction.opcode in IN_PLACE:
             return sum(map(_off_chip, operands[1:]))
-        if each.opcode == "slice-start":  # to the chip, while something else runs
-            return sum(array.num_bytes for array in each.arrays[1:2])
-        inner = self.computations.get(each.called[0]) if each.called else None
-        if inner is None or each.opcode not in ("fusion", "async-start", "custom-call"):
+        if instruction.opcode == "slice-start":  # to the chip, while something else runs
+            return sum(array.num_bytes for array in instruction.arrays[1:2])
+        inner = self.computations.get(instruction.called[0]) if instruction.called else None
+        if inner is None or instruction.opcode not in ("fusion", "async-start", "custom-call"):
             return sum(map(_off_chip, operands))
         shares = self._shares(inner)
         return sum(_off_chip(operand) * shares.get(at, 0.0) for at, operand in enumerate(operands))
 
-    def _moved(self, each: Instruction) -> list[float]:
+    def _moved(self, instruction: Instruction) -> list[float]:
         """Returns the bytes of the results of the collectives that an instruction starts."""
-        if each.opcode.removesuffix("-start") in COLLECTIVES:
-            sizes = [array.num_bytes for array in each.arrays]
-            has_operands = each.opcode.endswith("-start") and each.opcode != "all-reduce-start"
+        if instruction.opcode.removesuffix("-start") in COLLECTIVES:
+            sizes = [array.num_bytes for array in instruction.arrays]
+            has_operands = (
+                instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start"
+            )
             return [
-                sum(sizes[len(each.operands) :][: len(each.operands)] if has_operands else sizes)
+                sum(
+                    sizes[len(instruction.operands) :][: len(instruction.operands)]
+                    if has_operands
+                    else sizes
+                )
             ]
-        if each.opcode not in ("fusion", "async-start"):
+        if instruction.opcode not in ("fusion", "async-start"):
             return []
-        inner = (self.computations.get(name, {}) for name in each.called)
+        inner = (self.computations.get(name, {}) for name in instruction.called)
         return [size for part in inner for one in part.values() for size in self._moved(one)]
 
     def _shares(self, computation: Computation, used: float = 1.0) -> dict[int, float]:
@@ -277,38 +284,40 @@ class Program:
         `used` is the share of the result that is wanted.
         """
         shares = dict.fromkeys(computation, 0.0)
-        for each in reversed(computation.values()):  # users first
-            share = used if each.is_root else min(shares[each.name], 1.0)
-            if each.opcode == "fusion":
-                inner = self._shares(self.computations[each.called[0]], share)
-                for place, name in enumerate(each.operands):
+        for instruction in reversed(computation.values()):  # users first
+            share = used if instruction.is_root else min(shares[instruction.name], 1.0)
+            if instruction.opcode == "fusion":
+                inner = self._shares(self.computations[instruction.called[0]], share)
+                for place, name in enumerate(instruction.operands):
                     shares[name] += inner.get(place, 0.0)
                 continue
-            for place, name in enumerate(each.operands):
-                if place == 0 and each.opcode in IN_PLACE:
+            for place, name in enumerate(instruction.operands):
+                if place == 0 and instruction.opcode in IN_PLACE:
                     continue
-                taken = 1.0
-                if place == 0 and each.opcode in TAKES_ROWS:
-                    taken = each.size / max(computation[name].size, 1)
-                shares[name] += share * taken
+                fraction = 1.0
+                if place == 0 and instruction.opcode in TAKES_ROWS:
+                    fraction = instruction.size / max(computation[name].size, 1)
+                shares[name] += share * fraction
         parameters = _parameters(computation)
-        return {at: min(shares[each.name], 1.0) for at, each in parameters.items()}
+        return {at: min(shares[instruction.name], 1.0) for at, instruction in parameters.items()}
 
-    def _copies(self, each: Instruction, cache_shape: tuple[int, ...]) -> int:
+    def _copies(self, instruction: Instruction, cache_shape: tuple[int, ...]) -> int:
         """Counts the arrays of the KV cache's shape that are written anew, not in place."""
-        wanted = _without_ones(cache_shape)
-        if each.opcode == "copy-start":
+        shape = _without_ones(cache_shape)
+        if instruction.opcode == "copy-start":
             # From the chip it is the write-back of what was changed there.
-            arrays = each.arrays[:2]
-            return int(all(_without_ones(a.shape) == wanted and not a.is_on_chip for a in arrays))
-        count = sum(_without_ones(a.shape) == wanted and not a.is_on_chip for a in each.arrays)
-        if not count or each.opcode != "fusion":
-            return count if each.opcode == "copy" else 0
-        inner = self.computations[each.called[0]]
+            arrays = instruction.arrays[:2]
+            return int(all(_without_ones(a.shape) == shape and not a.is_on_chip for a in arrays))
+        count = sum(
+            _without_ones(a.shape) == shape and not a.is_on_chip for a in instruction.arrays
+        )
+        if not count or instruction.opcode != "fusion":
+            return count if instruction.opcode == "copy" else 0
+        inner = self.computations[instruction.called[0]]
         root = _root(inner)
         roots = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
         return sum(
-            _without_ones(value.arrays[0].shape) == wanted and not self._is_update(value, inner)
+            _without_ones(value.arrays[0].shape) == shape and not self._is_update(value, inner)
             for value in roots
         )
 

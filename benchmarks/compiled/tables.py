@@ -98,8 +98,8 @@ def markdown(rows: Sequence[Row]) -> str:
             *_optional(row),
         ),
     ):
-        own = list(group)
-        first, depths = own[0], own[0]["compiled"]
+        table_rows = list(group)
+        first, depths = table_rows[0], table_rows[0]["compiled"]
         kind, mesh = first.get("quantize", NONE), first.get("mesh")
         how = f"temperature {first['temperature']:g}, top-p" if first["temperature"] else "greedy"
         titles = [DEVICES[first["device"]].name, first["size"]]
@@ -111,8 +111,8 @@ def markdown(rows: Sequence[Row]) -> str:
         lines += [f"mesh {mesh}"] if mesh else []
         width = first.get("padded_width")
         lines += [f"passes padded to {width} tokens"] if width else []
-        about = f"{'; '.join(lines)}. `{_command(own)}`"
-        parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(own)}\n")
+        about = f"{'; '.join(lines)}. `{_command(table_rows)}`"
+        parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(table_rows)}\n")
     return "\n".join(parts)
 
 

@@ -148,7 +148,7 @@ def compiled(
 
     def compile_both(engine: Engine, lowered: Any, seconds: float) -> Programs:
         began = time.perf_counter()
-        prefill, run = (each.compile() for each in needed(lowered))
+        prefill, run = (program.compile() for program in needed(lowered))
         return Programs(engine, prefill, run, seconds + time.perf_counter() - began)
 
     with ThreadPoolExecutor(num_threads) as pool:
@@ -158,7 +158,7 @@ def compiled(
             lowered = attempt(partial(lower, engine, params))
             work = partial(compile_both, engine, lowered, time.perf_counter() - began)
             started[name] = pool.submit(attempt, work)
-        return {name: each.result() for name, each in started.items()}
+        return {name: program.result() for name, program in started.items()}
 
 
 def time_in_turn(
@@ -168,21 +168,21 @@ def time_in_turn(
 
     There are at least two timed runs of each, unless fewer `repeats` are asked for.
     """
-    found: dict[str, Timed | Failure] = {}
+    results: dict[str, Timed | Failure] = {}
     for name, run in runs.items():
         result = attempt(run.once)
-        found[name] = result if isinstance(result, Failure) else Timed([], result[1])
+        results[name] = result if isinstance(result, Failure) else Timed([], result[1])
     for repeat in range(repeats):
         if repeat >= 2 and not has_time():
             break
         for name, run in runs.items():
-            if isinstance(timed := found[name], Timed):
+            if isinstance(timed := results[name], Timed):
                 result = attempt(run.once)
                 if isinstance(result, Failure):
-                    found[name] = result
+                    results[name] = result
                 else:
                     timed.seconds.append(result[0])
-    return found
+    return results
 
 
 class GpuBench:

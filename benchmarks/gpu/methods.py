@@ -96,8 +96,8 @@ def _draft_model(target: LoadedTarget) -> Made:
 def _eagle(drafter: Callable[[EagleHead], Eagle | Eagle2], target: LoadedTarget) -> Made:
     """Each depth of the tree takes one pass of the head, and one of the LM head."""
     head = EagleHead(EagleConfig.for_target(target.config))
-    params, own = _drawn(head, target), drafter(head)
-    return Made(own, params, own.max_depth * (_size(params) + _lm_head_bytes(target)))
+    params, drafts = _drawn(head, target), drafter(head)
+    return Made(drafts, params, drafts.max_depth * (_size(params) + _lm_head_bytes(target)))
 
 
 def _medusa(target: LoadedTarget) -> Made:

@@ -61,17 +61,17 @@ class Record:
         for group in self.groups:
             names = [name for name in group.names if (*group.place, name) not in done]
             if names:
-                own = tuple(name for name in names if name in PAPER_METHODS)
-                groups.append(group._replace(methods=own))
+                methods = tuple(name for name in names if name in PAPER_METHODS)
+                groups.append(group._replace(methods=methods))
         return groups
 
     def add(self, rows: Sequence[Row]) -> None:
         """Keeps rows, in place of those of the same name, and writes the tables anew."""
         fresh = {_name_of(row) for row in rows}
         rows = [*(row for row in self.rows if _name_of(row) not in fresh), *rows]
-        known = {_name_of(row) for row in rows}
-        wanted = [(*group.place, name) for group in self.groups for name in group.names]
-        missing = [_title(*each) for each in wanted if each not in known]
+        measured = {_name_of(row) for row in rows}
+        places = [(*group.place, name) for group in self.groups for name in group.names]
+        missing = [_title(*each) for each in places if each not in measured]
         values = json.dumps({**self.about, "rows": rows, "not_measured": missing}, indent=1)
         partial = self.folder / f".{ROWS}"
         with writable(self.folder):

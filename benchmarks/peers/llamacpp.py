@@ -46,11 +46,11 @@ def make(work: Work) -> list[Contestant]:
         drafters[" draft-model"] = drafts = Drafts(partial(_continuation, draft), draft.reset)
         finalize(drafts, draft.close)
     models = _load(work.target, work, list(drafters.values()))
-    found: list[Contestant] = []
+    contestants: list[Contestant] = []
     for name, model in zip(drafters, models, strict=True):
-        found.append(LlamaCpp(f"llama.cpp{name}", work, model))
-        finalize(found[-1], model.close)  # by itself it fails when Python ends
-    return found
+        contestants.append(LlamaCpp(f"llama.cpp{name}", work, model))
+        finalize(contestants[-1], model.close)  # by itself it fails when Python ends
+    return contestants
 
 
 class Drafts:
@@ -60,17 +60,17 @@ class Drafts:
         self, draft: Callable[[np.ndarray], np.ndarray], reset: Callable[[], None] = lambda: None
     ):
         self.draft, self._reset = draft, reset
-        self.found: list[list[int]] = []  # the draft of each target pass
+        self.drafts: list[list[int]] = []  # the draft of each target pass
 
     def reset(self) -> None:
         """Begins a new text, whose first pass feeds the prompt alone."""
         self._reset()
-        self.found = [[]]
+        self.drafts = [[]]
 
     def __call__(self, input_ids: np.ndarray, /, **settings: Any) -> np.ndarray:
         del settings
         draft = self.draft(input_ids)
-        self.found.append(draft.tolist())
+        self.drafts.append(draft.tolist())
         return draft
 
 
@@ -98,14 +98,14 @@ class LlamaCpp(Peer):
         return list(ids)
 
     def decode(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
-        """Returns the text, and what was drafted in each target pass."""
+        """Returns the text and the draft of each target pass."""
         drafts = self.model.draft_model
         self.model.reset()  # otherwise it reuses what this text and the last one have in common
         if drafts is not None:
             drafts.reset()
         text = islice(self.model.generate(state, **GREEDY), self.room(len(state)))
         tokens = until_eos(text, self.eos)
-        return tokens, [[]] * len(tokens) if drafts is None else drafts.found
+        return tokens, [[]] * len(tokens) if drafts is None else drafts.drafts
 
     def read(self, result: tuple[list[int], list[list[int]]]) -> tuple[GeneratedText, ...]:
         return (replayed(*result),)

@@ -56,12 +56,12 @@ class Peer:
 
 def until_eos(tokens: Iterable[int], eos: Sequence[int]) -> list[int]:
     """Takes tokens up to the first EOS, which is the last one that is taken."""
-    taken = []
+    prefix = []
     for token in tokens:
-        taken.append(token)
+        prefix.append(token)
         if token in eos:
             break
-    return taken
+    return prefix
 
 
 def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> GeneratedText:

@@ -28,14 +28,14 @@ def make(work: Work) -> list[Contestant]:
     settings.eos_token_id = list(eos) or None
     settings.pad_token_id = eos[0] if eos else 0  # what stands there does not matter
     lookup = {"prompt_lookup_num_tokens": PLD_TOKENS}
-    found: list[Contestant] = [
+    contestants: list[Contestant] = [
         Transformers("transformers", work, model),
         DraftingTransformers("transformers pld", work, model, lookup),
     ]
     if work.draft is not None:
         assistant = {"assistant_model": _load(work.draft)}
-        found.append(DraftingTransformers("transformers assisted", work, model, assistant))
-    return found
+        contestants.append(DraftingTransformers("transformers assisted", work, model, assistant))
+    return contestants
 
 
 class LeftPadded(NamedTuple):

@@ -47,13 +47,13 @@ def standard_library() -> Path:
 @functools.cache
 def module_paths() -> tuple[str, ...]:
     """Returns every usable module, as a sorted tuple of paths relative to the standard library."""
-    root, found = standard_library(), []
+    root, paths = standard_library(), []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = [f for f in subfolders if f not in _SKIPPED_FOLDERS and "config-" not in f]
         for name in files:
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
-                found.append((Path(folder) / name).relative_to(root).as_posix())
-    return tuple(path for path in sorted(found) if _read_module(path) is not None)
+                paths.append((Path(folder) / name).relative_to(root).as_posix())
+    return tuple(path for path in sorted(paths) if _read_module(path) is not None)
 
 
 def is_held_out(path: str) -> bool:
@@ -83,8 +83,8 @@ def pieces(*, held_out: bool) -> tuple[str, ...]:
     """Returns the distinct pieces of one side; held-out ones that training has too are left out."""
     texts = module_texts(held_out=held_out)
     distinct = dict.fromkeys(piece for module in texts for piece in cut_pieces(module))
-    known = set(pieces(held_out=False)) if held_out else set()
-    return tuple(piece for piece in distinct if piece not in known)
+    training = set(pieces(held_out=False)) if held_out else set()
+    return tuple(piece for piece in distinct if piece not in training)
 
 
 def cut_pieces(module: str) -> Iterator[str]:

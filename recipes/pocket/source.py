@@ -114,7 +114,7 @@ def changeable_literals(source: str) -> tuple[tuple[int, str], ...]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    found = []
+    results = []
     for token in code_tokens(source):
         if token.type == tokenize.NUMBER and re.fullmatch(r"\d{1,6}(\.\d{1,4})?", token.text):
             once = len(re.findall(rf"(?<![\w.]){re.escape(token.text)}(?![\w.])", source)) == 1
@@ -123,8 +123,8 @@ def changeable_literals(source: str) -> tuple[tuple[int, str], ...]:
         else:
             continue
         if once and token.start not in docstrings:
-            found.append((token.start, token.text))
-    return tuple(found)
+            results.append((token.start, token.text))
+    return tuple(results)
 
 
 @functools.cache
@@ -132,17 +132,17 @@ def seedable_bugs(source: str) -> tuple[Bug, ...]:
     """Returns every bug whose wrong code would occur exactly once, so that it names its place."""
     if not source.isascii():
         return ()  # the columns of `ast` count bytes
-    found = []
+    results = []
     for node in _outside_strings(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            found += _swap(source, node, node.left, node.ops[0], node.comparators[0])
+            results += _swap(source, node, node.left, node.ops[0], node.comparators[0])
         elif isinstance(node, ast.BinOp):
-            found += _swap(source, node, node.left, node.op, node.right)
+            results += _swap(source, node, node.left, node.op, node.right)
         elif isinstance(node, ast.BoolOp):
-            found += _swap(source, node, node.values[0], node.op, node.values[1])
+            results += _swap(source, node, node.values[0], node.op, node.values[1])
         elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
-            found += _wrong_constants(source, node)
-    return tuple(bug for bug in found if _names_its_place(source, bug))
+            results += _wrong_constants(source, node)
+    return tuple(bug for bug in results if _names_its_place(source, bug))
 
 
 def _swap(

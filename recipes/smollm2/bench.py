@@ -132,12 +132,14 @@ def installed_peers() -> list[str]:
 
 def questions_in(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the questions, each with its kind as `category`."""
-    asked = rows_of(folder / "spec_bench.jsonl", "category", "turns")
-    of_kind = {kind: [row for row in asked if row["category"] == kind] for kind in MT_BENCH}
+    spec_bench = rows_of(folder / "spec_bench.jsonl", "category", "turns")
+    of_kind = {kind: [row for row in spec_bench if row["category"] == kind] for kind in MT_BENCH}
     mixed = [row for rows in zip(*of_kind.values(), strict=False) for row in rows]
     yield from _questions("MT-bench", [row["turns"][0] for row in mixed[::3]])
     for kind in ("translation", "summarization", "qa", "math_reasoning", "rag"):
-        yield from _questions(kind, [row["turns"][0] for row in asked if row["category"] == kind])
+        yield from _questions(
+            kind, [row["turns"][0] for row in spec_bench if row["category"] == kind]
+        )
     problems = problems_in(folder, MBPP_TEST)
     yield from _questions("MBPP", map(statement_of, problems))
     yield from _questions("code edit", filter(None, (renaming(row["code"]) for row in problems)))
@@ -170,13 +172,13 @@ def correction(text: str) -> str:
 
 
 def _questions(kind: str, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-    found = [{"category": kind, "turns": [text]} for text in islice(texts, PER_KIND)]
-    if len(found) < PER_KIND:
+    questions = [{"category": kind, "turns": [text]} for text in islice(texts, PER_KIND)]
+    if len(questions) < PER_KIND:
         raise SpecjaxError(
-            f"the data hold {len(found)} questions of {kind}, and {PER_KIND} are needed; see the "
-            "recipe's help"
+            f"the data hold {len(questions)} questions of {kind} and {PER_KIND} are needed; see "
+            "the recipe's help"
         )
-    yield from found
+    yield from questions
 
 
 if __name__ == "__main__":
