@@ -1,11 +1,9 @@
-"""Pocket as it ships: loads, copies, and says what transformers makes the same weights say."""
+"""Pocket as it ships: it copies, answers, and its heads draft."""
 
 import json
 from functools import cache
-from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 import specjax
@@ -17,7 +15,6 @@ from specjax.models.io.head_files import read_about
 from specjax.pocket import TASKS
 
 NEW_TOKENS = 256
-NUM_COMPARED, NEW_TOKENS_COMPARED = 6, 128
 
 
 @cache
@@ -53,50 +50,6 @@ def generation(method: str) -> specjax.Generation:
         eos=target.eos,
     )
     return jax.device_get(out)
-
-
-@cache
-def transformers_tokens(folder: Path) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    rows = np.asarray(prompts().tokens)[:NUM_COMPARED]
-    lengths = np.asarray(prompts().length)[:NUM_COMPARED]
-    longest = lengths.max()
-    ids, mask = np.zeros((2, len(rows), longest), np.int64)
-    for row, length in enumerate(lengths):  # transformers pads on the left
-        ids[row, longest - length :] = rows[row, :length]
-        mask[row, longest - length :] = 1
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS_COMPARED,
-            pad_token_id=0,
-        )
-    return out[:, longest:].numpy()
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory) -> Path:
-    from specjax.cli import main
-
-    folder = tmp_path_factory.mktemp("pocket") / "exported"
-    assert main(["convert", "pocket", str(folder)]) == 0
-    return folder
-
-
-@pytest.mark.parametrize("method", ["plain", "pld", "pld-plus"])
-def test_greedy_tokens_equal_those_of_transformers(method, exported):
-    found, compared = generation(method), []
-    for row, expected in enumerate(transformers_tokens(exported)):
-        length = min(found.length[row], NEW_TOKENS_COMPARED)
-        np.testing.assert_array_equal(found.tokens[row, :length], expected[:length])
-        compared.append(length)
-    assert min(compared) > 5 and np.mean(compared) > 20
 
 
 def test_prompt_lookup_pays_on_held_out_edits():

@@ -14,12 +14,8 @@ def write(file, *rows):
 
 
 def test_weights_and_metrics_count_and_times_do_not(tmp_path):
-    for name, weights, loss in (
-        ("a", b"1", 0.5),
-        ("b", b"1", 0.5),
-        ("c", b"2", 0.5),
-        ("d", b"1", 1),
-    ):
+    runs = {"a": (b"1", 0.5), "b": (b"1", 0.5), "c": (b"2", 0.5), "d": (b"1", 1)}
+    for name, (weights, loss) in runs.items():
         seconds = {"tokens_per_second": len(name) * ord(name)}
         write(tmp_path / name / "metrics.jsonl", {"step": 1, "loss": loss, **seconds})
         (tmp_path / name / "head").mkdir()

@@ -156,15 +156,6 @@ def test_texts_end_with_eos(library, target, ours):
                 assert text.rounds == len(tokens)
 
 
-def test_texts_end_with_the_window(library, target, ours):
-    short = replace(target, config=replace(CONFIG, max_position_embeddings=len(ROWS[0]) + 10))
-    contestants = made(library, short)
-    assert [contestant.name for contestant in contestants] == NAMES[library][:2]  # without a draft
-    for contestant in contestants:
-        [text] = generate(contestant, ROWS[0])
-        assert text.tokens == ours[0][0][:10]
-
-
 def test_a_perfect_draft_is_always_accepted(library, target, ours):
     *_, assisted = made(library, target, target)
     [text] = generate(assisted, ROWS[0])
@@ -191,14 +182,13 @@ def test_llama_cpp_has_the_dtype_of_the_target(dtype):
     llama_cpp = pytest.importorskip("llama_cpp")
     target = tiny(0)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), target.params)
-    leaves = jax.tree.leaves(params)
     plain, lookup = made("llama.cpp", replace(target, params=params))
     computes = "float32" if dtype == "float32" else f"{dtype} (float32)"
     assert (plain.dtype, lookup.dtype) == (computes, computes)
+    leaves = jax.tree.leaves(params)
     sizes = [leaf.size * (4 if leaf.ndim == 1 else leaf.itemsize) for leaf in leaves]
     assert llama_cpp.llama_model_size(plain.model.model) == sum(sizes)
-    (text,), (drafted,) = generate(plain, ROWS[2]), generate(lookup, ROWS[2])
-    assert len(text.tokens) == len(drafted.tokens) == NUM_TOKENS
+    assert len(generate(lookup, ROWS[2])[0].tokens) == NUM_TOKENS
 
 
 def test_packages_and_batches_are_checked_first(monkeypatch):

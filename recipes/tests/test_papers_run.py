@@ -128,17 +128,6 @@ def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
     assert all(row in captured.out for row in ("PLD", "EAGLE, own", "Hydra"))
 
 
-def test_columns_with_the_same_training_questions_share_what_is_made_of_them(folder, tmp_path):
-    pair = ("texts", "edits")
-    recipe = recipe_module.read_recipe("small-table-1")
-    recipe = replace(recipe, training={"Edits": pair, "More edits": pair})
-    inputs = Inputs(recipe, RecipeOptions(data=folder, limit=1), tmp_path / "out")
-    parts = [Part("m", (title,)) for title in recipe.training]
-    for which, count in enumerate((10, 1)):
-        [file] = {inputs.tasks_of(part, which) for part in parts}
-        assert file.read_text().count("\n") == count
-
-
 def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
     (folder / "texts.jsonl").unlink()
     titles = {"Edits": "edits", "Texts": "texts"}
@@ -148,10 +137,6 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
         inputs = Inputs(recipe, RecipeOptions(data=folder), tmp_path / "out")
         assert inputs.parts == [Part("m", ("Edits",))]
         assert "Texts is left out: it needs texts.jsonl" in capsys.readouterr().err
-    untrained = replace(together, data={"Edits": "edits", "Other": "edits"})
-    untrained = replace(untrained, training={"Other": ("edits", "texts")})
-    inputs = Inputs(untrained, RecipeOptions(data=folder), tmp_path / "out")
-    assert inputs.parts == [Part("m", ("Edits",))]
 
 
 @pytest.mark.parametrize(

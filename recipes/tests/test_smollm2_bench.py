@@ -55,12 +55,10 @@ def test_the_same_command_goes_on_and_short_fits_beside_it(tmp_path, monkeypatch
     assert set(measured[-1].methods.split(",")) == set(bench.SHORT)
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"category": "qa"}', b"\xff"])
-def test_bad_files_of_questions_are_one_line(tmp_path, text):
-    (tmp_path / "spec_bench.jsonl").write_bytes(text)
-    with pytest.raises(SpecjaxError, match=r"is not JSONL|cannot read|hold 0 questions") as raised:
+def test_a_bad_file_of_questions_is_named(tmp_path):
+    (tmp_path / "spec_bench.jsonl").write_bytes(b"{")
+    with pytest.raises(SpecjaxError, match="is not JSONL"):
         list(questions_in(tmp_path))
-    assert str(raised.value).count("spec_bench.jsonl") <= 1
 
 
 def test_what_is_not_trained_is_left_out_and_named(tmp_path, capsys):
