@@ -33,7 +33,7 @@ WORKS = {"train": TRAIN.split(), "bench": BENCH.split()}
 WORDS = "total value best for in return count max if while".split()
 IMPORTS = ("specjax.cli.train_heads", "specjax.bench.run", "transformers", "orbax.checkpoint")
 TIMES = ("tokens_per_second", "seconds")  # of the metrics; the rest must be equal
-SHOWN = 3  # lines about what was lost
+SHOWN = 3  # lines about lost checkpoints
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,7 @@ class Log:
 
 
 def inject(options: FaultOptions) -> None:
-    """Runs, and prints a table.
-
-    Raises:
-        SpecjaxError: for an unknown work, or if a folder differs from that of a whole run.
-    """
+    """Runs, and prints a table."""
     at_least_1(options, "kills")
     if options.work not in WORKS:
         raise SpecjaxError(f"work {options.work!r} is unknown; choose {' or '.join(WORKS)}")
@@ -105,11 +101,7 @@ def _write_chats(file: Path) -> None:
 
 
 def _run(work: str, folder: Path, limit: float | None) -> tuple[bool, list[str]]:
-    """Starts the work; returns whether it was killed, and its messages about checkpoints.
-
-    Raises:
-        SpecjaxError: if it failed by itself.
-    """
+    """Starts the work; returns whether it was killed, and its messages about checkpoints."""
     log = folder.with_name(f"{folder.name}.log")
     process = get_context("fork").Process(target=_work, args=(work, folder, log))
     process.start()
@@ -132,7 +124,7 @@ def _work(work: str, folder: Path, log: Path) -> None:
 
 
 def contents(work: str, folder: Path) -> Any:
-    """Returns what must not depend on kills."""
+    """Returns the results that must not depend on kills."""
     if work == "train":
         weights = sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest()
         return weights, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
@@ -156,7 +148,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def report(log: Log) -> str:
-    """Returns a table of what happened."""
+    """Returns a table of the outcome."""
     rows = [
         ("seconds of a whole run", f"{log.whole_seconds:.0f}"),
         ("processes killed", log.kills),

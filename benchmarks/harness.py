@@ -39,11 +39,7 @@ def at_least_1(options: Any, *names: str) -> None:
 def requests_for(
     target: LoadedTarget, tasks: str, limit: int, max_new_tokens: int
 ) -> list[Request]:
-    """Returns the prompts of the tasks, as `specjax bench` measures them.
-
-    Raises:
-        SpecjaxError: for tasks that cannot be read.
-    """
+    """Returns the prompts of the tasks, as `specjax bench` measures them."""
     answer = answers_of(target, max_new_tokens)
     return requests_of(read_tasks(tasks, limit), target, max_new_tokens, answer)
 
@@ -94,7 +90,7 @@ LOUDNESS = 3200.0  # of its embeddings, so that all layers together do not drown
 
 
 class Shape(NamedTuple):
-    """The sizes that decide what a model costs."""
+    """The sizes that decide the cost of a model."""
 
     vocabulary: int
     width: int
@@ -144,11 +140,7 @@ def check_size(size: str) -> None:
 
 
 def random_target(size: str, longest: int) -> LoadedTarget:
-    """Makes a target for texts of `longest` tokens, without a tokenizer.
-
-    Raises:
-        SpecjaxError: for an unknown size.
-    """
+    """Makes a target for texts of `longest` tokens, without a tokenizer."""
     check_size(size)
     model = Transformer(SIZES[size].config(longest))
     return LoadedTarget(model, random_params(model, SIZES[size].dtype), None, model.config, size)
@@ -176,7 +168,7 @@ def _random(key: Key[Array, ""], shape: tuple[int, ...], dtype: str) -> Float[Ar
 
 
 def cycling(target: LoadedTarget) -> LoadedTarget:
-    """Changes a target so that it says token t + 1 after token t, and starts over every `CYCLE`.
+    """Makes a target generate token t + 1 after token t, and start over every `CYCLE`.
 
     Random targets are undecided: in bfloat16 their two best logits are often equal up to rounding,
     which depends on the number of rows, so that no text is known in advance. Here the embedding of

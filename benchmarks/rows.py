@@ -1,4 +1,4 @@
-"""Measures what the rows of a pass cost: python -m benchmarks.rows TARGET
+"""Measures the cost of a pass by its width: python -m benchmarks.rows TARGET
 
 For one row and for more, behind each length of cache: the time of a pass over that of a single row,
 and over the time in which this machine reads the pass's bytes, weights and cache, once.

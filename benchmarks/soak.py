@@ -111,11 +111,7 @@ class Soak:
 
 
 def soak(options: SoakOptions) -> None:
-    """Runs, and prints a table.
-
-    Raises:
-        SpecjaxError: if a text differs from plain decoding's, or memory grew by more than 5%.
-    """
+    """Runs, and prints a table."""
     at_least_1(options, "generations", "threads", "batch", "prompts", "max_new_tokens")
     target = load(options.target)
     names = [PLAIN, *names_in(options.methods)]

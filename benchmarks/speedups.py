@@ -35,11 +35,7 @@ class SpeedupOptions:
 
 
 def figures_of(folder: Path) -> dict[str, Any]:
-    """Returns the figures of a benchmark, the fastest method first.
-
-    Raises:
-        SpecjaxError: if there is no such benchmark.
-    """
+    """Returns the figures of a benchmark, the fastest method first."""
     results = read_results(folder)
     first = results.rows[0].temperature, results.rows[0].batch
     others = names_in(results.about["peers"])

@@ -1,4 +1,4 @@
-"""Measures what training a head costs: python -m benchmarks.training
+"""Measures the cost of training a head: python -m benchmarks.training
 
 Times in turn, on the same batch: the target's own pass with its logits (what a plain evaluation
 costs), and training steps of EAGLE and of HASS with 1 to 4 steps of alignment. The target's pass is

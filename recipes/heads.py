@@ -69,11 +69,7 @@ def main(recipe: Recipe) -> int:
 
 
 def build(recipe: Recipe, options: Any) -> None:
-    """Runs the commands.
-
-    Raises:
-        SpecjaxError: for an unknown name, or if a command fails.
-    """
+    """Runs the commands."""
     out = expand_user(options.out)
     for name in options.only:
         if name not in recipe.runs:
@@ -102,11 +98,7 @@ def command_of(recipe: Recipe, name: str, out: Path, target: str, data: str) -> 
 
 
 def ship(recipe: Recipe, head_folder: Path, folder: Path, name: str, data: str) -> None:
-    """Writes a head as it is kept: in 16 bits, without the target's embedding.
-
-    Raises:
-        SpecjaxError: if there is no such head, or `folder` already holds something.
-    """
+    """Writes a head as it ships: in 16 bits, without the target's embedding."""
     target, format = specjax.load(name), detect_format(head_folder, METHODS.head_formats)
     head, params = load_head(head_folder, target, METHODS.head_formats, format, "float32")
     if recipe.draft_vocab and isinstance(head, LayeredHead):

@@ -83,7 +83,7 @@ def report(
 
 
 def run(options: ClaimsOptions) -> None:
-    """Prints the report, and writes it if asked to."""
+    """Prints the report, and writes it to `--out`."""
     folder = expand_user(options.folder)
     results, evidence = read_results(folder), read_evidence(folder)
     papers = {

@@ -87,11 +87,7 @@ class Evidence:
     curves: Sequence[Curve] = ()
 
     def runs(self, method: str, on: Sequence[str], temperature: float) -> list[Sample]:
-        """Returns the runs of a method on these kinds of task.
-
-        Raises:
-            NotMeasured: if there are none.
-        """
+        """Returns the runs of a method on these kinds of task."""
         of_method = self.samples.get(temperature, {}).get(method, ())
         runs = [run for run in of_method if run.batch[0].kind in on]
         if not runs:
@@ -111,11 +107,7 @@ class Evidence:
         return self.traces[method]
 
     def point(self, setting: str, series: str, value: Any, tuned: str) -> Point:
-        """Returns a point of a swept setting, or the best for the value "best".
-
-        Raises:
-            NotMeasured: if neither `specjax tune` nor the ablations left such a point.
-        """
+        """Returns a point of a swept setting, or the best for the value "best"."""
         for curve in self.curves:
             points = curve.series.get(series, ()) if curve.setting == setting else ()
             if value == "best" and points:
@@ -130,11 +122,7 @@ class Evidence:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Reads the folder of a benchmark; only batch size 1 counts.
-
-    Raises:
-        SpecjaxError: if there is no finished benchmark, or a file is damaged.
-    """
+    """Reads the folder of a benchmark; only batch size 1 counts."""
     results = read_results(folder)
     samples: dict[float, dict[str, list[Sample]]] = {}
     for condition, runs in read_samples(folder).items():

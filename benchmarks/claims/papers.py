@@ -26,7 +26,7 @@ class Claim(NamedTuple):
 
     text: str  # names the bar, if that is not 1
     published: str  # figures, and where they stand
-    check: Check | str  # or what would measure it
+    check: Check | str  # or the command that would measure it
 
 
 def _pld_plus(value: int) -> Spot:

@@ -52,7 +52,7 @@ class CompiledOptions:
     batch_size: int = 1  # texts at a time
     mesh: str = "data=1,model=8"  # of several devices
     padded_width: int = 0  # rows that every verifying pass is filled up to; 0: no filling
-    missing: bool = False  # leave out what is in compiled.json already
+    missing: bool = False  # skip rows that are in compiled.json
 
     def check(self) -> None:
         """Raises SpecjaxError for unknown names or sizes that make no request."""
@@ -82,11 +82,7 @@ class CompiledOptions:
 
 
 def run(options: CompiledOptions) -> None:
-    """Compiles everything that was asked for, and writes rows as they come.
-
-    Raises:
-        SpecjaxError: before any work, for impossible options; at the end, if something failed.
-    """
+    """Compiles every selected program, and writes each row once it is known."""
     options.check()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # or seconds would be those of a disk

@@ -158,7 +158,7 @@ class Program:
         raise ValueError("the program has no loop with a target pass")
 
     def loops(self, name: str) -> Iterable[Instruction]:
-        """Yields the loops of a computation, and of what it calls."""
+        """Yields the loops of a computation and of those that it calls."""
         for instruction in self.computations[name].values():
             if instruction.opcode == "while":
                 yield instruction
@@ -305,7 +305,7 @@ class Program:
         """Counts the arrays of the KV cache's shape that are written anew, not in place."""
         shape = _without_ones(cache_shape)
         if instruction.opcode == "copy-start":
-            # From the chip it is the write-back of what was changed there.
+            # From the chip it is the write-back of changes there.
             arrays = instruction.arrays[:2]
             return int(all(_without_ones(a.shape) == shape and not a.is_on_chip for a in arrays))
         count = sum(
@@ -337,7 +337,7 @@ def _first(pattern: str, text: str) -> str | None:
 
 
 def _source(name: str, computation: Computation) -> Instruction:
-    """Returns what an instruction is a copy of."""
+    """Returns the source of a copy."""
     found = computation[name]
     while found.opcode in ("copy", "bitcast") and found.operands:
         found = computation[found.operands[0]]

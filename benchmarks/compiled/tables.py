@@ -1,4 +1,4 @@
-"""The tables of compiled programs, and what changed since they were last written."""
+"""The tables of compiled programs, and the changes since they were last written."""
 
 import json
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ OPTIONAL = {"quantize": NONE, "batch": 1, "mesh": "", "padded_width": 0}
 
 
 def key(row: Row) -> tuple:
-    """Returns what a row is of; no two rows have the same."""
+    """Returns the key of a row, which is unique."""
     names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
     return *_optional(row), *(json.dumps(row[name]) for name in names)
 

@@ -27,7 +27,7 @@ from specjax.core.files import expand_user
 from specjax.core.provenance import command_line, versions
 
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
-PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for
+PRESETS: dict[str, dict[str, Any]] = {  # the defaults of a device
     "cpu": {
         "sizes": ("tiny", "160m"),
         "size": "160m",
@@ -49,11 +49,11 @@ PRESETS: dict[str, dict[str, Any]] = {  # where nothing else is asked for
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """The options; zeros and empty tuples stand for what suits the device (`PRESETS`)."""
+    """The options; zeros and empty tuples become the device's defaults (`PRESETS`)."""
 
     out: Path = Path("gpu-report")  # folder of the report
     minutes: float = 9.0  # start nothing that will not fit in this time; 9 suit a slot of 10
-    parts: tuple[str, ...] = PARTS  # what to measure
+    parts: tuple[str, ...] = PARTS  # parts to measure
     methods: tuple[str, ...] = tuple(PAPER_METHODS)  # methods of the rounds
     sizes: tuple[str, ...] = ()  # targets of plain decoding, of the shapes of benchmarks.harness
     size: str = ""  # target of all other parts
@@ -65,11 +65,7 @@ class GpuOptions:
     num_threads: int = 0  # programs that are compiled at once
 
     def for_device(self) -> "GpuOptions":
-        """Returns the options with what suits the device where nothing was asked for.
-
-        Raises:
-            SpecjaxError: for an unknown part, method or size, or a number out of range.
-        """
+        """Returns the options with the device's defaults for those that are unset."""
         preset = PRESETS["cpu" if jax.default_backend() == "cpu" else "other"]
         chosen = {name: getattr(self, name) or value for name, value in preset.items()}
         at_once = self.num_threads or max(1, min(4, (os.cpu_count() or 1) // 4))
@@ -93,7 +89,7 @@ class GpuOptions:
         return whole
 
     def groups(self) -> list[Group]:
-        """Returns what is to be measured, the most wanted first."""
+        """Returns the groups to measure, the most important first."""
         two = tuple(name for name in ("eagle2", "pld") if name in self.methods)
         several = self.num_threads  # methods that are compiled together
         groups = {
@@ -136,11 +132,7 @@ class Budget:
 
 
 def report(options: GpuOptions) -> None:
-    """Measures what is missing in the folder, as far as there is time.
-
-    Raises:
-        SpecjaxError: before any work, for impossible options; at the end, if something failed.
-    """
+    """Measures the missing groups of the folder while there is time."""
     budget, options = Budget(options.minutes), options.for_device()
     device = jax.devices()[0]
     about = {

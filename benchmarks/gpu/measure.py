@@ -61,7 +61,7 @@ class Group(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the rows; in `rounds`, plain decoding is beside every method."""
+        """The names of the rows; in `rounds`, every method is measured with plain decoding."""
         if self.part == "bandwidth":
             return "copy", "read"
         return self.methods if self.part == "rounds" else (PLAIN, *self.methods)
@@ -89,7 +89,7 @@ class Timed(NamedTuple):
 
 
 class TimedRun(NamedTuple):
-    """Programs, what they read, and how many rounds they run."""
+    """Programs, their inputs, and the number of rounds they run."""
 
     programs: Programs
     params: Params
@@ -97,7 +97,7 @@ class TimedRun(NamedTuple):
     max_rounds: int
 
     def once(self) -> tuple[float, Generation]:
-        """Returns the seconds of a round, without the prefill, and what was generated."""
+        """Returns the seconds of a round, without the prefill, and the generation."""
         state = self.programs.prefill(self.params, self.prompt, jax.random.key(0))
         jax.block_until_ready(state)
         began = time.perf_counter()
@@ -195,7 +195,7 @@ class GpuBench:
         self._plain: dict[tuple[int, int], tuple[TimedRun, jax.Array]] = {}  # by context and batch
 
     def measure(self, group: Group, has_time: Callable[[], bool]) -> list[Row]:
-        """Returns the rows of a group; those of what failed hold `failed`, the reason."""
+        """Returns the rows of a group; a failed row holds the reason as `failed`."""
         work = bandwidth_rows if group.part == "bandwidth" else partial(self._decode, has_time)
         rows = attempt(lambda: work(group))
         if isinstance(rows, Failure):
@@ -298,7 +298,7 @@ def bandwidth_rows(group: Group) -> list[Row]:
 
 
 def random_prompt(target: LoadedTarget, group: Group) -> Prompt:
-    """Draws tokens of one cycle, so that whatever the target says has occurred before."""
+    """Draws tokens of one cycle, so that every generated token has occurred before."""
     numbers = np.random.default_rng(group.context)
     few = min(CYCLE, target.config.vocab_size)
     return from_ids(numbers.integers(0, few, (group.batch, group.context)).tolist())

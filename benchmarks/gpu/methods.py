@@ -41,7 +41,7 @@ DATASTORE_TOKENS = 2**17
 
 
 class Made(NamedTuple):
-    """A drafter, its params, and the bytes that it reads each round beside the target's."""
+    """A drafter, its params, and the bytes that it reads per round."""
 
     drafter: Drafter
     params: Any = None
@@ -57,7 +57,7 @@ class Published(NamedTuple):
 
 
 class PaperMethod(NamedTuple):
-    """A method, and what is published of it."""
+    """A method and its published figures."""
 
     make: Callable[[LoadedTarget], Made]
     published: tuple[Published, ...]

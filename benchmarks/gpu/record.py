@@ -26,18 +26,14 @@ COLUMNS = ("ms a round", "overhead", "floor", "tokens/s", "x plain")
 
 @dataclass(frozen=True)
 class Record:
-    """The folder; `about` is what the figures depend on, `groups` everything that is wanted."""
+    """The folder; `about` is what the figures depend on, `groups` all measurements."""
 
     folder: Path
     about: dict[str, Any]
     groups: Sequence[Group]
 
     def open(self) -> None:
-        """Makes the folder and writes the empty report, so that a bad folder fails at once.
-
-        Raises:
-            SpecjaxError: if the folder cannot be written, or holds the report of another machine.
-        """
+        """Makes the folder and writes the empty report, so that a bad folder fails at once."""
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         before = self._read()
@@ -86,7 +82,7 @@ class Record:
 
 
 def markdown(about: Row, rows: Sequence[Row], missing: Sequence[str]) -> str:
-    """Formats the tables; parts without rows are left out, and what is missing is listed."""
+    """Formats the tables without empty parts, and lists missing measurements."""
     versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items())
     done = [row for row in rows if "failed" not in row]
     failed = [f"{_title(*_name_of(row))}: {row['failed']}" for row in rows if "failed" in row]

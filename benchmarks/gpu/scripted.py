@@ -18,7 +18,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree
 from specjax.models.target import Target
 
-CYCLE_ROUNDS = 100  # rounds after which a script starts over, so hundredths can be asked for
+CYCLE_ROUNDS = 100  # rounds after which a script starts over: means to a hundredth
 
 
 @pytree
@@ -92,11 +92,8 @@ def script_of(
     Args:
         inner: the drafter.
         params: of `inner`.
-        text: what the target will say to each prompt, from the first new token on.
+        text: the target's text after each prompt, from the first new token on.
         accepted_length: tokens per round, bonus included, to the hundredth.
-
-    Raises:
-        SpecjaxError: for an accepted length below 1, or beyond what the drafter can reach.
     """
     if not 1 <= accepted_length <= inner.max_depth + 1:
         raise SpecjaxError(

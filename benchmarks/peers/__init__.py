@@ -13,7 +13,7 @@ from .peer import Work
 
 
 class Library(NamedTuple):
-    """A library that is measured: how its contestants are made, and what that takes."""
+    """A library to measure: it makes contestants and names its requirements."""
 
     make: Callable[[Work], list[Contestant]]
     packages: Mapping[str, str]  # of pip, by the names under which they are imported

@@ -43,11 +43,7 @@ def check_writable_as_gguf(config: TransformerConfig, params: Mapping[str, Any])
 def save_gguf(
     path: Path, config: TransformerConfig, params: Mapping[str, Any], dtype: DTypeLike
 ) -> None:
-    """Writes a Llama model without its tokenizer: matrices in `dtype`, vectors in float32.
-
-    Raises:
-        SpecjaxError: if `params` do not fit `config`, or see `check_writable_as_gguf`.
-    """
+    """Writes a Llama model without its tokenizer: matrices in `dtype`, vectors in float32."""
     from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 
     check_writable_as_gguf(config, params)

@@ -20,7 +20,7 @@ from specjax.run.runner import GeneratedText, Trial
 from .gguf_writer import check_writable_as_gguf, save_gguf
 from .peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 
-DRAFT_LENGTH = 5  # what a draft model drafts: as many as ours by default
+DRAFT_LENGTH = 5  # tokens of a draft model: as many as ours by default
 SLOTS = 256  # the size of a cache is a multiple of it
 GREEDY = {"temp": 0.0, "repeat_penalty": 1.0}
 
@@ -54,7 +54,7 @@ def make(work: Work) -> list[Contestant]:
 
 
 class Drafts:
-    """A drafter in llama.cpp's form that keeps what it drafts."""
+    """A drafter in llama.cpp's form that keeps its drafts."""
 
     def __init__(
         self, draft: Callable[[np.ndarray], np.ndarray], reset: Callable[[], None] = lambda: None
@@ -100,7 +100,7 @@ class LlamaCpp(Peer):
     def decode(self, state: list[int]) -> tuple[list[int], list[list[int]]]:
         """Returns the text and the draft of each target pass."""
         drafts = self.model.draft_model
-        self.model.reset()  # otherwise it reuses what this text and the last one have in common
+        self.model.reset()  # otherwise it reuses the prefix shared with the last text
         if drafts is not None:
             drafts.reset()
         text = islice(self.model.generate(state, **GREEDY), self.room(len(state)))
@@ -141,6 +141,6 @@ def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) ->
 
 
 def _continuation(model: Any, ids: np.ndarray) -> np.ndarray:
-    """Continues a text, of which only what is new is computed."""
+    """Continues a text; only its new tokens are computed."""
     tokens = islice(model.generate(ids.tolist(), **GREEDY), DRAFT_LENGTH)
     return np.array(list(tokens), np.intc)

@@ -8,7 +8,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.loading.targets import LoadedTarget
 from specjax.run.runner import GeneratedText, Program
 
-PLD_TOKENS = 10  # what prompt lookup drafts: as many as ours
+PLD_TOKENS = 10  # tokens of prompt lookup: as many as ours
 
 
 class Work(NamedTuple):

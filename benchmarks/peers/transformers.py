@@ -26,7 +26,7 @@ def make(work: Work) -> list[Contestant]:
     model, eos = _load(work.target), work.target.eos
     settings = model.generation_config
     settings.eos_token_id = list(eos) or None
-    settings.pad_token_id = eos[0] if eos else 0  # what stands there does not matter
+    settings.pad_token_id = eos[0] if eos else 0  # any value works
     lookup = {"prompt_lookup_num_tokens": PLD_TOKENS}
     contestants: list[Contestant] = [
         Transformers("transformers", work, model),
@@ -98,7 +98,7 @@ class Transformers(Peer):
 
 @dataclass(frozen=True, eq=False)
 class DraftingTransformers(Transformers):
-    """The same with drafts, as `settings` say, which transformers makes for one row at a time.
+    """Transformers with drafts, chosen by `settings`, for one sequence at a time.
 
     Assisted generation drafts as it does by default: 20 tokens, fewer where the draft is unsure.
     """

@@ -1,1 +1,1 @@
-"""The tables and figures of the papers as recipes, and what runs them: `specjax reproduce`."""
+"""Recipes of the papers' tables and figures, and their runner: `specjax reproduce`."""

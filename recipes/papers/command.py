@@ -1,4 +1,4 @@
-"""`specjax reproduce`: runs a table or figure of a paper, and shows our figures beside theirs."""
+"""`specjax reproduce`: runs a table or figure of a paper and compares our figures with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class Reproduce(RecipeOptions):
 
 
 def _costs(row: Sequence[str]) -> tuple[str, str]:
-    """Returns the line of a recipe: its name, and what it shows and costs."""
+    """Returns the line of a recipe: its name, title and cost."""
     name, title, a100, h100, gigabytes = row
     costs = f" A100: {a100} h, H100: {h100} h, {gigabytes} GB." if gigabytes != "-" else ""
     return name, f"{title}.{costs}"

@@ -1,4 +1,4 @@
-"""Estimates what a recipe costs on a GPU: hours, and gigabytes of memory.
+"""Estimates the cost of a recipe on a GPU: hours, and gigabytes of memory.
 
 Decoding is bound by memory: plain decoding reads all weights for each token at `DECODING` of the
 bandwidth, and a method is as much faster as the recipe's table says, else twice as fast. Training

@@ -21,7 +21,7 @@ TRIAL = 10  # conversations that a head learns, and training prompts, for each o
 
 @dataclass(frozen=True)
 class Inputs:
-    """A recipe, the options of a run, and its folder: what it reads."""
+    """The inputs of a run: a recipe, options, and a folder."""
 
     recipe: Recipe
     options: RecipeOptions
@@ -32,9 +32,6 @@ class Inputs:
         """The parts to run, without columns whose data is missing.
 
         With another target it is one model's part, unless each data set has its own model.
-
-        Raises:
-            SpecjaxError: if the recipe has no such model, or none of its data is there.
         """
         parts = self.recipe.parts
         if self.options.model:
@@ -51,7 +48,7 @@ class Inputs:
         for title, data in missing.items():
             self.say(f"{title} is left out: it needs {', '.join(data.files)}; see {data.page}")
         if titles and len(missing) == len(titles):
-            sources_of(missing[titles[0]], self.options.data)  # says how to get it
+            sources_of(missing[titles[0]], self.options.data)  # the error names its page
         parts = [
             part._replace(data=tuple(title for title in part.data if title not in missing))
             for part in parts

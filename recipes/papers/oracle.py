@@ -53,7 +53,7 @@ class WithTruth(Runner):
 
     @classmethod
     def of(cls, name: str, plain: Runner, drafter: DraftModel, params: Any) -> "WithTruth":
-        """Makes the contestant of a draft model, whatever its rule is."""
+        """Makes the contestant of a draft model; its rule is replaced."""
         engine = replace(plain.engine, drafter=replace(drafter, rule=Oracle()))
         unruled = Params(plain.params.target, {**params, "rule": None})
         return cls(name, engine, unruled, plain.padded_length, plain.seed, plain)
@@ -84,7 +84,7 @@ class WithTruth(Runner):
 
 @dataclass(frozen=True)
 class WithOracle:
-    """Makes the contestants of a benchmark, and the oracle of a draft beside them."""
+    """Makes the contestants of a benchmark and adds a draft model's oracle."""
 
     name: str
     source: str | None  # of the draft; None: pocket's own

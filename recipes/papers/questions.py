@@ -27,11 +27,7 @@ def is_there(data: DataSet, folder: Path | None) -> bool:
 
 
 def sources_of(data: DataSet, folder: Path | None) -> list[str]:
-    """Returns the local files of a data set, all of which must be there, or else its sources.
-
-    Raises:
-        SpecjaxError: if there is neither.
-    """
+    """Returns the local files of a data set, all of which must be there, or else its sources."""
     if not is_there(data, folder):
         place = "on the hub" if folder is None else f"in {folder}"
         raise SpecjaxError(
@@ -44,11 +40,7 @@ def sources_of(data: DataSet, folder: Path | None) -> list[str]:
 
 
 def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> list[Question]:
-    """Returns the questions of a data set, at most `limit`.
-
-    Raises:
-        SpecjaxError: for data that is missing, or holds no such question.
-    """
+    """Returns the questions of a data set, at most `limit`."""
     groups: dict[str, list[Question]] = {}
     first = data.first
     # The same for any limit, so that `skip` keeps samples apart. Fewer records may lack a kind.
@@ -90,7 +82,7 @@ def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Pa
 
 
 def fetched(source: str, folder: Path) -> Path:
-    """Returns a local file, or a copy in `folder` of what stands at an address."""
+    """Returns a local file; downloads an address into `folder` first."""
     if "://" not in source:
         return Path(source)
     path = folder / source.rsplit("/", 1)[-1]

@@ -40,11 +40,7 @@ class QuoteSumExample:
 
 
 def read_quotesum(path: Path) -> tuple[list[QuoteSumExample], list[str]]:
-    """Returns the examples of a JSONL file, and one complaint per line that is none.
-
-    Raises:
-        SpecjaxError: for a file that cannot be read or holds no example.
-    """
+    """Returns the examples of a JSONL file, and one complaint per line that is none."""
     with readable(path):
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     examples, complaints = [], []
@@ -70,11 +66,7 @@ def evaluate(
     num_tokens: int = 70,
     thresholds: Sequence[int] = (2, 5, 8),
 ) -> dict[int, Scores]:
-    """Returns the scores for each minimum length of a span, averaged over the examples.
-
-    Raises:
-        SpecjaxError: for an example that is longer than the target's texts may be.
-    """
+    """Returns the scores for each minimum length of a span, averaged over the examples."""
     scores: dict[int, list[Scores]] = {least: [] for least in thresholds}
     texts = [tokens_of(example, tokenizer) for example in examples]
     longest = max(len(text) for text, _, _ in texts)

@@ -45,7 +45,7 @@ class DataSet:
     per_kind: bool = False
     skip: int = 0  # shuffled questions before the sample
     first: int | None = None  # questions that are read of a source
-    is_chat: bool = False  # texts are asked in a chat
+    is_chat: bool = False  # texts become a user's message
     turns: int = 1
 
     @property
@@ -80,7 +80,7 @@ class OwnHead:
 
 
 class Cell(NamedTuple):
-    """The place of a figure; ALL where the table does not say."""
+    """The place of a figure; ALL where the table names none."""
 
     temperature: float
     model: str
@@ -156,11 +156,7 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> Recipe:
-    """Reads a recipe.
-
-    Raises:
-        SpecjaxError: for an unknown name.
-    """
+    """Reads a recipe."""
     names = recipe_names()
     if name not in names:
         raise SpecjaxError(f"recipe {name!r} is unknown; choose one of {', '.join(names)}")
@@ -226,7 +222,7 @@ def _column(value: str | dict[str, str]) -> RecipeColumn:
 
 
 def _published(recipe: Recipe, text: str) -> Iterator[tuple[Cell, Figure]]:
-    """Yields the figures of a table whose cells stand between bars; a dash holds no figure.
+    """Yields the figures of a table with cells between bars; a dash marks an empty cell.
 
     The columns T, model, data and method name the row; the others are those of the recipe.
     """

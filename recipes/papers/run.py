@@ -1,4 +1,4 @@
-"""One run of a recipe: the commands that it takes, and the table in the end."""
+"""Runs a recipe and prints the comparison table."""
 
 import json
 import sys
@@ -75,7 +75,7 @@ class Reproduction(Inputs):
 
     @property
     def legend(self) -> str:
-        """Says what the cells hold."""
+        """The legend of the table."""
         if not self.recipe.models:
             return "Ours / published (difference)."
         target = self.options.target or "the paper's models"
@@ -234,7 +234,7 @@ class Reproduction(Inputs):
         return read_bandwidth()
 
     def machine_estimate(self, target: LoadedTarget, tasks: Path, num_methods: int) -> str:
-        """Returns what the benchmark takes on this machine, by its memory bandwidth."""
+        """Estimates the time of the benchmark on this machine from its memory bandwidth."""
         with tasks.open(encoding="utf-8") as lines:
             num_turns = sum(len(json.loads(line).get("turns", "1")) for line in lines)
         seconds = bytes_per_pass(target, 512.0) / (DECODING * self.bandwidth)
@@ -244,12 +244,9 @@ class Reproduction(Inputs):
         return f"at most about {in_hours(hours)} hours here, and {gigabytes:.2g} GB"
 
     def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
-        """Returns what each variant reads by title; leaves out those whose drafter is missing.
+        """Returns the drafter's source of each variant; drops variants without one.
 
         Trains the heads that are missing.
-
-        Raises:
-            SpecjaxError: if no variant is left.
         """
         sources: dict[str, str | None] = {}
         for title, variant in methods.items():
@@ -317,5 +314,5 @@ class Reproduction(Inputs):
 
 
 def checksum(*values: Any) -> str:
-    """Returns a short name for what decides a result."""
+    """Returns a short name for the inputs of a result."""
     return f"{zlib.crc32(repr(values).encode()):08x}"

@@ -103,7 +103,7 @@ def cut_pieces(module: str) -> Iterator[str]:
 
 
 def _statements(module: ast.Module) -> Iterator[ast.AST]:
-    """Yields what `ast.walk` does, in its order, but no expressions."""
+    """Yields the nodes of `ast.walk` in its order, without expressions."""
     waiting: deque[ast.AST] = deque([module])
     while waiting:
         node = waiting.popleft()
@@ -171,9 +171,6 @@ def held_out_tasks(
 
     The kinds take turns. No piece is longer than `max_characters`, and none is used twice as long
     as there are fresh ones that allow the kind.
-
-    Raises:
-        SpecjaxError: for a kind that no piece allows.
     """
     rng = random.Random(seed)
     allowed = [

@@ -1,4 +1,4 @@
-"""Packs what pocket learns from into rows of tokens: repeats, edit tasks and plain code."""
+"""Packs pocket's training data into rows of tokens: repeats, edit tasks and plain code."""
 
 import random
 from collections.abc import Callable, Sequence

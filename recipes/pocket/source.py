@@ -129,7 +129,7 @@ def changeable_literals(source: str) -> tuple[tuple[int, str], ...]:
 
 @functools.cache
 def seedable_bugs(source: str) -> tuple[Bug, ...]:
-    """Returns every bug whose wrong code would occur exactly once, so that it names its place."""
+    """Returns every bug whose wrong code occurs exactly once in the broken source."""
     if not source.isascii():
         return ()  # the columns of `ast` count bytes
     results = []
@@ -157,7 +157,7 @@ def _swap(
 
 
 def _wrong_constants(source: str, node: ast.Constant) -> Iterator[Bug]:
-    """Yields True for False, or off by one; quotes the whole line, as a constant says little."""
+    """Yields True for False, or off by one, and quotes the whole line."""
     start, end = _span(source, node)
     text = source[start:end]
     others = [str(not node.value)]

@@ -254,11 +254,7 @@ def evaluate(model: Transformer, params: dict, data: TrainingData, length: int =
 
 
 def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
-    """Returns the folder of the tokenizer: the one given, or the run's own, trained if new.
-
-    Raises:
-        SpecjaxError: if the given folder holds no tokenizer.
-    """
+    """Returns the folder of the tokenizer: the one given, or the run's own, trained if new."""
     folder = expand_user(options.vocabulary or options.out / "tokenizer")
     with readable(folder):
         is_there = (folder / "tokenizer.json").is_file()
@@ -273,11 +269,7 @@ def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
 
 
 def build(options: Options) -> None:
-    """Trains, then writes the model, its tokenizer and a record of the run into one new folder.
-
-    Raises:
-        SpecjaxError: for an unknown size, or a run folder that cannot be written or has its model.
-    """
+    """Trains, then writes the model, its tokenizer and a record of the run into one new folder."""
     if options.size not in RECIPES:
         raise SpecjaxError(f"--size {options.size!r} is unknown; use {' or '.join(RECIPES)}")
     recipe = RECIPES[options.size]

@@ -44,7 +44,7 @@ def task_records(is_validation: bool) -> Iterable[dict[str, Any]]:
 
 
 def conversation_records(count: int) -> Iterable[dict[str, Any]]:
-    """Yields what heads learn from: edit tasks with answers, and plain code."""
+    """Yields training conversations: edit tasks with answers, and plain code."""
     for conversation in corpus.pocket_conversations(count):
         if conversation.text:
             yield {"text": conversation.text}

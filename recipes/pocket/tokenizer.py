@@ -55,7 +55,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer_texts() -> Iterator[str]:
-    """Yields what the tokenizer learns from: the training modules and a sample of instructions."""
+    """Yields the tokenizer's training texts: modules and a sample of instructions."""
     yield from corpus.module_texts(held_out=False)
     for index, piece in enumerate(corpus.pieces(held_out=False)):
         task = make_edit(KINDS[index % len(KINDS)], piece, random.Random(index))

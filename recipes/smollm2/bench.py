@@ -74,7 +74,7 @@ class Options:
     data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
-    """The folder of what does not ship: Hydra, EAGLE-3, the draft and the datastore."""
+    """The folder of drafters that do not ship: Hydra, EAGLE-3, the draft, the datastore."""
     short: bool = False
     """Measure three methods on a prompt of each kind, 48 new tokens."""
 
@@ -114,7 +114,7 @@ class Options:
 
 
 def sources_at(runs: Path) -> dict[str, Path]:
-    """Returns where each method finds what it reads, of those for which it is there."""
+    """Returns the source of each method whose drafter exists."""
     sources = {method: HEADS / head for method, head in HEADED.items()}
     sources |= {method: runs / folder for method, folder in TRAINED.items()}
     for missing in [method for method, source in sources.items() if not source.exists()]:
@@ -123,7 +123,7 @@ def sources_at(runs: Path) -> dict[str, Path]:
 
 
 def installed_peers() -> list[str]:
-    """Returns the names of the peers that can be measured; says what the others lack."""
+    """Returns the names of the installed peers; prints what the others lack."""
     for name, library in PEERS.items():
         if library.missing:
             print(f"without {name}: {' and '.join(library.missing)} not installed")

@@ -67,11 +67,7 @@ class Options:
 
 
 def few_layers(target: LoadedTarget, layers: tuple[int, ...]) -> tuple[Transformer, dict[str, Any]]:
-    """Returns a model of some of a target's layers and its final norm, and these as params.
-
-    Raises:
-        SpecjaxError: for a layer that the target does not have.
-    """
+    """Returns a model of some of a target's layers and its final norm, and these as params."""
     count = target.config.num_hidden_layers
     if not layers or min(layers) < 0 or max(layers) >= count:
         raise SpecjaxError(f"--layers {layers}: the target has layers 0 to {count - 1}; name some")
@@ -109,11 +105,7 @@ def whole(params: Params, target: Params) -> dict[str, Any]:
 
 
 def build(options: Options) -> None:
-    """Trains, then writes the model and the tokenizer.
-
-    Raises:
-        SpecjaxError: as `few_layers` and `training.loop.train`, or if the model is there already.
-    """
+    """Trains, then writes the model and the tokenizer."""
     use_compilation_cache()
     out = expand_user(options.out)
     folder = vacant(out / "model")

@@ -14,16 +14,12 @@ def problems_in(folder: Path, ids: range) -> list[dict[str, Any]]:
 
 
 def statement_of(problem: dict[str, Any]) -> str:
-    """Returns what a problem asks for, and its first test."""
+    """Returns the statement of a problem and its first test."""
     return f"{problem['text']}\n{problem['test_list'][0]}"
 
 
 def rows_of(file: Path, *names: str) -> list[dict[str, Any]]:
-    """Reads the rows of a JSONL file that have these fields.
-
-    Raises:
-        SpecjaxError: if the file cannot be read.
-    """
+    """Reads the rows of a JSONL file that have these fields."""
     lines = lines_of(file)
     try:
         rows = [json.loads(line) for line in lines if line.strip()]
@@ -33,11 +29,7 @@ def rows_of(file: Path, *names: str) -> list[dict[str, Any]]:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Reads the lines of a text.
-
-    Raises:
-        SpecjaxError: if the file cannot be read.
-    """
+    """Reads the lines of a text."""
     try:
         return file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
