@@ -58,7 +58,7 @@ from specjax.training.optimizer import OptimizerOptions
 from specjax.training.progress import Progress
 
 # 8 heads, of which 4 are key-value heads: over 8 devices those are whole on each. With so few
-# tokens, random heads are right now and then.
+# tokens, random heads are sometimes right.
 CONFIG = TransformerConfig(32, 64, 64, 2, 8, 4, 8, max_position_embeddings=512)
 BATCH, NEW_TOKENS, SAMPLING = 8, 24, Sampling(temperature=0.3)
 BEAM = {"top_k": 2, "depth": 2, "num_tokens": 6}

@@ -16,7 +16,7 @@ class BenchCommand(PassOptions, BenchOptions):
 
     @property
     def if_stopped(self) -> str:
-        """How to continue an interrupted benchmark; empty if it cannot be continued."""
+        """Advice on resuming an interrupted benchmark; empty if it cannot resume."""
         return "run the same command to resume" if self.out else ""
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads conversations to learn from, out of JSONL files, JSON lists, text files and hub datasets.
+"""Reads training conversations from JSONL files, JSON lists, text files and hub datasets.
 
 Every line may have one of these forms:
 

@@ -1,4 +1,4 @@
-"""Question files: the public formats, recognised by their fields, and the prompts made of them.
+"""Reads files of questions: recognises public formats by their fields and builds the prompts.
 
 Malformed records are reported and left out.
 """

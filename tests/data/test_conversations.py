@@ -58,7 +58,7 @@ BROKEN = [
 
 @pytest.fixture
 def warnings(capsys):
-    """What has been printed to stderr since the last time, line by line."""
+    """Lines printed to stderr since the last call."""
     return lambda: [line.removeprefix("specjax: ") for line in capsys.readouterr().err.splitlines()]
 
 
