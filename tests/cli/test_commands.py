@@ -14,7 +14,6 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from specjax.cli import main
-from specjax.core.files import cache_folder
 from specjax.loading.methods import METHODS
 from tests.cli.target import CONFIG, SHORT, write_target
 
@@ -58,15 +57,6 @@ def test_both_versions_of_transformers_read_the_tokenizer_of_a_converted_target(
     assert again.all_special_tokens == tokenizer.all_special_tokens
     assert again.chat_template == tokenizer.chat_template
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 1}
-
-
-def test_convert_stores_the_dtype_that_is_asked_for(tiny, tmp_path):
-    folder = tmp_path / "half"
-    folder.mkdir()
-    assert main(["convert", str(tiny), str(folder), "--dtype", "bfloat16"]) == 0
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    sizes = [(path / "model.safetensors").stat().st_size for path in (tiny, folder)]
-    assert sizes[0] > 1.8 * sizes[1]
 
 
 def test_convert_keeps_the_dtype_of_the_source(tiny, tmp_path, capsys):
@@ -196,13 +186,3 @@ def test_a_process_keeps_its_compiled_programs_and_is_quiet(tmp_path):
     assert json.loads(run.stdout)["identical"] is True
     assert run.stderr == ""
     assert any((tmp_path / "specjax" / "jax").iterdir())
-
-
-def test_where_compiled_programs_are_kept(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert cache_folder() == Path("/cache/specjax")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == Path("/home/ada/.cache/specjax")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path("/home/ada/.cache/specjax")

@@ -136,20 +136,6 @@ def test_bad_target_folders_are_rejected(tmp_path, error_line):
         assert told in error_line()
 
 
-@pytest.mark.parametrize(
-    ("directory", "told"),
-    [
-        (f"/tmp/{LONG_NAME}", "(File name too long); free some space or choose another path"),
-        ("~nosuch/x", "~nosuch/x: there is no home folder ~nosuch; write the path in full"),
-        (f"{__file__}/x", "(Not a directory); free some space or choose another path"),
-        (__file__, "already exists and is not an empty folder; delete it or choose another name"),
-    ],
-)
-def test_bad_output_folders_are_rejected(tiny, error_line, directory, told):
-    assert main(["convert", str(tiny), directory]) == 2
-    assert error_line().endswith(told)
-
-
 def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
     def raises(error):
         monkeypatch.setattr(Generate, "run", lambda self: (_ for _ in ()).throw(error))

@@ -18,8 +18,8 @@ WRITING = {
 
 
 @pytest.mark.parametrize("command", WRITING)
-@pytest.mark.parametrize("blocked", ["file/x", "file/x/y", "/proc/x/y"])
-def test_a_path_that_cannot_be_written_is_refused_first(
+@pytest.mark.parametrize("blocked", ["file/x", "file/x/y", "/proc/x/y", "n" * 300])
+def test_a_path_that_cannot_be_written_is_rejected_first(
     command, blocked, tmp_path, monkeypatch, error_line
 ):
     monkeypatch.chdir(tmp_path)
@@ -31,7 +31,7 @@ def test_a_path_that_cannot_be_written_is_refused_first(
 
 
 @pytest.mark.parametrize("command", ["generate", "tune"])
-def test_a_folder_in_the_way_of_a_file_is_refused_first(command, tmp_path, error_line):
+def test_a_folder_instead_of_a_file_is_rejected_first(command, tmp_path, error_line):
     assert main([*WRITING[command], str(tmp_path), "--target", "nosuch"]) == 2
     assert f"cannot write {tmp_path} (Is a directory)" in error_line()
     assert not list(tmp_path.iterdir())

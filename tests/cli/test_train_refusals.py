@@ -98,20 +98,6 @@ def test_broken_lines_are_skipped_and_counted(data, tmp_path, capsys):
     assert reported[2].endswith(f"lines of {file}: 1 not JSON, 1 of no known form.")
 
 
-@pytest.mark.parametrize(
-    "out, message",
-    [
-        (f"{__file__}/run", "(Not a directory); free some space or choose another path"),
-        (__file__, "(Not a directory); free some space or choose another path"),
-        (f"/tmp/{'n' * 300}", "(File name too long); free some space or choose another path"),
-        ("~nosuch/x", "there is no home folder ~nosuch; write the path in full"),
-    ],
-)
-def test_an_invalid_output_folder_is_rejected_first(out, message, error_line):
-    assert main(["train", "eagle", "--out", out, "--data", "missing.jsonl"]) == 2
-    assert error_line().endswith(message)
-
-
 def test_a_head_without_its_run_is_not_overwritten(train, tmp_path, error_line):
     (tmp_path / "head").mkdir()
     assert train("eagle", tmp_path, *SHORT, "--resume") == 2
