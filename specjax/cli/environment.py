@@ -31,9 +31,6 @@ def use_compilation_cache() -> Path | None:
 
     Starts the backend first. Does nothing if `JAX_COMPILATION_CACHE_DIR` is set or the folder
     cannot be created. Returns the folder if this call set it.
-
-    Raises:
-        SpecjaxError: if JAX_PLATFORMS names a device that is not available.
     """
     import jax
 

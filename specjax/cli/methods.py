@@ -35,9 +35,7 @@ class Methods:
         from specjax.loading.methods import METHODS
 
         if self.method is not None and self.method not in METHODS:
-            raise SpecjaxError(
-                f"method {self.method!r} is unknown; choose one of {', '.join(METHODS)}"
-            )
+            raise SpecjaxError(f"method {self.method!r} is unknown; use {', '.join(METHODS)}")
         config = None if self.target is None else _config_of(self.target)
         names = METHODS if self.method is None else [self.method]
         rows = {name: self._describe(name, config) for name in names}

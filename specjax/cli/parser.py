@@ -16,7 +16,14 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 from tyro import _errors as events  # tyro's hook for errors; pyproject.toml pins its version
-from tyro.conf import UseAppendAction, arg, subcommand
+from tyro.conf import (
+    DisallowNone,
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    UseAppendAction,
+    arg,
+    subcommand,
+)
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec
 
 from specjax.core.errors import SpecjaxError
@@ -42,28 +49,19 @@ Commands = Mapping[str, "type | Group"]
 def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
     """Returns the command that `arguments` describe, an instance whose `run` does the work.
 
-    `about` is the description of the program.
-
-    Raises:
-        SpecjaxError: if the arguments do not parse.
-        SystemExit: after printing help, or writing a completion script.
+    `about` describes the program. Raises SystemExit after printing help or a completion script.
     """
 
     def reject(event: events.ParseErrorEvent) -> None:
         raise SpecjaxError(_complaint(event, *_lookup(arguments, commands)))
 
-    config = (
-        tyro.conf.FlagCreatePairsOff,
-        tyro.conf.DisallowNone,
-        tyro.conf.OmitArgPrefixes,
-    )
     with events.on_parse_error(reject):
         command = tyro.cli(
             _union(commands, arguments),
             prog="specjax",
             description=_wrapped(about),
             args=arguments,
-            config=config,
+            config=(FlagCreatePairsOff, DisallowNone, OmitArgPrefixes),
             registry=_registry(),
         )
     while hasattr(command, "chosen"):

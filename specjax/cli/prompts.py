@@ -87,11 +87,7 @@ def read_source(
 
 
 def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Source]:
-    """Reads prompts from the lines of a JSONL file: texts, or objects with `prompt` or `messages`.
-
-    Raises:
-        SpecjaxError: if the file has no prompts, or a line is not a prompt.
-    """
+    """Reads prompts from a JSONL file: strings, or objects with `prompt` or `messages`."""
     sources = []
     for number, line in enumerate(_read_file(file, "--prompts", MAX_FILE_BYTES).splitlines(), 1):
         if not line.strip():

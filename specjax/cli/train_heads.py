@@ -108,14 +108,14 @@ class TrainHead(TargetOptions):
         axes = self.mesh or devices
         mesh = make_mesh(axes) if axes else None
         check_rows(mesh, self.batches.batch_size, "batch_size")
-        sources = self.data or (POCKET,)
+        sources, seed = self.data or (POCKET,), self.loop.seed
         is_distilled = self.distill or SELF in sources
         if is_distilled and jax.process_count() > 1:
             raise SpecjaxError(
                 "--distill runs in one process: run this without --distributed until training "
                 "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
             )
-        conversations = read_all(sources, self.limit, self.loop.seed, not is_distilled)
+        conversations = read_all(sources, self.limit, seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         # Validate everything before the slow work.
         batches = limit_length(self.batches, target)
@@ -124,15 +124,10 @@ class TrainHead(TargetOptions):
         frozen = FrozenModel.of(target)
         check_trainable(head, frozen)
         if SELF in sources:
-            conversations += generate_questions(
-                target,
-                self.limit or NUM_QUESTIONS,
-                out / "questions.jsonl",
-                self.distillation,
-                self.loop.seed,
-                partial(with_progress, doing="Generating questions"),
-                self.resume,
-            )
+            count, file = self.limit or NUM_QUESTIONS, out / "questions.jsonl"
+            watch = partial(with_progress, doing="Generating questions")
+            options = self.distillation, seed, watch, self.resume
+            conversations += generate_questions(target, count, file, *options)
         if len(conversations) < 2:
             raise SpecjaxError(
                 f"--data {' '.join(sources)} has fewer than two conversations, but one is needed "
@@ -142,36 +137,17 @@ class TrainHead(TargetOptions):
         drafter = self.drafter_for(head, target)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
-            conversations = distill(
-                target,
-                conversations,
-                out / "distilled.jsonl",
-                batches.longest,
-                self.distillation,
-                self.loop.seed,
-                partial(with_progress, doing="Generating answers"),
-                self.resume,
-            )
+            file = out / "distilled.jsonl"
+            watch = partial(with_progress, doing="Generating answers")
+            options = self.distillation, seed, watch, self.resume
+            conversations = distill(target, conversations, file, batches.longest, *options)
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
+        loop = self.loop_for(examples, batches)
         settings = HeadSettings(
-            method=self.method,
-            training=self.training,
-            optimizer=self.optimizer,
-            loop=self.loop_for(examples, batches),
-            data=batches,
-            remat=self.remat,
+            self.method, self.training, self.optimizer, loop, batches, self.remat
         )
-        trained = train_head(
-            head,
-            self.format,
-            frozen,
-            examples,
-            settings,
-            out,
-            start=start,
-            evaluation=measured,
-            resume=self.resume,
-        )
+        run = head, self.format, frozen, examples, settings, out
+        trained = train_head(*run, start=start, evaluation=measured, resume=self.resume)
         if trained.best_score is not None:
             print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
