@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError, rejected_values
 from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
@@ -135,6 +137,14 @@ def assert_counts_add_up(out: Generation):
     own_tokens = out.length - out.from_draft.sum(axis=1)
     np.testing.assert_array_equal(own_tokens, stats.rounds - was_cut)
     assert (stats.drafted >= out.length - stats.rounds).all()
+
+
+def assert_params_rejected(drafter: Drafter, drafter_params: Any, message: str):
+    """Asserts that a request with these params raises one line that matches `message`."""
+    model, params = target()
+    with pytest.raises(SpecjaxError, match=message) as error:
+        Engine(model, drafter, max_new_tokens=4).check(Params(params, drafter_params), prompt(1))
+    assert "\n" not in str(error.value)
 
 
 def assert_rejects_values_out_of_bounds(settings: Any):

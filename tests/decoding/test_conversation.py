@@ -5,7 +5,6 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
@@ -16,21 +15,10 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.models.config import Rope
-from specjax.models.transformer import Transformer
 from tests.decoding.heads import EAGLE2
-from tests.decoding.tiny import target
+from tests.decoding.tiny import PASSES, Watched, pass_widths, target
 
-READ: list[np.ndarray] = []  # the tokens of each pass that a program runs
 KEY, LATER = jax.random.split(jax.random.key(3))
-
-
-class Watched(Transformer):
-    """Notes what its passes read."""
-
-    @nn.nowrap
-    def run(self, params, rows, cache, taps):
-        jax.debug.callback(lambda tokens: READ.append(np.asarray(tokens)), rows.tokens)
-        return super().run(params, rows, cache, taps)
 
 
 def texts_of(state) -> list[list[int]]:
@@ -38,16 +26,11 @@ def texts_of(state) -> list[list[int]]:
     return [tokens[:length].tolist() for tokens, length in rows]
 
 
-def num_passes() -> int:
-    jax.effects_barrier()
-    return len(READ)
-
-
 def ids(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 40, count).tolist()
 
 
-def test_a_second_turn_reads_what_is_new_and_says_what_a_fresh_start_says():
+def test_a_second_turn_reads_only_new_tokens_and_equals_a_fresh_start():
     model, params = target()
     drafter = Hybrid(PromptLookupPlus(8, layer=2), EAGLE2.drafter)
     sampling = Sampling(temperature=0.7)
@@ -60,15 +43,15 @@ def test_a_second_turn_reads_what_is_new_and_says_what_a_fresh_start_says():
     after = from_ids([[*text, *ids(30, seed)] for seed, text in enumerate(said)])
 
     def read(begin):
-        READ.clear()
+        PASSES.clear()
         begun = jax.block_until_ready(begin())
-        return num_passes(), begun
+        return len(pass_widths()), begun
 
     passes, fresh = read(lambda: engine.prefill(given, after, LATER))
     fewer, resumed = read(lambda: engine.resume(given, state, after, LATER))
     assert (passes, fewer) == (3, 1)
     start = min(map(len, said)) - 1
-    np.testing.assert_array_equal(READ[0][:, :30], after.tokens[:, start : start + 30])
+    np.testing.assert_array_equal(PASSES[0][:, :30], after.tokens[:, start : start + 30])
 
     fresh, resumed = (engine.run(given, begun, 20) for begun in (fresh, resumed))
     assert texts_of(resumed) == texts_of(fresh)
@@ -88,12 +71,12 @@ def test_keys_that_depend_on_the_length_of_the_prompt_are_not_kept():
     engine = Engine(model, PromptLookup(), max_new_tokens=4)
     given, asked = Params(params), ids(60, 0)
     state = engine.run(given, engine.resume(given, None, from_ids([asked]), KEY), 4)
-    READ.clear()
+    PASSES.clear()
     engine.resume(given, state, from_ids([[*asked, *ids(3, 1)]]), KEY)
-    assert num_passes() == 1 and READ[0][0, :60].tolist() == asked
+    assert len(pass_widths()) == 1 and PASSES[0][0, :60].tolist() == asked
 
 
-def test_a_state_without_hidden_states_is_refused():
+def test_a_state_without_hidden_states_is_rejected():
     model, params = target()
     engine = Engine(model, PromptLookupPlus(8, layer=2), max_new_tokens=4)
     given, asked = Params(params), from_ids([ids(9, 0)])

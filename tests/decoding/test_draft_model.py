@@ -3,14 +3,12 @@
 from dataclasses import replace
 from functools import cache, partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from recipes.papers.oracle import Oracle
-from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -34,13 +32,14 @@ from tests.decoding.contract import (
     SAMPLINGS,
     VOCAB,
     assert_lossless,
+    assert_params_rejected,
     p_value,
     truth,
     whole_texts,
 )
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_length_rules import classifier, wants_more
-from tests.decoding.tiny import BATCH, Lying, prompt, target
+from tests.decoding.tiny import BATCH, PASSES, Lying, Watched, pass_widths, prompt, target
 
 NEW_TOKENS, LONGEST = 60, 4
 RULES = {
@@ -256,34 +255,19 @@ def test_disco_counts_places_from_the_first_token_of_the_draft_or_of_the_new_tex
     np.testing.assert_array_equal(out.stats.drafted, [drafted] * BATCH)
 
 
-CALLS: list[int] = []
-
-
-class Counted(Transformer):
-    """Tells how many rows each pass has that is really run."""
-
-    @nn.nowrap
-    def run(self, params, rows, cache, *taps):
-        jax.debug.callback(lambda _: CALLS.append(rows.tokens.shape[1]), rows.tokens)
-        return super().run(params, rows, cache, *taps)
-
-
 def test_no_pass_is_run_for_tokens_that_nobody_wants():
-    own = replace(drafter("heuristic"), draft=Counted(target()[0].config))
+    own = replace(drafter("heuristic"), draft=Watched(target()[0].config))
     params = params_of("heuristic", "near")
     propose = jax.jit(partial(own.propose, target()[0]))
     longest = []
     for found in rounds("heuristic", "sampled"):
         state = jax.tree.map(jnp.asarray, found.before)
         draw = Draw(state.sequence_keys, state.length, SAMPLINGS["sampled"])
-        CALLS.clear()
-        jax.block_until_ready(
-            propose(params, state.drafter, Context(state.tokens, state.length), draw)
-        )
-        jax.effects_barrier()
+        PASSES.clear()
+        context = Context(state.tokens, state.length)
+        jax.block_until_ready(propose(params, state.drafter, context, draw))
         longest.append(int((found.proposed.num_needed - state.drafter.num_needed).max()))
-        expected = [2] + [1] * (longest[-1] - 1)
-        assert expected == CALLS
+        assert pass_widths() == [2] + [1] * (longest[-1] - 1)
     assert len(set(longest)) > 1
 
 
@@ -433,30 +417,29 @@ def test_a_rule_longer_than_the_longest_draft_is_rejected(rule):
         DraftModel(target()[0], rule, max_length=4)
 
 
-def refused(own: DraftModel, params, message: str):
-    model, weights = target()
-    with pytest.raises(SpecjaxError, match=message) as error:
-        Engine(model, own, max_new_tokens=4).check(Params(weights, params), prompt(1))
-    assert "\n" not in str(error.value)
-
-
-def test_a_draft_of_another_vocabulary_is_refused():
+def test_a_draft_of_another_vocabulary_is_rejected():
     model, params = target(41)
     message = "the draft has a vocabulary of 41 tokens, the target one of 40; use a draft with"
-    refused(DraftModel(model), {"draft": params, "rule": None}, message)
+    assert_params_rejected(DraftModel(model), {"draft": params, "rule": None}, message)
 
 
 @pytest.mark.parametrize("given", [None, {}, {"draft": 1}, {"draft": 1, "rule": 2, "more": 3}])
-def test_params_of_another_form_are_refused(given):
-    refused(drafter("fixed"), given, "DraftModel needs the params {'draft': the draft's weights")
+def test_params_of_another_form_are_rejected(given):
+    assert_params_rejected(
+        drafter("fixed"), given, "DraftModel needs the params {'draft': the draft's weights"
+    )
 
 
-def test_params_that_do_not_belong_together_are_refused():
+def test_params_that_do_not_belong_together_are_rejected():
     own, right = drafter("fixed"), weights("near")
     for wrong in (target(layers=1)[1], target(41)[1], None, jnp.zeros(3)):
         message = "the draft's weights belong to another model .*; pass the params that were loaded"
-        refused(own, {"draft": wrong, "rule": None}, message)
-    refused(own, {"draft": right, "rule": classifier()}, "length rule Fixed has no params")
-    refused(drafter("disco"), {"draft": right, "rule": None}, "Disco needs the weights")
+        assert_params_rejected(own, {"draft": wrong, "rule": None}, message)
+    assert_params_rejected(
+        own, {"draft": right, "rule": classifier()}, "length rule Fixed has no params"
+    )
+    assert_params_rejected(
+        drafter("disco"), {"draft": right, "rule": None}, "Disco needs the weights"
+    )
     engine = Engine(target()[0], drafter("disco"), max_new_tokens=4)
     engine.check(params_of("disco", "near"), prompt(1))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadState
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
@@ -26,7 +24,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import LoopState
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.parallel import ParallelHead
-from tests.decoding.contract import KEY
+from tests.decoding.contract import KEY, assert_params_rejected
 from tests.decoding.heads import (
     CHOICES,
     DYNAMIC,
@@ -287,7 +285,7 @@ def test_hydras_choices_deeper_than_its_heads_are_left_out():
     ],
 )
 @pytest.mark.parametrize("name", STATIC)
-def test_choices_that_do_not_form_a_tree_are_refused(name, choices, message):
+def test_choices_that_do_not_form_a_tree_are_rejected(name, choices, message):
     with pytest.raises(SpecjaxError, match=message) as caught:
         replace(STATIC[name].drafter, choices=choices)
     assert "\n" not in str(caught.value)
@@ -296,34 +294,33 @@ def test_choices_that_do_not_form_a_tree_are_refused(name, choices, message):
 # ---- What does not belong together -------------------------------------------------------------
 
 
-def refused(drafter, params: Any, message: str):
-    model, weights = target()
-    with pytest.raises(SpecjaxError, match=message) as caught:
-        Engine(model, drafter, max_new_tokens=4).check(Params(weights, params), prompt(1))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("name", STATIC | DYNAMIC)
-def test_params_of_something_else_are_refused(name):
+def test_params_of_something_else_are_rejected(name):
     headed = (STATIC | DYNAMIC)[name]
     Engine(target()[0], headed.drafter, max_new_tokens=4).check(headed.request, prompt(1))
     others = (HYDRA if "hydra with" in name else HYDRA_PREFIX).params, target()[1]
     broken = {**headed.params, next(iter(headed.params)): {}}
     for wrong in (None, {}, jnp.zeros(3), broken, *others):
-        refused(headed.drafter, wrong, "the params are not the weights of this head .*; pass those")
+        assert_params_rejected(
+            headed.drafter, wrong, "the params are not the weights of this head .*; pass those"
+        )
 
 
 @pytest.mark.parametrize("make", [eagle_head, hydra_head, medusa_head, parallel_head])
-def test_heads_of_other_targets_are_refused(make):
+def test_heads_of_other_targets_are_rejected(make):
     kind = {eagle_head: Eagle, hydra_head: Hydra, medusa_head: Medusa}.get(make, ParallelSpec)
     head, params = make(vocab_size=41)
-    refused(kind(head), params, "target of vocab_size 41, this one has 40; use a head that was")
+    assert_params_rejected(
+        kind(head), params, "target of vocab_size 41, this one has 40; use a head that was"
+    )
 
 
-def test_heads_of_another_width_are_refused():
+def test_heads_of_another_width_are_rejected():
     shape = replace(EAGLE.drafter.head.config.layers, hidden_size=64)
     wide = EagleHead(replace(EAGLE.drafter.head.config, layers=shape))
-    refused(Eagle(wide), EAGLE.params, "target of hidden_size 64, this one has 32; use a head")
+    assert_params_rejected(
+        Eagle(wide), EAGLE.params, "target of hidden_size 64, this one has 32; use a head"
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,9 +334,9 @@ def test_heads_of_another_width_are_refused():
         (DYNAMIC["parallel dynamic"], {"top_k": 41}),
     ],
 )
-def test_more_children_than_tokens_are_refused(headed, settings):
+def test_more_children_than_tokens_are_rejected(headed, settings):
     message = "41 children of one node, but the head drafts only 40|top_k 41 exceeds .* 40 tokens"
-    refused(replace(headed.drafter, **settings), headed.params, message)
+    assert_params_rejected(replace(headed.drafter, **settings), headed.params, message)
 
 
 # ---- Medusa's own acceptance, which is lossy ---------------------------------------------------

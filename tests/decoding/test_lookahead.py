@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters.lookahead import (
     EMPTY,
@@ -24,7 +23,7 @@ from specjax.decoding.state import LoopState
 from specjax.decoding.widths import query_rows
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
-from tests.decoding.contract import KEY, truth
+from tests.decoding.contract import KEY, assert_params_rejected, truth
 from tests.decoding.tiny import BATCH, prompt, target
 
 VOCAB, NEW_TOKENS = 40, 80
@@ -332,7 +331,5 @@ def test_defaults_are_those_published_for_7b_models():
     assert (Lookahead().num_nodes, Lookahead().num_probes, Lookahead().max_depth) == (29, 27, 4)
 
 
-def test_params_of_another_drafter_are_refused():
-    model, params = target()
-    with pytest.raises(SpecjaxError, match="Lookahead has no params but was given some"):
-        Engine(model, SMALL, max_new_tokens=4).check(Params(params, {"weight": 1}), prompt(1))
+def test_params_of_another_drafter_are_rejected():
+    assert_params_rejected(SMALL, {"weight": 1}, "Lookahead has no params but was given some")

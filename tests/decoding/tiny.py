@@ -6,6 +6,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
@@ -34,8 +35,26 @@ def prompt(batch: int = BATCH, vocab_size: int = 40) -> Prompt:
     return from_ids([numbers.integers(0, vocab_size, n).tolist() for n in lengths], bucket=32)
 
 
+PASSES: list[np.ndarray] = []  # the tokens of each pass of a `Watched` target, when it ran
+
+
+class Watched(Transformer):
+    """Records the tokens of every pass when it runs, not when it is compiled."""
+
+    @nn.nowrap
+    def run(self, params, rows, cache, *taps):
+        jax.debug.callback(lambda tokens: PASSES.append(np.asarray(tokens)), rows.tokens)
+        return super().run(params, rows, cache, *taps)
+
+
+def pass_widths() -> list[int]:
+    """Returns the tokens per sequence of all recorded passes."""
+    jax.effects_barrier()
+    return [tokens.shape[1] for tokens in PASSES]
+
+
 class Trusting(Drafter):
-    """Takes whatever params it is given."""
+    """Accepts any params."""
 
     def check(self, target, params):
         pass
