@@ -159,10 +159,7 @@ class Draw:
         return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,))))(keys)
 
     def perturbed(
-        self,
-        logits: Float[Array, "B N V"],
-        positions: Int[Array, "B N"],
-        stream: int = DRAFT,
+        self, logits: Float[Array, "B N V"], positions: Int[Array, "B N"], stream: int = DRAFT
     ) -> Float[Array, "B N V"]:
         """Returns scores whose argmax is a draw from the filtered logits; greedy: the logits.
 

@@ -86,9 +86,7 @@ def root_only(like: DraftTree, root: Int[Array, " B"]) -> DraftTree:
 
 
 def from_choices(
-    root: Int[Array, " B"],
-    candidates: Int[Array, "B D K"],
-    choices: tuple[tuple[int, ...], ...],
+    root: Int[Array, " B"], candidates: Int[Array, "B D K"], choices: tuple[tuple[int, ...], ...]
 ) -> DraftTree:
     """Returns a tree of static shape over candidates per depth (Medusa's `choices`).
 
@@ -144,10 +142,7 @@ def valid_first(tree: DraftTree) -> DraftTree:
 
 
 def merge_paths(
-    root: Int[Array, " B"],
-    paths: Int[Array, "B G L"],
-    lengths: Int[Array, "B G"],
-    num_nodes: int,
+    root: Int[Array, " B"], paths: Int[Array, "B G L"], lengths: Int[Array, "B G"], num_nodes: int
 ) -> DraftTree:
     """Returns the prefix tree of G drafted continuations.
 

@@ -334,11 +334,7 @@ def medusa_logits(
 
 
 def hydra_logits(
-    module: HydraHeads,
-    params: Any,
-    feature: np.ndarray,
-    embedded: np.ndarray,
-    lm_head: np.ndarray,
+    module: HydraHeads, params: Any, feature: np.ndarray, embedded: np.ndarray, lm_head: np.ndarray
 ) -> Float[np.ndarray, " V"]:
     """The logits after the tokens `embedded [K, D]`; `lm_head` is the target's."""
     number, own = len(embedded) - 1, _float64(params)

@@ -24,10 +24,7 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.drafters.prompt_lookup_plus import (
-    PromptLookupPlus,
-    PromptLookupPlusAttention,
-)
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Sampling

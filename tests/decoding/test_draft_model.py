@@ -12,12 +12,7 @@ from recipes.papers.oracle import Oracle
 from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import (
-    Confidence,
-    Disco,
-    Fixed,
-    Heuristic,
-)
+from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
@@ -71,6 +66,16 @@ def params_of(rule: str, draft: str, sampling: str = "greedy", batch: int = BATC
     return Params(target()[1], {"draft": weights(draft), "rule": known and known()})
 
 
+def but_slow(cases, quick: str) -> list:
+    """Marks all cases slow but those that hold one rule."""
+    slow = [case for case in cases if quick not in (case, case[0])]
+    marked = [
+        pytest.param(*((case,) if isinstance(case, str) else case), marks=pytest.mark.slow)
+        for case in slow
+    ]
+    return [*(case for case in cases if case not in slow), *marked]
+
+
 # ---- Text --------------------------------------------------------------------------------------
 
 
@@ -84,7 +89,7 @@ def generated(rule: str, draft: str, sampling: str, batch: int, ends: bool = Fal
 
 
 @pytest.mark.parametrize("sampling, batch", [("greedy", 1), ("sampled", BATCH)])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", but_slow(RULES, "heuristic"))
 def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sampling, batch):
     same, near, other = (
         generated(rule, draft, sampling, batch) for draft in ("same", "near", "other")
@@ -120,7 +125,7 @@ def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
 # ---- round by round ----------------------------------------------------------------------------
 
 
-STEPPED = [*((rule, "sampled") for rule in RULES), ("confidence", "greedy")]
+STEPPED = but_slow([*((rule, "sampled") for rule in RULES), ("confidence", "greedy")], "disco")
 
 
 @cache
@@ -210,7 +215,7 @@ def test_the_cache_holds_the_committed_text_except_its_last_one_or_two_tokens(ru
     assert set(missing) == {1, 2}
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", but_slow(RULES, "disco"))
 def test_each_drafted_token_takes_one_pass_that_all_rows_share(rule):
     finished = 0
     for found in rounds(rule, "sampled"):
@@ -345,7 +350,7 @@ def rejection_case(rule: str) -> tuple[DraftModel, dict]:
     return own, {"draft": draft, "rule": known}
 
 
-@pytest.mark.parametrize("rule", REJECTION_RULES)
+@pytest.mark.parametrize("rule", but_slow(REJECTION_RULES, "confidence"))
 def test_drawn_drafts_keep_the_distribution(rule):
     assert p_value(*rejection_case(rule)) > 1e-3
 

@@ -11,10 +11,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.drafters.prompt_lookup_plus import (
-    PromptLookupPlus,
-    PromptLookupPlusAttention,
-)
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.target import Taps, causal_rows

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,39 +33,10 @@ class HeadState:
     lm_head: Weight | None = None  # rows of the target's LM head for a draft vocabulary, if any
 
 
-@runtime_checkable
-class FeatureHead(Protocol):
-    """A head with layers over the text; see `LayeredHead`."""
-
-    @property
-    def config(self) -> Any: ...  # with layers, hidden_size and vocab_size
-
-    def run(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        rows: QueryRows,
-        features: Float[Array, "B Q H"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B Q D"], KVCache]: ...
-
-    def logits(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        hidden: Float[Array, "B Q D"],
-        lm_head: Weight | None,
-    ) -> Float[Array, "B Q R"]: ...
-
-    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> Weight | None: ...
-
-
 class BoundHead(NamedTuple):
     """A head with its weights, its target and the target's weights."""
 
-    module: FeatureHead
+    module: Any  # a `LayeredHead`, or one with the same methods
     params: Any
     target: Target
     target_params: Any
@@ -143,7 +114,7 @@ class HeadDrafter(Drafter):
     `params.drafter` holds the weights of `head`.
     """
 
-    head: FeatureHead
+    head: Any  # a `LayeredHead`, or one with the same methods
 
     pass_widths = ()  # a draft always fills the tree
 

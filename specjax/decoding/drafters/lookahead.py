@@ -16,15 +16,7 @@ from jaxtyping import Array, Bool, Int
 from specjax.core.pytree import pytree
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
-from specjax.decoding.drafter import (
-    Context,
-    Drafter,
-    Outcome,
-    Params,
-    Probe,
-    Proposal,
-    Start,
-)
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal, Start
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, merge_paths

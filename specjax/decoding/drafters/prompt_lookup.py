@@ -7,14 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.settings import SettingError, setting
-from specjax.decoding.drafter import (
-    Context,
-    CopyDrafter,
-    Params,
-    Proposal,
-    State,
-    copied_chain,
-)
+from specjax.decoding.drafter import Context, CopyDrafter, Params, Proposal, State, copied_chain
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
