@@ -335,7 +335,7 @@ def test_heads_of_another_width_are_rejected():
     ],
 )
 def test_more_children_than_tokens_are_rejected(headed, settings):
-    message = "41 children of one node, but the head drafts only 40|top_k 41 exceeds .* 40 tokens"
+    message = "41 children, but the head drafts only 40|top_k 41 exceeds .* 40 tokens"
     assert_params_rejected(replace(headed.drafter, **settings), headed.params, message)
 
 
