@@ -172,7 +172,7 @@ def whole_texts(batch: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(row + [0] * (longest - len(row))) for row in rows)
 
 
-def test_it_shuts_where_drafts_are_wrong_looks_now_and_then_and_opens_again():
+def test_the_gate_closes_at_wrong_drafts_and_reopens():
     model, params = target()
     start = int(prompt(1).length[0])
     gate = Auto(Knows(whole_texts(1), ((start + 20, start + 70),)), 1.5)
@@ -204,7 +204,7 @@ def test_it_shuts_where_drafts_are_wrong_looks_now_and_then_and_opens_again():
         (CountedOracle(finds=False), 2),
     ],
 )
-def test_a_drafter_with_params_is_not_asked_again_once_the_credit_is_spent(oracle, num_asked):
+def test_a_drafter_with_params_stops_once_the_credit_is_spent(oracle, num_asked):
     out = run(Auto(oracle, 1.5), known=jnp.asarray(whole_texts(1)))
     assert CALLS.count("propose") == CALLS.count("update") == num_asked
     is_right = oracle.finds and not oracle.wrong_every
@@ -242,6 +242,6 @@ def test_the_state_keeps_its_types_so_that_a_stream_compiles_once():
 
 
 @pytest.mark.parametrize("inner", [Autoregressive(), Lookahead(), Auto(PromptLookup(), 1.0)])
-def test_drafters_that_cannot_be_gated_are_refused(inner):
+def test_drafters_that_cannot_be_gated_are_rejected(inner):
     with pytest.raises(SpecjaxError, match=f"{type(inner).__name__} cannot be gated"):
         Auto(inner, 1.0).check(target()[0], None)

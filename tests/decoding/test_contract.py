@@ -235,7 +235,7 @@ def in_sixteen_bits(name: str, dtype: str, padded_width: int = 0):
 
 
 @pytest.mark.parametrize(("name", "dtype", "padded_width"), SIXTEEN_BITS)
-def test_sixteen_bits_say_what_plain_decoding_says(name, dtype, padded_width):
+def test_sixteen_bits_generate_the_tokens_of_plain_decoding(name, dtype, padded_width):
     found, plain = in_sixteen_bits(name, dtype, padded_width), in_sixteen_bits("plain", dtype)
     found.check()  # finite
     np.testing.assert_array_equal(found.tokens, plain.tokens)

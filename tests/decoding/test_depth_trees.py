@@ -27,7 +27,7 @@ REJECTION = Sampling(temperature=0.8, top_p=0.9, verification="rejection")
 
 @dataclass(frozen=True)
 class Given(DepthTreeDrafter):
-    """A head that always says the same."""
+    """A head with constant logits."""
 
     head: None = None
     num_depths = DEPTHS
@@ -114,7 +114,7 @@ def test_choices_deeper_than_the_head_are_left_out():
 @pytest.mark.parametrize(
     ("name", "value"), [("top_k", 3), ("num_tokens", 26), ("depth", 2), ("noise_share", 0.0)]
 )
-def test_a_static_tree_refuses_what_only_a_dynamic_one_reads(name, value):
+def test_a_static_tree_rejects_settings_of_a_dynamic_one(name, value):
     with pytest.raises(SettingError, match="static tree; add tree=dynamic") as error:
         Given(**{name: value})
     assert error.value.field == name

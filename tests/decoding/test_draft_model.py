@@ -108,7 +108,7 @@ def test_the_text_ends_after_the_first_eos():
 
 
 @pytest.mark.parametrize("rule", ["heuristic", "disco"])
-def test_a_row_drafts_the_same_whatever_its_neighbours_do(rule):
+def test_a_draft_does_not_depend_on_the_batch(rule):
     together, alone = (generated(rule, "near", "greedy", batch) for batch in (BATCH, 1))
     assert together.drafted[0] == alone.drafted[0]
     np.testing.assert_array_equal(together.accepted_lengths[0], alone.accepted_lengths[0])
@@ -158,7 +158,7 @@ def with_draft(found: Round) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule, sampling", STEPPED)
-def test_every_chain_is_what_the_draft_says_and_as_long_as_the_rule_wants(rule, sampling):
+def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
     rule_params = params_of(rule, "near", sampling).drafter["rule"]
     start, most, lengths = prompt(BATCH).length, drafter(rule).max_depth, []
     schedule = [2] * BATCH  # the heuristic's, read plainly
@@ -260,7 +260,7 @@ def test_disco_counts_places_from_the_first_token_of_the_draft_or_of_the_new_tex
     np.testing.assert_array_equal(out.stats.drafted, [drafted] * BATCH)
 
 
-def test_no_pass_is_run_for_tokens_that_nobody_wants():
+def test_no_pass_runs_for_unneeded_tokens():
     own = replace(drafter("heuristic"), draft=Watched(target()[0].config))
     params = params_of("heuristic", "near")
     propose = jax.jit(partial(own.propose, target()[0]))

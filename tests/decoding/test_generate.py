@@ -55,7 +55,7 @@ def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded
 @pytest.mark.parametrize(
     "drafter, rope", [(Autoregressive(), "dynamic"), (PromptLookupPlus(layer=1), "default")]
 )
-def test_a_row_of_a_batch_equals_its_prompt_alone(drafter, rope):
+def test_a_sequence_of_a_batch_equals_its_prompt_alone(drafter, rope):
     """Also with a dynamic RoPE, which depends on how long each text is: 45 to 70 tokens."""
     model, params = target()
     config = replace(model.config, max_position_embeddings=48, rope=Rope(rope, factor=2.0))

@@ -137,7 +137,7 @@ def test_a_feature_beyond_the_end_of_a_text_is_caught():
 
 
 @pytest.mark.parametrize("name", ["eagle", "parallel"])
-def test_finished_rows_no_longer_change(name):
+def test_finished_sequences_no_longer_change(name):
     num_still = 0
     for each in played_by(name):
         before, after = each.before.drafter, each.after.drafter

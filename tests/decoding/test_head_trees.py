@@ -292,7 +292,7 @@ class TwoTokens(Transformer):
         return jnp.where(jnp.arange(40) < 2, logits, jnp.full_like(logits, -jnp.inf))
 
 
-def test_tokens_that_the_target_cannot_say_come_last_and_are_not_valid():
+def test_impossible_tokens_come_last_and_are_not_valid():
     headed, _ = eagle2(3, 3, 21)
     state, model = first_state(headed), TwoTokens(target()[0].config)
     [tree] = trees_of(headed, Sampling(), [state], model)

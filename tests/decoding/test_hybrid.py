@@ -140,12 +140,12 @@ def test_merged_drafts_keep_the_distribution():
 
 
 @pytest.mark.parametrize("part", [Autoregressive(), Lookahead()])
-def test_drafters_that_cannot_be_a_part_are_refused(part):
+def test_drafters_that_cannot_be_a_part_are_rejected(part):
     with pytest.raises(SpecjaxError, match=f"{type(part).__name__} cannot be the head of a hybrid"):
         Hybrid(PromptLookup(), part).check(target()[0], {"copy": None, "head": None})
 
 
-def test_names_and_params_that_are_no_pair_are_refused():
+def test_names_and_single_params_are_rejected():
     model = target()[0]
     with pytest.raises(SpecjaxError, match="needs two drafters, not names"):
         Hybrid().check(model, {"copy": None, "head": None})

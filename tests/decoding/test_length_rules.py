@@ -198,7 +198,7 @@ BROKEN = classifier() | {"logit": {"kernel": jnp.zeros((7, 1)), "bias": jnp.zero
         (Oracle(), jnp.zeros((3,), jnp.int32), "length rule Oracle needs the whole true texts"),
     ],
 )
-def test_params_of_another_rule_are_refused(rule, params, message):
+def test_params_of_another_rule_are_rejected(rule, params, message):
     with pytest.raises(SpecjaxError, match=message) as error:
         rule.check(params)
     assert "\n" not in str(error.value)

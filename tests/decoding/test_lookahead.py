@@ -98,7 +98,7 @@ def token_at(state: LookaheadState, row: int, level: int, column: int) -> int:
 @pytest.mark.parametrize(
     "settings", [(4, 3, 2), (5, 7, 1), (6, 1, 1), (7, 2, 2)], ids="{0[0]}-{0[1]}-{0[2]}".format
 )
-def test_probe_rows_stand_and_see_as_the_definition_says(settings):
+def test_probe_tokens_follow_the_definition(settings):
     drafter = Lookahead(*settings)
     filled = list(range(drafter.num_levels + 1))
     state = random_state(drafter, filled)

@@ -46,7 +46,7 @@ def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -
 @pytest.mark.parametrize("prefix_length", [1, 3])
 @pytest.mark.parametrize("min_similarity", [-1.0, 0.4])
 @pytest.mark.parametrize("num_tokens", [3, 40])
-def test_hidden_states_rank_as_equation_3_says(num_tokens, min_similarity, prefix_length):
+def test_hidden_states_rank_by_equation_3(num_tokens, min_similarity, prefix_length):
     numbers = np.random.default_rng(1)
     states = numbers.normal(size=(TEXTS, SLOTS, WIDTH)) * numbers.uniform(0.1, 9, (SLOTS, 1))
     drafter = PromptLookupPlus(
@@ -68,7 +68,7 @@ def equation_2(drafter, text: list[int], _, weights: np.ndarray, prompt_length: 
 
 @pytest.mark.parametrize("candidates", ["text", "prompt"])
 @pytest.mark.parametrize("num_tokens", [3, 40])
-def test_attention_ranks_as_equation_2_says(num_tokens, candidates):
+def test_attention_ranks_by_equation_2(num_tokens, candidates):
     numbers = np.random.default_rng(2)
     weights = numbers.uniform(size=(TEXTS, SLOTS + 3)).astype(np.float32)
     prompt_length = numbers.integers(2, 1 + texts()[1])
@@ -169,7 +169,7 @@ def test_heads_of_a_layer_stand_in_for_induction_heads():
         (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
     ],
 )
-def test_pld_plus_refuses_settings_that_do_not_fit(kind, settings, message):
+def test_pld_plus_rejects_settings_that_do_not_fit(kind, settings, message):
     model, params = target()
     with pytest.raises(SpecjaxError, match=message):
         Engine(model, kind(**settings), max_new_tokens=4).check(Params(params), prompt(1))

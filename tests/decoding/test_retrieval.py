@@ -235,14 +235,14 @@ ROW = jnp.zeros(3, jnp.int32)
         {"tokens": [0, -1], "suffixes": [0]},
     ],
 )
-def test_params_that_are_not_a_datastore_are_refused(given):
+def test_params_that_are_not_a_datastore_are_rejected(given):
     with pytest.raises(SpecjaxError, match="the params given to REST are not a datastore; build"):
         Retrieval().check(MODEL, given)
     with pytest.raises(SpecjaxError, match="REST needs a datastore: build one with `specjax dat"):
         Retrieval().check(MODEL, None)
 
 
-def test_ids_outside_the_vocabulary_are_refused_where_they_are_known():
+def test_ids_outside_the_vocabulary_are_rejected_where_they_are_known():
     check = partial(Retrieval().check, MODEL)
     check(params(build([[1, 39]], 40)))
     wrong = params(build([[1, 40], [7]], 50))

@@ -140,7 +140,7 @@ SETTINGS = pytest.mark.parametrize("sampling", [COUPLED, REJECTION], ids=["coupl
 
 
 @SETTINGS
-def test_noise_of_a_position_does_not_depend_on_the_others_asked_for(sampling):
+def test_noise_of_a_position_does_not_depend_on_the_others(sampling):
     positions = np.array([[5, 9, 4, 30], [9, 2, 9, 5]])
     noise = draw(sampling, rows=2).noise(jnp.asarray(positions), VOCAB)
     seen = {}

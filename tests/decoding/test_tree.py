@@ -102,7 +102,7 @@ def test_the_order_and_repetition_of_choices_do_not_matter():
 
 
 @pytest.mark.parametrize("missing", [(1,), (0, 2)])
-def test_a_choice_without_its_parent_is_refused(missing):
+def test_a_choice_without_its_parent_is_rejected(missing):
     choices = {(0,), (1,), (0, 2), (1, 0), (0, 2, 1)} - {missing}
     orphan = {(1,): (1, 0), (0, 2): (0, 2, 1)}[missing]
     with pytest.raises(SpecjaxError) as caught:
@@ -113,7 +113,7 @@ def test_a_choice_without_its_parent_is_refused(missing):
 
 
 @pytest.mark.parametrize("choice", [(), (-1,), (0, -1)])
-def test_a_choice_that_is_not_a_path_is_refused(choice):
+def test_a_choice_that_is_not_a_path_is_rejected(choice):
     with pytest.raises(SpecjaxError) as caught:
         from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), ((0,), choice))
     assert str(caught.value).startswith(f"tree choice {choice} is not a path of ranks;")

@@ -188,7 +188,7 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
 
 
-def test_rows_that_fill_up_a_pass_change_nothing():
+def test_the_padding_of_a_pass_changes_nothing():
     proposal = Proposal(random_tree(2), random_probe(2, NODES))
     output, found, cache = verified(proposal, Reader(()))
     filled, again, filled_cache = verified(proposal, Reader(()), FILLED)
@@ -244,7 +244,7 @@ def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
-def test_a_narrow_pass_says_what_a_wide_one_does(most):
+def test_a_narrow_pass_equals_a_wide_one(most):
     counts = np.array([most, max(1, most // 2), 1])
     tree = random_tree(1)
     tree = replace(tree, valid=jnp.arange(NODES)[None, :] < counts[:, None])

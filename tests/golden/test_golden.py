@@ -143,7 +143,7 @@ def differences(found: Run, expected: Run) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_round_is_as_the_authors_code_has_it(method):
+def test_every_round_equals_that_of_the_authors_code(method):
     found, expected = generated(method), recorded(method)
     assert differences(found, expected) == []
     assert found.texts == expected.texts

@@ -171,14 +171,12 @@ class Eagle3Head(LayeredHead):
         lm_head: Float[Array, "R D"] | None,
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of the head's own LM head."""
-        del target, target_params, lm_head
         own = {name: params[name] for name in OWN_LOGITS}
         return cast(Array, self.apply({"params": own}, hidden, method=self.to_logits))
 
     @nn.nowrap
     def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
         """Returns None: the LM head is the head's own."""
-        del params, target, target_params
 
     @nn.nowrap
     def initialise(

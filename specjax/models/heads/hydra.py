@@ -150,7 +150,6 @@ class HydraHeads(nn.Module):
             features: the target's.
             cache: the prefix layer's; rows are written as scratch, as by `Transformer.run`.
         """
-        del target, target_params
         if not self.config.has_prefix:
             return features, cache
         method = HydraHeads.prefixed
@@ -187,7 +186,6 @@ class HydraHeads(nn.Module):
     @nn.nowrap
     def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
         """Returns None: heads of a target's vocabulary draft all tokens."""
-        del params, target, target_params
 
     @nn.nowrap
     def teacher_forced(

@@ -134,7 +134,6 @@ class LayeredHead(nn.Module):
 
         `lm_head` is what `lm_head_rows` returned.
         """
-        del params
         return target.logits(target_params, hidden, lm_head)
 
     @nn.nowrap
