@@ -224,7 +224,7 @@ SIXTEEN_BITS = [
 
 @cache
 def in_sixteen_bits(name: str, dtype: str, padded_width: int = 0):
-    """What a method says if all its params, and its target's, are in this dtype."""
+    """Generates with a method whose params, and its target's, have this dtype."""
     drafter, params = of_method(name)
     half = cast_floats(Params(target()[1], params), dtype)
     # As `specjax.load` has it on a CPU.

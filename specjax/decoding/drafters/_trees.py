@@ -1,7 +1,7 @@
 """Trees that several drafters build.
 
 - `level_tree`: a static tree whose nodes' children are each node's own best tokens.
-- `best_of_pool`: the likeliest among many drafted nodes.
+- `best_of_pool`: the most likely among many drafted nodes.
 """
 
 import math
