@@ -22,8 +22,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from benchmarks.harness import at_least_1, main, table
-from specjax import cli
-from specjax.core.errors import SpecjaxError, throttled
+from specjax import SpecjaxError, cli
+from specjax.core.errors import throttled
 
 CHATS = "chats.jsonl"  # within the folder of all runs
 TRAIN = f"""train eagle --resume --data {CHATS} --num-steps 24 --save-every 1 --log-every 1

@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import tyro
 from jaxtyping import Array, Float, Key
 
-from specjax.core.errors import SpecjaxError, exit_code
-from specjax.loading.targets import LoadedTarget
-from specjax.models.config import TransformerConfig
-from specjax.models.transformer import Transformer
+from specjax import LoadedTarget, SpecjaxError, Transformer, TransformerConfig
+from specjax.core.errors import exit_code
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import Request, read_tasks, requests_of
 

@@ -16,10 +16,9 @@ from jaxtyping import Array
 from tyro.conf import Positional
 
 from benchmarks.harness import at_least_1, device, in_turn, main, table
-from specjax import LoadedTarget, load
+from specjax import LoadedTarget, SpecjaxError, load
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
-from specjax.core.errors import SpecjaxError
-from specjax.models.target import causal_rows
+from specjax.models import causal_rows
 
 HEADER = ("slots", "rows", "ms", "x one row", "x floor")
 

@@ -18,11 +18,20 @@ import jax
 import numpy as np
 
 from benchmarks.harness import at_least_1, main, requests_for, table
-from specjax import Params, Prompt, Sampling, from_ids, load, load_drafter, speculative_generate
+from specjax import (
+    LoadedTarget,
+    Params,
+    Prompt,
+    Sampling,
+    SpecjaxError,
+    from_ids,
+    load,
+    load_drafter,
+    speculative_generate,
+)
 from specjax.bench.options import names_in
-from specjax.core.errors import SpecjaxError, throttled
+from specjax.core.errors import throttled
 from specjax.decoding.prompt import padded_length
-from specjax.loading.targets import LoadedTarget
 
 METHODS = "pld,pld-plus,lookahead,rest,draft-model,medusa,eagle2,auto"
 PLAIN = "plain"

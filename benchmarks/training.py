@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 from benchmarks.harness import at_least_1, device, in_turn, main, random_target, table
-from specjax import load
-from specjax.loading.targets import LoadedTarget
-from specjax.training.objectives.base import HeadTraining, target_features
+from specjax import LoadedTarget, load
+from specjax.training import HeadTraining
+from specjax.training.objectives.base import target_features
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
 

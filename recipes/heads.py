@@ -22,7 +22,8 @@ from specjax.loading.methods import METHODS
 from specjax.loading.parts import load_head
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format, read_about, save_head
-from specjax.training.examples import frequent_tokens, tokenize_all
+from specjax.training import tokenize_all
+from specjax.training.examples import frequent_tokens
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, meas
 from benchmarks.compiled.tables import changes, key, markdown
 from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_size, main
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 from specjax.core.files import read_json, writable
 from specjax.core.provenance import machine, versions
 from specjax.models import quantize

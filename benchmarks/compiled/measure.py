@@ -19,20 +19,20 @@ from benchmarks.compiled.program import DRAFT, Cost, Program, host_synchronisati
 from benchmarks.gpu.methods import PAPER_METHODS, Made
 from benchmarks.harness import Shape
 from specjax import (
+    Drafter,
     Engine,
     LoadedTarget,
     Params,
     Prompt,
     Sampling,
     Transformer,
+    TransformerConfig,
     speculative_generate,
 )
 from specjax.core.compilation import BEFORE_AMPERE, COMPILER_OPTIONS
 from specjax.core.memory import device_bytes
-from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.models.config import TransformerConfig
 from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.quantize import quantize_params
 from specjax.models.sharding import Placement, constrain_rows, place

@@ -13,7 +13,7 @@ from benchmarks.compiled.devices import Device
 from benchmarks.compiled.measure import Case, Row, abstract_target, figures, placed
 from benchmarks.compiled.program import Cost, Program
 from benchmarks.harness import Shape
-from specjax.loading.targets import LoadedTarget
+from specjax import LoadedTarget
 from specjax.models.sharding import DATA, Placement
 from specjax.training.loop import train_step
 from specjax.training.objectives.hass import HassTraining

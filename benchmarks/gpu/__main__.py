@@ -22,7 +22,7 @@ from benchmarks.gpu.measure import GpuBench, Group
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.record import TABLES, Record
 from benchmarks.harness import SIZES, at_least_1, check_size, main
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.provenance import command_line, versions
 

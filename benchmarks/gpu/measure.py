@@ -20,13 +20,9 @@ import numpy as np
 from benchmarks.gpu.methods import PAPER_METHODS, Made, Published
 from benchmarks.gpu.scripted import Scripted, script_of
 from benchmarks.harness import CYCLE, cycling, random_target
+from specjax import Engine, Generation, LoadedTarget, Params, Prompt, from_ids
 from specjax.bench.bandwidth import bytes_per_pass
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt, from_ids
-from specjax.decoding.state import Generation
-from specjax.loading.targets import LoadedTarget
 
 Row = dict[str, Any]
 Result = TypeVar("Result")

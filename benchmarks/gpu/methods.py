@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from benchmarks.harness import CYCLE, SIZES, random_params
+from specjax import Drafter, LoadedTarget, Transformer
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
-from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -28,12 +28,10 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlusAttention,
 )
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.loading.targets import LoadedTarget
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-from specjax.models.transformer import Transformer
 
 NUM_INDUCTION_HEADS = 50  # PLD+, section 5.3
 DRAFT_LENGTH = 5

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.measure import Group, Row
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.harness import table
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 from specjax.core.files import read_json, writable
 
 ROWS, TABLES = "gpu.json", "gpu.md"

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax import Drafter, Params, SpecjaxError, Target
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
-from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree
-from specjax.models.target import Target
+from specjax.decoding import Context, DraftTree, Draw, Outcome, Proposal, Start
+from specjax.decoding.drafter import State
 
 CYCLE_ROUNDS = 100  # rounds after which a script starts over: means to a hundredth
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from specjax import LoadedTarget, SpecjaxError
 from specjax.bench.measure import Contestant
-from specjax.core.errors import SpecjaxError
-from specjax.loading.targets import LoadedTarget
 
 from . import llamacpp, transformers
 from .peer import Work

@@ -9,16 +9,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError, Transformer, TransformerConfig
 from specjax.core.pytree import cast_floats
-from specjax.models.config import TransformerConfig, Variant
+from specjax.models.config import Variant
 from specjax.models.families import config_values, llama
 from specjax.models.io.gguf import FIELDS, NO_TOKENIZER, ROPE_DIVISORS, rope_divisors
 from specjax.models.io.huggingface import huggingface_name
 from specjax.models.quantize import has_quantized
 from specjax.models.shapes import shape_mismatches
 from specjax.models.sharding import on_host
-from specjax.models.transformer import Transformer
 
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # as GGUF calls them
 ROPE_TYPES = ("default", "linear", "llama3")  # those that llama.cpp has too

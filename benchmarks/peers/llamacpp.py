@@ -11,10 +11,9 @@ from weakref import finalize
 
 import numpy as np
 
+from specjax import LoadedTarget, SpecjaxError
 from specjax.bench.measure import Contestant
-from specjax.core.errors import SpecjaxError
 from specjax.core.provenance import num_cores
-from specjax.loading.targets import LoadedTarget
 from specjax.run.runner import GeneratedText, Trial
 
 from .gguf_writer import check_writable_as_gguf, save_gguf

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from specjax.core.errors import SpecjaxError
-from specjax.loading.targets import LoadedTarget
+from specjax import LoadedTarget, SpecjaxError
 from specjax.run.runner import GeneratedText, Program
 
 PLD_TOKENS = 10  # tokens of prompt lookup: as many as ours

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specjax import LoadedTarget
 from specjax.bench.measure import Contestant
 from specjax.core.provenance import num_cores
-from specjax.loading.targets import LoadedTarget
 from specjax.models.io.huggingface import save_transformer
 from specjax.run.runner import GeneratedText, Trial
 

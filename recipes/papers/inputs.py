@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from specjax import LoadedTarget, SpecjaxError, load
 from specjax.bench.options import sources_in
-from specjax.core.errors import SpecjaxError
 from specjax.data.task_files import Question
 from specjax.loading.hub import POCKET, pocket_part
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget, load
 
 from .options import RecipeOptions
 from .questions import draw, is_there, sources_of, write_tasks

@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from specjax import LoadedTarget, Params, SpecjaxError, load_drafter
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import Contestant, Request
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
-from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
-from specjax.loading.drafters import load_drafter
-from specjax.loading.targets import LoadedTarget
 from specjax.run.runner import Program, Runner, Trial
 
 State = Any

@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from specjax.core.errors import SpecjaxError, warn
+from specjax import SpecjaxError
+from specjax.core.errors import warn
 from specjax.core.files import expand_user, write_whole
 from specjax.data.records import content_of
 from specjax.data.task_files import FORMS, Question, read_questions

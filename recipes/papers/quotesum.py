@@ -20,10 +20,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from recipes.papers.attribution import Scores, forced_sources, is_copied, score
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError, Target, from_ids
 from specjax.core.files import readable
-from specjax.decoding.prompt import from_ids
-from specjax.models.target import Taps, Target, causal_rows
+from specjax.models import Taps, causal_rows
 
 MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
 NUM_SOURCES = 8

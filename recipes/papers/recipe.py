@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 
 FOLDER = Path(__file__).parent
 SHARED = ("models", "data")  # files beside the recipes

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from specjax import LoadedTarget, SpecjaxError, load_drafter
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.bench.contestants import make_contestants
 from specjax.bench.options import BenchOptions
@@ -19,12 +20,9 @@ from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import run_bench
 from specjax.cli import COMMANDS
 from specjax.cli.parser import parse
-from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import num_bytes
-from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.classifier import CLASSIFIER, load_classifier

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specjax import TransformerConfig
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
-from specjax.models.config import TransformerConfig
 from specjax.tuning.induction_heads import all_heads
 
 from .recipe import RecipeMethod

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.pocket.edits import KINDS, EditTask, make_edit
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn
 
 HELD_OUT_FRACTION = 0.05

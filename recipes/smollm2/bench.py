@@ -25,12 +25,12 @@ import tyro
 
 from benchmarks.peers import PEERS
 from recipes.smollm2.prompts import lines_of, problems_in, rows_of, statement_of
+from specjax import SpecjaxError, load
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import run_bench
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, writable_folder
-from specjax.loading.targets import load
 
 HEADS = Path(__file__).with_name("heads")
 COPYING = ("pld", "pld-plus", "pld-plus-attention", "lookahead")

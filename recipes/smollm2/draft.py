@@ -17,25 +17,31 @@ from typing import Annotated, Any
 import tyro
 from jaxtyping import Array, Key
 
-from specjax import Transformer
+from specjax import LoadedTarget, SpecjaxError, Target, Transformer, load
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import SpecjaxError, exit_code
+from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, new_folder, vacant
 from specjax.core.pytree import cast_floats
 from specjax.core.ranking import best_token
 from specjax.data.conversations import read_conversations
-from specjax.loading.targets import LoadedTarget, copy_tokenizer, load
+from specjax.loading.targets import copy_tokenizer
+from specjax.models import QueryRows, Taps
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.training_attention import text_before
 from specjax.models.io.huggingface import save_transformer
-from specjax.models.target import QueryRows, Taps, Target
+from specjax.training import (
+    DataOptions,
+    LoopOptions,
+    OptimizerOptions,
+    Step,
+    batches,
+    tokenize_all,
+    train,
+)
 from specjax.training.blocks import SlotValues
-from specjax.training.data import DataOptions, batches
-from specjax.training.examples import tokenize_all
-from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn, soft_cross_entropy
-from specjax.training.objectives.base import Prediction, Step, Teacher
-from specjax.training.optimizer import OptimizerOptions, optimizer_of
+from specjax.training.objectives.base import Prediction, Teacher
+from specjax.training.optimizer import optimizer_of
 
 Params = Mapping[str, Any]
 SHARED = ("embed_tokens", "lm_head")  # params that stay the target's

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax import SpecjaxError
 
 
 def problems_in(folder: Path, ids: range) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ from typing import Annotated
 import tyro
 
 from recipes.smollm2.prompts import problems_in, rows_of, statement_of
+from specjax import load
 from specjax.bench.measure import with_progress
 from specjax.cli.environment import use_compilation_cache
 from specjax.data.conversations import USER, Conversation, Turn, read_conversations
-from specjax.loading.targets import load
 from specjax.run.distillation import DistillOptions, distill, generate_questions
 
 LONGEST = 1024  # tokens of a text
