@@ -152,18 +152,18 @@ class Program:
 
     def round_body(self) -> str:
         """Returns the computation that runs one round: the body of the loop with target passes."""
-        for instruction in self.loops(self.entry):
-            if self._has_pass(instruction.called[0], set()):
-                return instruction.called[0]
+        for op in self.loops(self.entry):
+            if self._has_pass(op.called[0], set()):
+                return op.called[0]
         raise ValueError("the program has no loop with a target pass")
 
     def loops(self, name: str) -> Iterable[Instruction]:
         """Yields the loops of a computation and of those that it calls."""
-        for instruction in self.computations[name].values():
-            if instruction.opcode == "while":
-                yield instruction
-            elif instruction.opcode in ("call", "async-start"):
-                for called in instruction.called:
+        for op in self.computations[name].values():
+            if op.opcode == "while":
+                yield op
+            elif op.opcode in ("call", "async-start"):
+                for called in op.called:
                     yield from self.loops(called)
 
     def costs(self, name: str, cache_shape: tuple[int, ...], part: str = DRAFT) -> Costs:
@@ -174,25 +174,25 @@ class Program:
         """
         costs: Costs = {}
         scopes, last_pass = self._scopes(name), part
-        for each in self.computations[name].values():
-            if scope := scopes[each.name]:
+        for op in self.computations[name].values():
+            if scope := scopes[op.name]:
                 found = PASS.search(scope)
                 part = found[1] if found else DRAFT
                 last_pass = found[1] if found else last_pass
-            elif each.opcode.endswith("-start"):
+            elif op.opcode.endswith("-start"):
                 part = last_pass
-            if each.opcode in ("while", "conditional", "call"):
-                for called in each.called:
+            if op.opcode in ("while", "conditional", "call"):
+                for called in op.called:
                     for inner, cost in self.costs(called, cache_shape, part).items():
-                        turns = self._num_turns(each, self.computations[name])
+                        turns = self._num_turns(op, self.computations[name])
                         costs.setdefault(inner, Cost()).add(cost, turns)
-            elif each.opcode not in NO_KERNEL:
-                read = self._read(each, self.computations[name])
-                copies = self._copies(each, cache_shape)
-                label = f"{part} {each.opcode} {each.type[:60]} {each.scope[-90:]}"
-                moved = self._moved(each)
+            elif op.opcode not in NO_KERNEL:
+                read = self._read(op, self.computations[name])
+                copies = self._copies(op, cache_shape)
+                label = f"{part} {op.opcode} {op.type[:60]} {op.scope[-90:]}"
+                moved = self._moved(op)
                 costs.setdefault(part, Cost()).add(
-                    Cost(read, 1, each.cycles, copies, len(moved), sum(moved), [(read, label)])
+                    Cost(read, 1, op.cycles, copies, len(moved), sum(moved), [(read, label)])
                 )
         return costs
 
@@ -239,43 +239,34 @@ class Program:
             return False
         seen.add(name)
         return any(
-            PASS.search(instruction.scope)
-            or any(self._has_pass(called, seen) for called in instruction.called)
-            for instruction in self.computations[name].values()
+            PASS.search(op.scope) or any(self._has_pass(called, seen) for called in op.called)
+            for op in self.computations[name].values()
         )
 
-    def _read(self, instruction: Instruction, computation: Computation) -> float:
+    def _read(self, op: Instruction, computation: Computation) -> float:
         """Bytes that an instruction reads from main memory."""
-        operands = [computation[name] for name in instruction.operands if name in computation]
-        if instruction.opcode in TAKES_ROWS:
-            return _off_chip(operands[0]) and instruction.num_bytes
-        if instruction.opcode in IN_PLACE:
+        operands = [computation[name] for name in op.operands if name in computation]
+        if op.opcode in TAKES_ROWS:
+            return _off_chip(operands[0]) and op.num_bytes
+        if op.opcode in IN_PLACE:
             return sum(map(_off_chip, operands[1:]))
-        if instruction.opcode == "slice-start":  # to the chip, while something else runs
-            return sum(array.num_bytes for array in instruction.arrays[1:2])
-        inner = self.computations.get(instruction.called[0]) if instruction.called else None
-        if inner is None or instruction.opcode not in ("fusion", "async-start", "custom-call"):
+        if op.opcode == "slice-start":  # to the chip, while something else runs
+            return sum(array.num_bytes for array in op.arrays[1:2])
+        inner = self.computations.get(op.called[0]) if op.called else None
+        if inner is None or op.opcode not in ("fusion", "async-start", "custom-call"):
             return sum(map(_off_chip, operands))
         shares = self._shares(inner)
         return sum(_off_chip(operand) * shares.get(at, 0.0) for at, operand in enumerate(operands))
 
-    def _moved(self, instruction: Instruction) -> list[float]:
+    def _moved(self, op: Instruction) -> list[float]:
         """Returns the bytes of the results of the collectives that an instruction starts."""
-        if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-            sizes = [array.num_bytes for array in instruction.arrays]
-            has_operands = (
-                instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start"
-            )
-            return [
-                sum(
-                    sizes[len(instruction.operands) :][: len(instruction.operands)]
-                    if has_operands
-                    else sizes
-                )
-            ]
-        if instruction.opcode not in ("fusion", "async-start"):
+        if op.opcode.removesuffix("-start") in COLLECTIVES:
+            sizes = [array.num_bytes for array in op.arrays]
+            has_operands = op.opcode.endswith("-start") and op.opcode != "all-reduce-start"
+            return [sum(sizes[len(op.operands) :][: len(op.operands)] if has_operands else sizes)]
+        if op.opcode not in ("fusion", "async-start"):
             return []
-        inner = (self.computations.get(name, {}) for name in instruction.called)
+        inner = (self.computations.get(name, {}) for name in op.called)
         return [size for part in inner for one in part.values() for size in self._moved(one)]
 
     def _shares(self, computation: Computation, used: float = 1.0) -> dict[int, float]:
@@ -284,36 +275,34 @@ class Program:
         `used` is the share of the result that is wanted.
         """
         shares = dict.fromkeys(computation, 0.0)
-        for instruction in reversed(computation.values()):  # users first
-            share = used if instruction.is_root else min(shares[instruction.name], 1.0)
-            if instruction.opcode == "fusion":
-                inner = self._shares(self.computations[instruction.called[0]], share)
-                for place, name in enumerate(instruction.operands):
+        for op in reversed(computation.values()):  # users first
+            share = used if op.is_root else min(shares[op.name], 1.0)
+            if op.opcode == "fusion":
+                inner = self._shares(self.computations[op.called[0]], share)
+                for place, name in enumerate(op.operands):
                     shares[name] += inner.get(place, 0.0)
                 continue
-            for place, name in enumerate(instruction.operands):
-                if place == 0 and instruction.opcode in IN_PLACE:
+            for place, name in enumerate(op.operands):
+                if place == 0 and op.opcode in IN_PLACE:
                     continue
                 fraction = 1.0
-                if place == 0 and instruction.opcode in TAKES_ROWS:
-                    fraction = instruction.size / max(computation[name].size, 1)
+                if place == 0 and op.opcode in TAKES_ROWS:
+                    fraction = op.size / max(computation[name].size, 1)
                 shares[name] += share * fraction
         parameters = _parameters(computation)
-        return {at: min(shares[instruction.name], 1.0) for at, instruction in parameters.items()}
+        return {at: min(shares[op.name], 1.0) for at, op in parameters.items()}
 
-    def _copies(self, instruction: Instruction, cache_shape: tuple[int, ...]) -> int:
+    def _copies(self, op: Instruction, cache_shape: tuple[int, ...]) -> int:
         """Counts the arrays of the KV cache's shape that are written anew, not in place."""
         shape = _without_ones(cache_shape)
-        if instruction.opcode == "copy-start":
+        if op.opcode == "copy-start":
             # From the chip it is the write-back of changes there.
-            arrays = instruction.arrays[:2]
+            arrays = op.arrays[:2]
             return int(all(_without_ones(a.shape) == shape and not a.is_on_chip for a in arrays))
-        count = sum(
-            _without_ones(a.shape) == shape and not a.is_on_chip for a in instruction.arrays
-        )
-        if not count or instruction.opcode != "fusion":
-            return count if instruction.opcode == "copy" else 0
-        inner = self.computations[instruction.called[0]]
+        count = sum(_without_ones(a.shape) == shape and not a.is_on_chip for a in op.arrays)
+        if not count or op.opcode != "fusion":
+            return count if op.opcode == "copy" else 0
+        inner = self.computations[op.called[0]]
         root = _root(inner)
         roots = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
         return sum(

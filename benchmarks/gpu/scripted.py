@@ -87,11 +87,7 @@ def script_of(
 ) -> dict[str, Any]:
     """Makes the params of a `Scripted(inner)`.
 
-    Args:
-        inner: the drafter.
-        params: of `inner`.
-        text: the target's text after each prompt, from the first new token on.
-        accepted_length: tokens per round, bonus included, to the hundredth.
+    `text` is the target's text after each prompt, from the first new token on.
     """
     if not 1 <= accepted_length <= inner.max_depth + 1:
         raise SpecjaxError(

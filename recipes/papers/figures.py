@@ -29,14 +29,7 @@ COUNTED = ("rate", "draft_length", "draft_share", "passes")  # metrics that roun
 def figures_of(
     recipe: Recipe, part: Part, folder: Path, titles: Mapping[str, str]
 ) -> Iterator[tuple[Cell, Figure]]:
-    """Yields the figures of a finished benchmark.
-
-    Args:
-        recipe: that was run.
-        part: of it.
-        folder: of the benchmark, whose tasks are the titles of the data.
-        titles: of the rows, by the names under which the variants ran.
-    """
+    """Yields the figures of the benchmark in `folder`; `titles` of rows are by variant name."""
     rows = {(row.temperature, row.method, row.task): row for row in read_results(folder).rows}
     samples = read_samples(folder) if uses_samples(recipe) else {}
     at = part.data[0] if recipe.model_of else ALL
@@ -112,13 +105,7 @@ def in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
 
 
 def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
-    """Returns the gain of a static length by DISCO's equation 1.
-
-    Args:
-        acceptance_rate: of each drafted token.
-        length: tokens per draft.
-        cost: of a draft pass over a target's.
-    """
+    """Returns DISCO's equation 1: the gain of drafts of `length`, a draft pass costing `cost`."""
     if acceptance_rate == 1:
         return (length + 1) / (length * cost + 1)
     tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)

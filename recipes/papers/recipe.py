@@ -6,7 +6,7 @@ Each is a TOML file in this folder; `models.toml` and `data.toml` hold their mod
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ def read_recipe(name: str) -> Recipe:
         training={data: tuple(pair) for data, pair in values.pop("training", {}).items()},
         **{key: _tuples(value) for key, value in values.items()},
     )
-    return Recipe(**{**_shallow(recipe), "published": dict(_published(recipe, text))})
+    return replace(recipe, published=dict(_published(recipe, text)))
 
 
 @cache
@@ -211,10 +211,6 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _shallow(recipe: Recipe) -> dict[str, Any]:
-    return {field.name: getattr(recipe, field.name) for field in fields(recipe)}
 
 
 def _column(value: str | dict[str, str]) -> RecipeColumn:

@@ -31,13 +31,8 @@ def resolved(
 ) -> Iterator[tuple[str, RecipeMethod]]:
     """Yields the variants by title, with all settings as the methods take them.
 
-    Args:
-        variants: of the recipe.
-        config: of the target.
-        ranked: layer, head and count of the heads that copy, best first.
-        tuned: settings by the rule of a draft model that they belong to.
-        is_published: whether it is the target that the published settings are for; another one
-            takes its own tuned or default layer.
+    `ranked` holds layer, head and count of the heads that copy, best first; `tuned` the settings by
+    rule. A target other than the published one takes its own tuned or default layer.
     """
     for title, variant in variants.items():
         for number in range(1, config.num_hidden_layers + 1) if variant.each else (0,):

@@ -213,13 +213,8 @@ def pocket_conversations(
 ) -> tuple[Conversation, ...]:
     """Returns `count` conversations of the training side, for drafters to learn from.
 
-    The seed and its number decide each of them.
-
-    Args:
-        count: how many.
-        seed: decides which.
-        edit_share: the share that is edit tasks, from 0 to 1; the rest is plain code.
-        max_characters: of the code in an edit task.
+    The seed and its number decide each of them. `edit_share` of them are edit tasks of at most
+    `max_characters`; the rest is plain code.
     """
     allowed = [piece for piece in pieces(held_out=False) if len(piece) <= max_characters]
     made = []

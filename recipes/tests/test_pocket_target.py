@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -65,17 +64,3 @@ def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
     assert record["history"] == rows
     with pytest.raises(SpecjaxError, match="model already exists and is not an empty folder"):
         recipe.build(Options(tmp_path / "run", "draft"))
-
-
-def test_a_tokenizer_cut_short_is_not_there(quick, tmp_path, monkeypatch):
-    def cut_short(texts, size, folder: Path):
-        (folder / "tokenizer.json").write_text("{")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizer, "train_tokenizer", cut_short)
-        with pytest.raises(KeyboardInterrupt):
-            recipe.find_tokenizer(Options(tmp_path, "draft"), 300)
-    assert list(tmp_path.iterdir()) == []
-    folder = recipe.find_tokenizer(Options(tmp_path, "draft"), 300)
-    assert tokenizer.load(folder).get_vocab_size() <= 300
