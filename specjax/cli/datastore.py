@@ -43,7 +43,7 @@ class DatastoreCommand:
         from specjax.loading.targets import load_tokenizer
 
         if not self.sources:
-            raise SpecjaxError("no sources given; name files, folders or hub ids of datasets")
+            raise SpecjaxError("no sources; name files, folders or hub ids of datasets")
         folder = vacant(self.out)
         tokenizer = load_tokenizer(self.target)
         documents = read_documents(self.sources, tokenizer)

@@ -205,14 +205,14 @@ class TrainHead(TargetOptions):
 
 def train_command(name: str, kind: type[HeadTraining], example: str) -> type:
     """Returns the subcommand that trains the head of one method."""
-    own = [
+    options = [
         ("training", kind, field(default_factory=kind)),
         ("epochs", float, kind.epochs),
         ("optimizer", OptimizerOptions, kind.optimizer),
     ]
     return make_dataclass(
         kind.__name__,
-        own,
+        options,
         bases=(TrainHead,),
         namespace={"method": name, "__doc__": f"{getdoc(kind)}\n\n  {example}"},
         frozen=True,

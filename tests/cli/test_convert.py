@@ -62,10 +62,10 @@ def test_a_head_is_written_in_every_layout(
     out = tmp_path / "new" / "head"
     assert convert(head, out, tiny, *layout) == 0
     name = layout[-1] if layout else "eagle"
-    said = f"wrote head {head} to {out} in float32, layout {name}\n"
+    expected = f"wrote head {head} to {out} in float32, layout {name}\n"
     if not more:
-        said += "without the target's embedding, which the server shares; --embedding adds it\n"
-    assert capsys.readouterr().out == said
+        expected += "without the target's embedding, which the server shares; --embedding adds it\n"
+    assert capsys.readouterr().out == expected
     stored, before = load_file(out / WEIGHTS), load_file(head / WEIGHTS)
     assert stored.keys() - before.keys() == more
     for name, tensor in before.items():
@@ -90,8 +90,8 @@ def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
 ):
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"prompt": "a", "response": "import os, import sys"}\n' * 3)
-    asked = ("--draft-vocab", "20", "--data", str(texts))
-    assert convert(head, tmp_path / "few", tiny, *asked) == 0
+    options = ("--draft-vocab", "20", "--data", str(texts))
+    assert convert(head, tmp_path / "few", tiny, *options) == 0
     assert "20 tokens make up 100.0% of the answers" in capsys.readouterr().out
     module, params = load_head(tmp_path / "few", EAGLE, CONFIG, "float32")
     answer = load(tiny).tokenizer("import os, import sys", add_special_tokens=False).input_ids
@@ -102,7 +102,7 @@ def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
         assert convert(tmp_path / "few", out, tiny, *option) == 0
         assert "draft_tokens" not in load_file(out / WEIGHTS)
     capsys.readouterr()
-    for wrong in (asked[:2], ("--draft-vocab", "100000", *asked[2:])):
+    for wrong in (options[:2], ("--draft-vocab", "100000", *options[2:])):
         assert convert(head, tmp_path / "no", tiny, *wrong) == 2
         assert "--draft-vocab" in error_line()
 
@@ -152,7 +152,7 @@ def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_lin
 
 def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_path, error_line):
     no_head = "is not a head: give an existing folder with config.json and weights, or a hub id"
-    for source, target, told in (
+    for source, target, message in (
         ("nope", tiny, f"'nope' {no_head}"),
         ("", tiny, f"'' {no_head}"),
         ("pocket", tiny, f"'pocket' {no_head}"),
@@ -162,7 +162,7 @@ def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_p
         (head, "pocket", "but this one has"),
     ):
         assert convert(source, tmp_path / "out", target) == 2
-        assert told in error_line()
+        assert message in error_line()
     assert list(tmp_path.iterdir()) == []
 
 

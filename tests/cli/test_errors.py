@@ -104,18 +104,20 @@ def test_bad_prompt_files_are_rejected(tiny, tmp_path, error_line):
 
 
 @pytest.mark.parametrize(
-    "free, told",
+    "free, message",
     [
         (100_000, "Loading tiny needs at least 0.000152 GB (weights 0.000152), and cpu has 0.0001"),
         (300_000, "a pass of 11 tokens for 1 sequence(s) needs at least 0.00"),
     ],
 )
-def test_a_lack_of_memory_is_reported_before_compiling(tiny, error_line, monkeypatch, free, told):
+def test_a_lack_of_memory_is_reported_before_compiling(
+    tiny, error_line, monkeypatch, free, message
+):
     monkeypatch.setattr(memory, "_host_bytes", lambda: free)
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
     assert main(["generate", "--target", str(tiny), "--prompt-ids", "5,6,7", *SHORT]) == 2
     line = error_line()
-    assert told in line and "use a smaller dtype" in line
+    assert message in line and "use a smaller dtype" in line
 
 
 def test_arguments_are_utf_8_whatever_the_locale_is(generate, tiny, error_line):
@@ -131,9 +133,9 @@ def test_bad_target_folders_are_rejected(tmp_path, error_line):
     empty.mkdir()
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "gpt2"}')
-    for folder, told in ((empty, "has no config.json"), (other, "'gpt2' is not supported")):
+    for folder, message in ((empty, "has no config.json"), (other, "'gpt2' is not supported")):
         assert main(["generate", "best value", "--target", str(folder)]) == 2
-        assert told in error_line()
+        assert message in error_line()
 
 
 def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
@@ -166,7 +168,7 @@ def test_invalid_settings_are_rejected(tiny, error_line, method, setting, name):
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
-    "command, arguments, told",
+    "command, arguments, message",
     [
         (TrainHead, ["train", "eagle"], "to continue, run the same command with --resume"),
         (BenchCommand, ["bench"], "the same command"),
@@ -179,7 +181,7 @@ def test_invalid_settings_are_rejected(tiny, error_line, method, setting, name):
     ],
 )
 def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
-    number, code, command, arguments, told, tmp_path, monkeypatch, capsys, request
+    number, code, command, arguments, message, tmp_path, monkeypatch, capsys, request
 ):
     def run(self):
         os.kill(os.getpid(), number)
@@ -190,7 +192,7 @@ def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
     monkeypatch.setattr(command, "run", run)
     assert main([*arguments, "--out", str(tmp_path)]) == code
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"specjax: stopped; {told}")
+    assert line.startswith(f"specjax: stopped; {message}")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

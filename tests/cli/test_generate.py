@@ -52,8 +52,8 @@ def test_json_holds_exactly_the_promised_fields(generate, tiny_tokenizer):
     [((), 0), (("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8"), 9)],
 )
 def test_compare_finds_the_tokens_of_plain_decoding(generate, options, padded_width):
-    own = "--compare", "--padded-width", str(padded_width)
-    values = generate("for value in values:", *own, *options)
+    compare = "--compare", "--padded-width", str(padded_width)
+    values = generate("for value in values:", *compare, *options)
     assert values["padded_width"] == padded_width
     assert sorted(values) == sorted([*FIELDS, "plain", "identical"])
     assert values["identical"] is True
@@ -87,10 +87,10 @@ def test_typical_acceptance_says_loudly_that_it_is_lossy(generate, tiny, capsys)
     assert greedy["identical"] is True
     assert greedy["is_lossy"] is False
     drawn = (*options, "--temperature", "0.8")
-    found = generate(*drawn)
-    assert found["identical"] is None
-    assert found["is_lossy"] is True
-    assert found["plain"]["is_lossy"] is False
+    lossy = generate(*drawn)
+    assert lossy["identical"] is None
+    assert lossy["is_lossy"] is True
+    assert lossy["plain"]["is_lossy"] is False
     assert main(["generate", *SHORT, "--target", str(tiny), *drawn]) == 0
     printed = capsys.readouterr()
     assert "LOSSY" in printed.out
@@ -179,15 +179,15 @@ def test_a_pipe_sees_the_text_as_it_grows(generate, tiny, capsys, monkeypatch):
 def test_a_text_ends_before_a_stop_text(generate, tiny, capsys, is_json):
     whole = generate("return best")["text"]
     stop = whole[8:11]
-    wanted = whole[: whole.index(stop)]
+    expected = whole[: whole.index(stop)]
     options = ("return best", "--stop", stop, "--stop", "never said")
     if is_json:
         values = generate(*options)
-        assert (values["text"], values["finish_reason"]) == (wanted, "stop")
+        assert (values["text"], values["finish_reason"]) == (expected, "stop")
         assert values["num_new_tokens"] < 24
     else:
         assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
-        assert capsys.readouterr().out == wanted + "\n"
+        assert capsys.readouterr().out == expected + "\n"
 
 
 def test_a_text_says_why_it_ends_and_may_go_on_after_eos(generate, tiny, tmp_path):
@@ -204,11 +204,11 @@ def test_a_text_says_why_it_ends_and_may_go_on_after_eos(generate, tiny, tmp_pat
 def test_a_prompt_may_come_from_standard_input(generate, tmp_path, monkeypatch):
     file = tmp_path / "prompt.txt"
     file.write_text("return best")
-    wanted = generate("return best")["tokens"]
+    expected = generate("return best")["tokens"]
     for option in ((), ("-",), ("--prompt-file", "-")):
         with file.open() as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
-            assert generate(*option)["tokens"] == wanted
+            assert generate(*option)["tokens"] == expected
 
 
 def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsys, error_line):
@@ -218,10 +218,10 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     command = ["generate", *SHORT, "--target", str(tiny), "--prompts", str(file)]
     assert main(command) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["prompt"] for each in found] == ["return best", rows[1], [message]]
-    wanted = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
-    assert [each["tokens"] for each in found] == [each["tokens"] for each in wanted]
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["prompt"] for each in records] == ["return best", rows[1], [message]]
+    expected = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
+    assert [each["tokens"] for each in records] == [each["tokens"] for each in expected]
     file.write_text('{"prompt": "return best"}\n{"question": 1}')
     assert main(command) == 2
     assert f"{file}:2 is not a prompt" in error_line()
@@ -237,8 +237,8 @@ def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    asked = generate("value?", "--system", "best", target=folder)
-    assert asked["tokens"] == generate("systembestuservalue?", target=folder)["tokens"]
+    values = generate("value?", "--system", "best", target=folder)
+    assert values["tokens"] == generate("systembestuservalue?", target=folder)["tokens"]
 
 
 def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):

@@ -23,7 +23,7 @@ def draft(tmp_path_factory, tiny):
     folder = shutil.copytree(tiny, tmp_path_factory.mktemp("drafts") / "draft")
     params = Transformer(CONFIG).initialise(jax.random.key(3))
     noise = Transformer(CONFIG).initialise(jax.random.key(4))
-    params = jax.tree.map(lambda own, other: own + 0.3 * other, params, noise)
+    params = jax.tree.map(lambda weight, other: weight + 0.3 * other, params, noise)
     written = tmp_path_factory.mktemp("drafts") / "weights"
     save_transformer(written, CONFIG, params, jnp.float32)
     shutil.copy(written / "model.safetensors", folder / "model.safetensors")

@@ -239,15 +239,15 @@ def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path):
         stderr=subprocess.PIPE,
     )
     file = cut / "metrics.jsonl"
-    wanted = random.randrange(4, 60)  # lines
+    num_lines = random.randrange(4, 60)  # lines
     while process.poll() is None and not (
-        file.exists() and file.read_bytes().count(b"\n") >= wanted
+        file.exists() and file.read_bytes().count(b"\n") >= num_lines
     ):
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (cut / "head").exists()
-    assert wanted <= file.read_bytes().count(b"\n") < 120
+    assert num_lines <= file.read_bytes().count(b"\n") < 120
     assert train("eagle", whole, *settings) == 0
     assert train("eagle", cut, *settings, "--resume") == 0
     assert contents(cut / "head") == contents(whole / "head")
@@ -258,7 +258,7 @@ def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path):
     resumed_at = [event.step for event in events_of(cut) if event.HasField("session_log")]
     assert len(resumed_at) == 1
     assert resumed_at[0] % 5 == 1  # TensorBoard hides what the first start has from here on
-    assert resumed_at[0] <= wanted + 20
+    assert resumed_at[0] <= num_lines + 20
 
 
 def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, error_line):
@@ -282,8 +282,8 @@ def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
     rows = [{"prompt": f"{one} {other}"} for one in words for other in words[:2]]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     short = ("--data", str(prompts), *SMALL, "--num-steps", "2")
-    own = (*short, "--distill", "--distill-tokens", "12")
-    assert train("eagle", out, *own) == 0
+    options = (*short, "--distill", "--distill-tokens", "12")
+    assert train("eagle", out, *options) == 0
     written = [json.loads(line) for line in (out / "distilled.jsonl").read_text().splitlines()]
     assert len(written) == len(rows) - 1  # one is held out
     assert "█" not in capsys.readouterr().err  # no bar where there is no terminal
@@ -308,10 +308,10 @@ def test_an_interrupted_distillation_is_not_taken_for_a_new_one(train, tmp_path,
 def test_a_head_of_which_nothing_is_accepted_is_reported(tiny, capsys):
     """Zero weights draft the first tokens of the vocabulary, which this target does not say."""
     target = load(tiny)
-    asked = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
+    conversations = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
     head = EagleHead(EagleConfig.for_target(CONFIG))
     drafter = Eagle2(head)
-    measure = evaluation(target, drafter, asked * 5, 320, 8).measure
+    measure = evaluation(target, drafter, conversations * 5, 320, 8).measure
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
@@ -329,9 +329,9 @@ def test_prompts_that_cannot_be_measured_on_are_skipped(tiny):
         evaluation(target, drafter, [short], 9, 8)
 
 
-@pytest.mark.parametrize("count, asked, kept_out", [(2, 24, 1), (40, 24, 4), (400, 24, 24)])
-def test_some_conversations_are_kept_out(count, asked, kept_out):
+@pytest.mark.parametrize("count, requested, kept_out", [(2, 24, 1), (40, 24, 4), (400, 24, 24)])
+def test_some_conversations_are_kept_out(count, requested, kept_out):
     whole = [Conversation(text=str(number)) for number in range(count)]
-    held_out, others = split(whole, asked)
+    held_out, others = split(whole, requested)
     assert len(held_out) == kept_out
     assert held_out + others == whole

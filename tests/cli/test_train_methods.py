@@ -120,10 +120,10 @@ def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
             continue
         command = ["generate", "x", "--target", str(tiny), "--method", method]
         assert main([*command, "--drafter", str(run)]) == 2
-        said = error_line()
+        line = error_line()
         title = METHODS[other].head.signs.title
-        assert f"describes {title}" in said or f"holds {title}" in said
-        assert "give a" in said
+        assert f"describes {title}" in line or f"holds {title}" in line
+        assert "give a" in line
 
 
 def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, capsys):
@@ -164,5 +164,5 @@ def test_a_quantised_target_trains_heads_that_fit_the_floats(train, tmp_path, ge
 def test_new_lm_heads_begin_as_the_targets(tiny):
     target = load(tiny)
     head = MedusaTraining(num_heads=2).new_head(CONFIG)
-    own = new_params(head, FrozenModel.of(target), 0, [])["lm_heads_1"]["weight"]
-    np.testing.assert_array_equal(own, target.params["lm_head"]["weight"])
+    weights = new_params(head, FrozenModel.of(target), 0, [])["lm_heads_1"]["weight"]
+    np.testing.assert_array_equal(weights, target.params["lm_head"]["weight"])

@@ -73,9 +73,9 @@ def test_every_turn_that_fits_is_a_prompt(tiny, tmp_path, monkeypatch, capsys, r
     tasks.write_text(json.dumps(turns) + "\n" + json.dumps({"turns": ["value " * 400]}))
     first, second = read(load(tiny), str(tasks))
     assert first == second[: len(first)]
-    told = capsys.readouterr().err
-    assert "turn 1 of chats prompt 1 has" in told
-    assert "turn 3 of chats prompt 0 has" in told
+    message = capsys.readouterr().err
+    assert "turn 1 of chats prompt 1 has" in message
+    assert "turn 3 of chats prompt 0 has" in message
 
 
 def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found, capsys, tmp_path):
@@ -123,10 +123,10 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
         lm_head = jax.random.normal(jax.random.key(seed), (VOCABULARY, 32))
         params = head.initialise(jax.random.key(seed), lm_head=lm_head)
         save_head(tmp_path / name, MEDUSA, head, params, jnp.float32, target=loaded.config)
-    own = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
+    head = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
     assert tune("tree", "--method", "pld") == 2
     assert "--method 'pld' has no static tree" in error_line()
-    assert tune("tree", *own[2:], "--num-choices", "7") == 0
+    assert tune("tree", *head[2:], "--num-choices", "7") == 0
     printed = capsys.readouterr().out
     assert "over 24 positions" in printed
     assert "new tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed

@@ -17,19 +17,19 @@ def write_chats(file: Path, with_texts: bool = True) -> Path:
     rng = random.Random(0)
     rows = []
     for number in range(24):
-        said = [" ".join(rng.choices(WORDS, k=count)) for count in (3, 8)]
-        turns = [{"from": "human", "value": said[0]}, {"from": "gpt", "value": said[1]}]
+        texts = [" ".join(rng.choices(WORDS, k=count)) for count in (3, 8)]
+        turns = [{"from": "human", "value": texts[0]}, {"from": "gpt", "value": texts[1]}]
         is_text = with_texts and number % 5 == 4
-        rows.append({"text": said[1]} if is_text else {"conversations": turns * (1 + number % 2)})
+        rows.append({"text": texts[1]} if is_text else {"conversations": turns * (1 + number % 2)})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
 def train(method: str, out: Path, target: Path, data: Path, *arguments: str) -> int:
     """Runs `specjax train` in this process, and returns the exit code."""
-    given = () if "--data" in arguments else ("--data", str(data))
-    given += () if "--target" in arguments else ("--target", str(target))
-    return main(["train", method, "--out", str(out), *given, *arguments])
+    sources = () if "--data" in arguments else ("--data", str(data))
+    sources += () if "--target" in arguments else ("--target", str(target))
+    return main(["train", method, "--out", str(out), *sources, *arguments])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
