@@ -96,7 +96,7 @@ def test_heads_begin_with_what_the_target_says_of_its_next_token():
         return sum(jnp.sum(logits(params, depth, embedded) ** 2) for depth in (1, 2))
 
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
-        assert np.abs(leaf).max() > 0  # zeros are no place where training stands still
+        assert np.abs(leaf).max() > 0  # training must not get stuck at zeros
 
 
 def test_random_params_have_the_dtype_asked_for():

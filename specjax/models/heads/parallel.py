@@ -2,7 +2,7 @@
 
 As in an EAGLE head, slot t holds token t + 1 at RoPE position t and predicts token t + 2, the first
 of a draft. Its *group* is the slot and k masks: mask i (from 1) is at position t + i, sees the real
-slots of its text up to t and masks 1 to i of its own group, and predicts token t + 2 + i. Real
+slots of its text up to t and masks 1 to i of that group, and predicts token t + 2 + i. Real
 slots never see masks, so drafting and training have the same contexts.
 
 There are two kinds of head. One reads the target's features and is otherwise an EAGLE head; a mask
