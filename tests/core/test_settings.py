@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from specjax.core.settings import SettingError, check_fields, field_texts, rejected_values, setting
+from specjax.core.settings import SettingError, check_fields, rejected_values, setting
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,6 @@ def test_types_are_exact_in_every_item(values):
         Options(**values)
 
 
-def test_integers_are_numbers_and_none_passes_where_declared():
-    Options(count=1, share=None, kind="last", place="far", sizes=(), pairs=((1, 2),))
-    Options(count=9, share=0.999)
-
-
 def test_messages_name_field_bounds_value_and_remedy():
     with pytest.raises(SettingError, match=r"`count` must be at least 1 and at most 9, got 0; the"):
         Options(count=0)
@@ -92,9 +87,3 @@ def test_messages_name_field_bounds_value_and_remedy():
         Options(kind="x")
     with pytest.raises(SettingError, match="`sizes` must be of type"):
         Options(sizes=3)
-
-
-def test_field_texts_end_with_the_bounds():
-    texts = field_texts(Options)
-    assert texts["count"] == "Count; at least 1 and at most 9."
-    assert texts["place"] == "Place; near or far."

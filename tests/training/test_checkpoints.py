@@ -1,9 +1,7 @@
 """Checkpoints: the newest and the best are kept, and a corrupt one is skipped."""
 
 import resource
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -76,12 +74,6 @@ def test_the_next_best_replaces_a_corrupt_one(tmp_path, capsys):
     assert "Skipped corrupt checkpoint 2 (" in capsys.readouterr().err
 
 
-def test_unmeasured_checkpoints_give_no_warning(tmp_path, caplog):
-    with saved(tmp_path, 2, {1: None}):
-        pass
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
-
-
 def test_a_full_disk_leaves_the_last_whole_checkpoint_and_one_line(tmp_path, caplog):
     class Batches:
         get_state = staticmethod(lambda: None)
@@ -104,14 +96,3 @@ def test_a_full_disk_leaves_the_last_whole_checkpoint_and_one_line(tmp_path, cap
     with open_run(tmp_path, {}) as run:
         step, restored = run.restore(jax.tree.map(jnp.zeros_like, weight), None)
     assert step == 1 and np.array_equal(restored["weight"], weight["weight"])
-
-
-def test_of_many_corrupt_arrays_only_the_first_is_reported(monkeypatch):
-    """TensorStore reports the others to an event loop that the first has closed."""
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    with checkpoints.quiet():
-        for text in ("Event loop is closed", "of something else"):
-            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
-    assert [str(error.exc_value) for error in printed] == ["of something else"]
-    assert sys.unraisablehook == printed.append

@@ -2,9 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -100,25 +97,16 @@ def test_a_padded_text_waits_for_a_longer_bucket_at_most_with_others():
         assert carried < PADDED.batch_size
 
 
-def test_packed_rows_hold_every_text_once_an_epoch():
-    iterator, found = batches(EXAMPLES, PACKED, SEED), []
-    while len(found) < 12 * len(EXAMPLES):
-        found += texts_in(next(iterator))
-    # Rows are filled 64 at a time and shuffled, so that epochs overlap at their borders.
-    counts = np.bincount(found, minlength=len(EXAMPLES))
-    assert counts.min() >= 7 and counts.max() <= 17
-    used = [np.count_nonzero(batch["segments"]) for batch in take(iterator, 60)]
-    assert np.mean(used) > 0.8 * PACKED.batch_size * PACKED.longest
-
-
-def test_packing_loses_no_text():
-    """Whole groups of packed rows are whole stretches of the epochs."""
+def test_packing_loses_no_text_and_leaves_little_padding():
+    """Whole groups of packed sequences are whole stretches of the epochs."""
     iterator, found = batches(EXAMPLES, PACKED, SEED), []
     for number in range(1, 200):
         found += texts_in(next(iterator))
         if number % 32 == 0:  # 64 rows
             counts = np.bincount(found, minlength=len(EXAMPLES))
             assert counts.max() - counts.min() <= 1
+    used = [np.count_nonzero(batch["segments"]) for batch in take(iterator, 60)]
+    assert np.mean(used) > 0.8 * PACKED.batch_size * PACKED.longest
 
 
 @MODES
@@ -152,34 +140,6 @@ def test_a_restored_position_goes_on_with_the_same_batches(options, count):
     assert all(map(equal, expected, take(fresh, 40)))
     iterator.set_state(state)  # and back, in the same iterator
     assert all(map(equal, expected, take(iterator, 40)))
-
-
-PROGRAM = """
-import json, sys
-from tests.training.test_data import EXAMPLES, PACKED, PADDED, SEED, batches
-for options, state in zip((PADDED, PACKED), json.loads(sys.argv[1])):
-    iterator = batches(EXAMPLES, options, SEED)
-    iterator.set_state(state)
-    print(json.dumps([next(iterator)["tokens"].tolist() for _ in range(40)]))
-"""
-
-
-@pytest.mark.slow
-def test_another_process_goes_on_with_the_same_batches_and_ends():
-    iterators = [batches(EXAMPLES, options, SEED) for options in (PADDED, PACKED)]
-    for iterator in iterators:
-        take(iterator, 5)
-    states = json.dumps([iterator.get_state() for iterator in iterators])
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, states],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    for iterator, line in zip(iterators, run.stdout.splitlines(), strict=True):
-        assert json.loads(line) == [batch["tokens"].tolist() for batch in take(iterator, 40)]
 
 
 def test_a_pure_function_becomes_an_iterator_with_a_position():
@@ -222,17 +182,12 @@ def test_a_text_that_is_too_long_and_no_text_at_all_are_rejected():
     [
         # The first answer token is token 3, predicted from slot 1; the end token is token 5.
         ("00011100", "11111111", 2, "01110000"),
-        ("00011100", "11111100", 2, "01110000"),
-        ("00011100", "11111111", 1, "00111000"),
         ("00011100", "11111111", 3, "11100000"),
         ("0001110011", "1111111111", 2, "0111001100"),  # two turns
         ("00110011", "11112222", 2, "11001100"),  # the end of one text does not reach the next
         ("00111111", "11112222", 2, "11001100"),  # nor if the next is all answer
         ("11111111", "11222000", 2, "00100000"),  # nor does padding count
-        ("111", "111", 2, "100"),
-        ("11", "11", 2, "00"),
         ("1", "1", 2, "0"),
-        ("0000", "0000", 2, "0000"),
     ],
 )
 def test_a_slot_counts_if_what_it_predicts_is_an_answer(is_answer, segments, ahead, expected):

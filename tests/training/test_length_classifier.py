@@ -153,17 +153,6 @@ def test_what_can_be_learned_is_learned():
     assert params["hidden"]["kernel"].shape == (12, 16)
 
 
-def test_soft_labels_are_the_confidence_that_is_learned():
-    data = made_up()
-    soft = DraftFeatures(
-        data.features, np.full_like(data.labels, 0.3), data.is_match, data.depth, data.prompt
-    )
-    settings = ClassifierTraining(num_steps=300, batch_size=64, labels="overlap")
-    params, _ = fit(soft, settings)
-    confidence = jax.nn.sigmoid(LengthClassifier().run(params, jnp.asarray(data.features)))
-    np.testing.assert_allclose(confidence, 0.3, atol=0.05)
-
-
 def test_the_loss_is_the_cross_entropy():
     model = LengthClassifier(4)
     params = model.initialise(jax.random.key(0))
@@ -237,12 +226,6 @@ def test_a_classifier_is_trained_and_saved(tmp_path):
         frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco", resume=True
     )
     assert again.scores == trained.scores
-
-
-def test_a_folder_with_a_run_is_rejected_before_the_target_generates(tmp_path):
-    (tmp_path / "config.json").touch()
-    with pytest.raises(SpecjaxError, match="resume"):
-        train_classifier(frozen(0), frozen(1), [[1, 2]], pytest.fail, QUICK, tmp_path)
 
 
 @pytest.mark.parametrize("is_match, kind", [(True, "accepted"), (False, "rejected")])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from specjax.core.errors import throttled
 from specjax.training import progress
 from specjax.training.progress import Progress
 
@@ -71,17 +70,3 @@ def test_speed_counts_tokens_without_padding_and_no_measurement(screen, clock):
         shown.count(BATCH)
         clock[0] += 1.0
         assert shown.show(3, {"loss": 1.0}) == {"tokens_per_second": 4.0}  # of this line alone
-
-
-def test_batches_without_texts_have_no_speed(screen):
-    screen(False)
-    with Progress("training", 0, 10) as shown:
-        shown.count({"inputs": np.zeros((2, 3))})
-        assert shown.show(1, {"loss": 1.0}) == {}
-
-
-def test_a_run_without_a_terminal_prints_a_line_at_intervals(monkeypatch, capsys):
-    monkeypatch.setattr("specjax.training.progress.throttled", lambda: throttled(0.0))
-    with Progress("training", 0, 40) as progress:
-        progress.show(20, {"loss": 1.5})
-    assert capsys.readouterr().err.startswith("training: step 20 of 40, loss 1.5, ")
