@@ -54,7 +54,8 @@ def build(options: Options) -> None:
         sources=["the standard library of Python, training modules"],
     )
     datastore.save(made, options.out)
-    print(f"{made.num_tokens} tokens of {made.num_documents} documents in {options.out}")
+    about = made.metadata
+    print(f"{about.num_tokens} tokens of {about.num_documents} documents in {options.out}")
 
 
 if __name__ == "__main__":

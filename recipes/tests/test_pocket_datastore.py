@@ -10,6 +10,6 @@ WEIGHTS = pocket_folder().parent
 def test_the_datastore_holds_pieces_of_the_training_modules(tmp_path):
     datastore.build(datastore.Options(tmp_path / "made", num_tokens=500))
     made = load_datastore(tmp_path / "made")
-    assert 500 <= made.num_tokens < 1500
-    assert made.num_documents < len(corpus.pieces(held_out=False))
-    assert made.fingerprint == load_datastore(WEIGHTS / "datastore").fingerprint
+    assert 500 <= made.metadata.num_tokens < 1500
+    assert made.metadata.num_documents < len(corpus.pieces(held_out=False))
+    assert made.metadata.fingerprint == load_datastore(WEIGHTS / "datastore").metadata.fingerprint

@@ -65,4 +65,5 @@ class DatastoreCommand:
                 progress=show,
             )
         datastore.save(made, folder)
-        print(f"wrote {made.num_tokens:,} tokens of {made.num_documents:,} documents to {folder}")
+        about = made.metadata
+        print(f"wrote {about.num_tokens:,} tokens of {about.num_documents:,} documents to {folder}")

@@ -8,8 +8,8 @@ import hashlib
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from jaxtyping import Int32
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, read_bytes
+from specjax.core.files import expand_user, read_json
+from specjax.core.settings import check_setting, setting
 
 SEPARATOR = -1  # follows every document; no query matches it, no draft crosses it
 SORTED_TOKENS = 32  # suffixes are sorted by this many tokens: query plus continuation
@@ -26,17 +27,21 @@ MAX_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # int32 holds positions, some past t
 
 ARRAYS, METADATA = "datastore.safetensors", "datastore.json"
 FORMAT = "specjax datastore 1"
-METADATA_KINDS = {
-    "vocab_size": int,
-    "fingerprint": str | None,
-    "num_documents": int,
-    "num_tokens": int,
-    "sources": list,
-    "specjax_version": str,
-}
-
 Document = Sequence[int] | np.ndarray  # token ids
 Progress = Callable[[str, int, int | None], None]  # stage, done, total (None: unknown)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The contents of `datastore.json`."""
+
+    vocab_size: int
+    fingerprint: str | None  # of the tokenizer; None if unknown
+    num_documents: int = setting(at_least=1)
+    num_tokens: int = setting(at_least=1, at_most=MAX_TOKENS)  # without separators
+    sources: tuple[str, ...] = ()
+    specjax_version: str = __version__
+    format: str = setting(FORMAT, choices=(FORMAT,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +54,14 @@ class Datastore:
 
     tokens: Int32[np.ndarray, " T"] = field(repr=False)
     suffixes: Int32[np.ndarray, " M"] = field(repr=False)
-    vocab_size: int
-    fingerprint: str | None  # of the tokenizer; None if unknown
-    num_documents: int
-    sources: tuple[str, ...] = ()
-    specjax_version: str = __version__
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens in all documents, without separators."""
-        return len(self.suffixes)
+    metadata: Metadata
 
     def check_tokenizer(self, fingerprint: str | None) -> None:
         """Raises SpecjaxError if both tokenizers are known and differ."""
-        if None not in (self.fingerprint, fingerprint) and self.fingerprint != fingerprint:
+        built_with = self.metadata.fingerprint
+        if None not in (built_with, fingerprint) and built_with != fingerprint:
             raise SpecjaxError(
-                f"the datastore was built with tokenizer {self.fingerprint}, but the target's is "
+                f"the datastore was built with tokenizer {built_with}, but the target's is "
                 f"{fingerprint}; build a datastore with this target: `specjax datastore build`"
             )
 
@@ -96,15 +93,12 @@ def build(
     """Builds a datastore of `documents`, rows of ids below `vocab_size`; skips empty ones.
 
     `progress` is called with "reading" and the tokens so far, then "sorting" and the rounds done.
-
-    Raises:
-        SpecjaxError: if there are no tokens, too many for int32 positions, or invalid ids.
     """
     tokens = _concatenate(documents, vocab_size, progress)
     suffixes = _sorted_suffixes(tokens, progress)
-    num_documents = len(tokens) - len(suffixes)
-    names = tuple(str(source) for source in sources)
-    return Datastore(tokens, suffixes, vocab_size, fingerprint, num_documents, names)
+    num_documents, names = len(tokens) - len(suffixes), tuple(map(str, sources))
+    about = Metadata(vocab_size, fingerprint, num_documents, len(suffixes), names)
+    return Datastore(tokens, suffixes, about)
 
 
 def _concatenate(
@@ -195,94 +189,76 @@ def _pairs(high: Int32[np.ndarray, " N"], low: Int32[np.ndarray, " N"]) -> np.nd
 
 
 def save(datastore: Datastore, folder: str | Path) -> None:
-    """Writes a new `folder`, completely or not at all.
-
-    Raises:
-        SpecjaxError: if `folder` already holds something, or cannot be written.
-    """
+    """Writes a new `folder`, completely or not at all."""
     from safetensors.numpy import save_file
 
     from specjax.core.files import new_folder
 
-    values = {"format": FORMAT} | {name: getattr(datastore, name) for name in METADATA_KINDS}
     with new_folder(Path(folder)) as unfinished:
         arrays = {"tokens": datastore.tokens, "suffixes": datastore.suffixes}
         save_file(arrays, unfinished / ARRAYS)
-        (unfinished / METADATA).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(asdict(datastore.metadata), indent=2)
+        (unfinished / METADATA).write_text(f"{text}\n", encoding="utf-8")
         # safetensors lets only the owner read its file.
         shutil.copymode(unfinished / METADATA, unfinished / ARRAYS)
 
 
 def load_datastore(folder: str | Path) -> Datastore:
-    """Reads a datastore that `save` wrote.
-
-    Raises:
-        SpecjaxError: if the folder is missing, damaged, or not a datastore.
-    """
+    """Reads a datastore that `save` wrote."""
     from safetensors import SafetensorError, safe_open
 
     folder = expand_user(folder)
-    values = _read_metadata(folder / METADATA)
-    num_tokens, arrays = values.pop("num_tokens"), {}
+    about, arrays = _read_metadata(folder / METADATA), {}
     try:
         with safe_open(folder / ARRAYS, framework="numpy") as file:
-            if not (wrong := _header_error(file, num_tokens, values["num_documents"])):
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                wrong = _contradiction(arrays, num_tokens, values)
+            if not (problem := _header_problem(file, about)):
+                arrays = {name: file.get_tensor(name) for name in ("tokens", "suffixes")}
+                problem = _array_problem(**arrays, about=about)
     except (SafetensorError, OSError, MemoryError) as error:
-        wrong = str(error)
-    if wrong:
+        problem = str(error)
+    if problem:
         raise SpecjaxError(
-            f"{folder / ARRAYS} is damaged or does not match {METADATA} ({wrong}); copy or build "
+            f"{folder / ARRAYS} is damaged or does not match {METADATA} ({problem}); copy or build "
             "the datastore again"
         )
-    return Datastore(**arrays, **values)
+    return Datastore(**arrays, metadata=about)
 
 
-def _read_metadata(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(read_bytes(file))
-    except OSError:
+def _read_metadata(file: Path) -> Metadata:
+    if not file.is_file():
         raise SpecjaxError(
             f"{file.parent} is not a datastore: it has no {file.name}; check the path or build one "
             "with `specjax datastore build`"
-        ) from None
-    except (ValueError, RecursionError):
-        values = None
-    if (
-        not isinstance(values, dict)
-        or values.get("format") != FORMAT
-        or not all(isinstance(values.get(name), kind) for name, kind in METADATA_KINDS.items())
-    ):
-        raise SpecjaxError(
-            f"{file} is damaged or does not describe a {FORMAT!r}; copy or build the datastore "
-            "again"
         )
-    kept = {name: values[name] for name in METADATA_KINDS}
-    return kept | {"sources": tuple(map(str, kept["sources"]))}
+    values = read_json(file)
+    if isinstance(sources := values.get("sources"), list):
+        values["sources"] = tuple(sources)
+    try:
+        for name, value in values.items():
+            check_setting(Metadata, name, value)
+        return Metadata(**values)
+    except (SpecjaxError, TypeError, KeyError) as error:
+        raise SpecjaxError(
+            f"{file} is damaged or does not describe a {FORMAT!r} ({error}); copy or build the "
+            "datastore again"
+        ) from None
 
 
-def _header_error(file: Any, num_tokens: int, num_documents: int) -> str:
-    """Returns how the header of the arrays contradicts the metadata; nothing is allocated yet."""
-    length = num_tokens + num_documents
-    expected = {"tokens": ("I32", [length]), "suffixes": ("I32", [num_tokens])}
+def _header_problem(file: Any, about: Metadata) -> str:
+    """Describes a contradiction between the arrays' header and the metadata; allocates nothing."""
+    length = about.num_tokens + about.num_documents
+    expected = {"tokens": ("I32", [length]), "suffixes": ("I32", [about.num_tokens])}
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    found = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
-    if found != expected or not 0 < num_tokens <= length <= MAX_TOKENS:
-        return f"arrays are {found}, expected {expected}"
-    return ""
+    stored = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+    return "" if stored == expected else f"arrays are {stored}, expected {expected}"
 
 
-def _contradiction(
-    arrays: Mapping[str, np.ndarray], num_tokens: int, values: Mapping[str, Any]
-) -> str:
-    """Returns how the values of the arrays contradict the metadata; empty if they agree."""
-    length = num_tokens + values["num_documents"]
-    tokens, suffixes = arrays["tokens"], arrays["suffixes"]
-    if np.count_nonzero(tokens == SEPARATOR) != values["num_documents"] or tokens[-1] >= 0:
-        return f"it does not hold {values['num_documents']} documents"
-    ranges = ((tokens, SEPARATOR, values["vocab_size"]), (suffixes, 0, length))
-    for found, low, high in ranges:
-        if found.min() < low or found.max() >= high:
-            return f"values from {found.min()} to {found.max()} are outside {low} to {high - 1}"
+def _array_problem(tokens: np.ndarray, suffixes: np.ndarray, about: Metadata) -> str:
+    """Describes a contradiction between the arrays and the metadata; "" if they agree."""
+    num_documents = about.num_documents
+    if np.count_nonzero(tokens == SEPARATOR) != num_documents or tokens[-1] >= 0:
+        return f"it does not hold {num_documents} documents"
+    for values, low, high in ((tokens, SEPARATOR, about.vocab_size), (suffixes, 0, len(tokens))):
+        if values.min() < low or values.max() >= high:
+            return f"values from {values.min()} to {values.max()} are outside {low} to {high - 1}"
     return ""

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.data import datastore, documents
 from specjax.data.datastore import (
     ARRAYS,
     METADATA,
     SORTED_TOKENS,
-    Datastore,
+    Metadata,
     build,
     load_datastore,
     params,
@@ -55,10 +54,7 @@ def test_documents_stand_one_after_the_other_with_separators():
     made = build(DOCUMENTS, 70_001, "abc", ["a.txt", "b.txt"])
     assert made.tokens.tolist() == FLAT
     assert made.tokens.dtype == made.suffixes.dtype == np.int32
-    assert (made.num_documents, made.num_tokens) == (3, 10)
-    assert (made.vocab_size, made.fingerprint) == (70_001, "abc")
-    assert made.sources == ("a.txt", "b.txt")
-    assert made.specjax_version == __version__
+    assert made.metadata == Metadata(70_001, "abc", 3, 10, ("a.txt", "b.txt"))
     assert made.suffixes.tolist() == [10, 1, 4, 11, 2, 5, 6, 9, 0, 7]
 
 
@@ -97,32 +93,27 @@ def test_documents_are_read_once():
 
 
 @pytest.mark.parametrize("documents", [[], [[]]])
-def test_nothing_to_store_is_refused(documents):
+def test_nothing_to_store_is_rejected(documents):
     with pytest.raises(SpecjaxError, match="there is no text to store; give a document"):
         build(documents, 5)
 
 
-@pytest.mark.parametrize("wrong", [5, -1, 2**40])
-def test_ids_outside_the_vocabulary_are_refused(wrong):
-    message = rf"document 2 holds token id {wrong}, outside the vocabulary of 5 \(0 to 4\)"
-    with pytest.raises(SpecjaxError, match=message):
-        build([[1], [2, wrong]], 5)
+@pytest.mark.parametrize(
+    "document", [[2, 5], [-1], [2**40], np.array([0.5]), ["a"], [[1, 2]], [2**70]]
+)
+def test_documents_that_are_not_ids_of_the_vocabulary_are_rejected(document):
+    with pytest.raises(SpecjaxError, match=r"document 2 (holds token id|is not a list of whole)"):
+        build([[1], np.array(document)], 5)
 
 
-@pytest.mark.parametrize("document", [[0.5], ["a"], [[1, 2]], [2**70]])
-def test_documents_that_are_not_rows_of_ids_are_refused(document):
-    with pytest.raises(SpecjaxError, match="document 1 is not a list of whole numbers"):
-        build([document if document == [2**70] else np.array(document)], 5)
-
-
-def test_too_many_tokens_are_refused(monkeypatch):
+def test_too_many_tokens_are_rejected(monkeypatch):
     monkeypatch.setattr(datastore, "MAX_TOKENS", 5)
     build([[1], [1, 1]], 5)
     with pytest.raises(SpecjaxError, match=r"document 2 would take .* past its limit of 5 tokens"):
         build([[1], [1, 1, 1]], 5)
 
 
-def test_another_tokenizer_is_refused():
+def test_another_tokenizer_is_rejected():
     made = build([[1]], 5, "abc")
     made.check_tokenizer("abc")
     made.check_tokenizer(None)
@@ -156,42 +147,31 @@ def rewrite(folder, **changes):
 
 def test_a_saved_datastore_loads_unchanged(folder):
     made, loaded = build(DOCUMENTS, 70_001, "abc", ["a.txt"]), load_datastore(str(folder))
-    assert isinstance(loaded, Datastore)
     assert sorted(path.name for path in folder.iterdir()) == [METADATA, ARRAYS]
-    for name, value in vars(made).items():
-        np.testing.assert_array_equal(getattr(loaded, name), value)
-        assert type(getattr(loaded, name)) is type(value)
+    assert loaded.metadata == made.metadata
+    np.testing.assert_array_equal(loaded.tokens, made.tokens)
+    np.testing.assert_array_equal(loaded.suffixes, made.suffixes)
 
 
-def test_a_datastore_without_a_fingerprint_loads(tmp_path):
-    save(build([[0]], 1), tmp_path / "store")
-    assert load_datastore(tmp_path / "store").fingerprint is None
-
-
-def test_saving_over_something_is_refused(folder):
+def test_saving_over_something_is_rejected(folder):
     with pytest.raises(SpecjaxError, match=r"store already exists .* choose another name"):
         save(build([[0]], 1), folder)
     assert load_datastore(folder).tokens.tolist() == FLAT
 
 
-def test_a_folder_that_is_not_a_datastore_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_datastore_is_rejected(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SpecjaxError) as caught:
             load_datastore(path)
         assert one_line(caught).startswith(f"{path} is not a datastore: it has no {METADATA}; ")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"{", b"[]", b'"a"', b"{}", b'{"format": "another"}', b"\xff", b"[" * 10**6],
-    ids=range(7),
-)
-def test_foreign_metadata_is_refused(folder, text):
+@pytest.mark.parametrize("text", [b"{", b"[]", b"{}", b"\xff", b"[" * 10**6], ids=range(5))
+def test_metadata_that_is_not_json_is_rejected(folder, text):
     (folder / METADATA).write_bytes(text)
-    with pytest.raises(SpecjaxError) as caught:
+    with pytest.raises(SpecjaxError, match=METADATA) as caught:
         load_datastore(folder)
-    message = one_line(caught)
-    assert message.startswith(f"{folder / METADATA} is damaged or does not describe a")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -202,29 +182,22 @@ def test_foreign_metadata_is_refused(folder, text):
         {"num_tokens": None},
         {"sources": "a.txt"},
         {"fingerprint": 7},
+        {"more": 1},
     ],
 )
-def test_damaged_metadata_is_refused(folder, changes):
+def test_damaged_metadata_is_rejected(folder, changes):
     rewrite(folder, **changes)
     with pytest.raises(SpecjaxError, match=r"json is damaged or .* build the datastore again"):
         load_datastore(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, -4])
-def test_a_truncated_file_is_refused(folder, kept):
+def test_a_truncated_file_is_rejected(folder, kept):
     whole = (folder / ARRAYS).read_bytes()
     (folder / ARRAYS).write_bytes(whole[:kept])
     with pytest.raises(SpecjaxError) as caught:
         load_datastore(folder)
-    message = one_line(caught)
-    assert message.startswith(f"{folder / ARRAYS} is damaged or does not match {METADATA} (")
-    assert message.endswith("copy or build the datastore again")
-
-
-def test_a_missing_file_is_refused(folder):
-    (folder / ARRAYS).unlink()
-    with pytest.raises(SpecjaxError, match=r"safetensors is damaged .*No such file"):
-        load_datastore(folder)
+    assert one_line(caught).startswith(f"{folder / ARRAYS} is damaged or does not match {METADATA}")
 
 
 @pytest.mark.parametrize(
@@ -232,11 +205,11 @@ def test_a_missing_file_is_refused(folder):
     [
         ({"num_tokens": 9}, r"arrays are .* expected"),
         ({"num_tokens": 11, "num_documents": 2}, "arrays are"),
-        ({"num_tokens": 0, "num_documents": 13}, "arrays are"),
+        ({"num_tokens": 0, "num_documents": 13}, "`num_tokens` must be at least 1"),
         ({"vocab_size": 70_000}, "values from -1 to 70000 are outside -1 to 69999"),
     ],
 )
-def test_metadata_that_the_arrays_contradict_is_refused(folder, changes, message):
+def test_metadata_that_the_arrays_contradict_is_rejected(folder, changes, message):
     rewrite(folder, **changes)
     with pytest.raises(SpecjaxError, match=message):
         load_datastore(folder)
@@ -253,7 +226,7 @@ def test_metadata_that_the_arrays_contradict_is_refused(folder, changes, message
         ("suffixes", 0, 13, "values from 0 to 13 are outside 0 to 12"),
     ],
 )
-def test_arrays_with_impossible_values_are_refused(folder, name, index, value, message):
+def test_arrays_with_impossible_values_are_rejected(folder, name, index, value, message):
     arrays = load_file(folder / ARRAYS)
     arrays[name][index] = value
     save_file(arrays, folder / ARRAYS)
@@ -262,7 +235,7 @@ def test_arrays_with_impossible_values_are_refused(folder, name, index, value, m
 
 
 @pytest.mark.parametrize("name", ["tokens", "other"])
-def test_arrays_of_another_kind_are_refused(folder, name):
+def test_arrays_of_another_kind_are_rejected(folder, name):
     arrays = load_file(folder / ARRAYS)
     arrays[name] = arrays["tokens"].astype(np.int64)
     save_file(arrays, folder / ARRAYS)
@@ -366,22 +339,14 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
             read(source)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "a.txt").touch(mode=0)
-    for source in (tmp_path / "a.txt", tmp_path):
-        with pytest.raises(SpecjaxError, match=r"a\.txt cannot be read \(Permission denied\)"):
-            read(source)
-
-
-def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
+def test_a_source_that_does_not_exist_is_rejected_at_once(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     for source in (tmp_path / "b.txt", "b.txt", ""):
         with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
             read_documents([tmp_path / "a.txt", source], Characters())
 
 
-def test_a_folder_without_text_is_refused(tmp_path):
+def test_a_folder_without_text_is_rejected(tmp_path):
     with pytest.raises(SpecjaxError, match=r"has no text files; give a folder that has some"):
         read_documents([tmp_path], Characters())
 
