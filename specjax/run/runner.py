@@ -68,16 +68,6 @@ class TimedRun(NamedTuple):
         """Seconds of prefill and decoding."""
         return self.prefill_seconds + self.decode_seconds
 
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of the first sequence."""
-        return int(self.generation.length[0])
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of the first sequence."""
-        return int(self.generation.stats.rounds[0])
-
 
 class Round(NamedTuple):
     """One round of a single sequence: its tree, what was accepted, and the seconds of its parts."""
@@ -306,12 +296,8 @@ def _text(generation: Generation, sequence: int) -> GeneratedText:
 
 
 # The state is donated, as decoding's own loop changes its caches in place.
-_part = partial(jax.jit, static_argnames="engine", donate_argnames="state")
-
-
-@_part
-def _propose(engine: Engine, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
-    return engine.propose(params, state)
+_part = partial(jax.jit, static_argnums=0, donate_argnames="state")
+_propose, _commit, _round = map(_part, (Engine.propose, Engine.commit, Engine.round))
 
 
 @_part
@@ -320,20 +306,3 @@ def _verify(
 ) -> tuple[LoopState, ModelOutput, Verification]:
     output, verification, cache = engine.verify(params, state, proposal)
     return replace(state, cache=cache), output, verification
-
-
-@_part
-def _commit(
-    engine: Engine,
-    params: Params,
-    state: LoopState,
-    tree: DraftTree,
-    output: ModelOutput,
-    verification: Verification,
-) -> LoopState:
-    return engine.commit(params, state, tree, output, verification)
-
-
-@_part
-def _round(engine: Engine, params: Params, state: LoopState) -> LoopState:
-    return engine.round(params, state)

@@ -106,8 +106,8 @@ def in_turn(
 
 def timed_run(runner: Runner, ids: Ids) -> Run:
     """Continues a prompt and times it."""
-    run = runner.run(_prepared(runner, ids))
-    return Run(run.num_tokens, run.num_rounds, run.prefill_seconds, run.decode_seconds)
+    generation, _, *seconds = runner.run(_prepared(runner, ids))
+    return Run(int(generation.length[0]), int(generation.stats.rounds[0]), *seconds)
 
 
 def num_drafting_rounds(runner: Runner, ids: Ids) -> int:

@@ -115,7 +115,7 @@ def test_every_figure_is_in_the_report(folder):
     for figure in (*FIGURES, *MORE_FIGURES):
         assert figure in re.sub(r"\\([<|])", r"\1", report)
     tables = markdown_tables(report)
-    assert len(tables) == 17
+    assert len(tables) == 15
     assert all(len({len(row) for row in table}) == 1 for table in tables)
     charts = re.findall(r"!\[.*\]\((.*)\)", report)
     assert len(charts) == len(set(charts)) == 8

@@ -14,7 +14,6 @@ from specjax.bench.report.tables import (
     Grid,
     curve_table,
     depth_table,
-    histogram_table,
     main_table,
     overview,
     task_tables,
@@ -120,7 +119,7 @@ class _Report:
         if notes := near_ties(rows):
             yield _bullets(notes)
         drafting = [row for row in overall if len(row.accepted_lengths) > 2]
-        for grid in (*task_tables(rows), histogram_table(drafting), depth_table(drafting)):
+        for grid in (*task_tables(rows), depth_table(drafting)):
             if grid.rows:
                 yield table(grid)
         if drafting:

@@ -213,25 +213,6 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
     return Grid("Acceptance rate by depth", header, cells)
 
 
-def histogram_table(rows: Sequence[Measurement]) -> Grid:
-    """Counts the rounds that committed 1, 2, ... tokens; the last column has those beyond."""
-    counted = [row for row in rows if row.accepted_lengths]
-    max_length = max((_last_nonzero(row.accepted_lengths) for row in counted), default=0)
-    shown = min(max_length, MAX_DEPTHS + 1)
-    header = ["method", *map(str, range(1, shown + 1))]
-    header += [f"over {shown}"] if max_length > shown else []
-    cells = []
-    for row in counted:
-        counts = [*row.accepted_lengths[1:], *[0] * max_length][:max_length]
-        beyond = [sum(counts[shown:])] if max_length > shown else []
-        cells.append([row.method, *map(str, [*counts[:shown], *beyond])])
-    return Grid("Rounds by the number of tokens they committed", header, cells)
-
-
-def _last_nonzero(counts: Sequence[int]) -> int:
-    return max((length for length, count in enumerate(counts) if count), default=0)
-
-
 def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
     """Makes the table of a round's parts, in milliseconds."""
     parts = [f"{part}_seconds" for part in (*PARTS, "round", "one_program")]
