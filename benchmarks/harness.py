@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 from specjax import LoadedTarget, SpecjaxError, Transformer, TransformerConfig
 from specjax.core.errors import exit_code
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import Request, read_tasks, requests_of
+from specjax.run.tasks import TaskPrompt, read_tasks, task_prompts
 
 # ---- Options ------------------------------------------------------------------------------------
 
@@ -36,10 +36,10 @@ def at_least_1(options: Any, *names: str) -> None:
 
 def requests_for(
     target: LoadedTarget, tasks: str, limit: int, max_new_tokens: int
-) -> list[Request]:
+) -> list[TaskPrompt]:
     """Returns the prompts of the tasks, as `specjax bench` measures them."""
     answer = answers_of(target, max_new_tokens)
-    return requests_of(read_tasks(tasks, limit), target, max_new_tokens, answer)
+    return task_prompts(read_tasks(tasks, limit), target, max_new_tokens, answer)
 
 
 # ---- Tables -------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
 from specjax.bench.results import Condition, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
-from specjax.run.tasks import Request
+from specjax.run.tasks import TaskPrompt
 
 KINDS = (*EDITS, *FREE, *FREE)
 TOKENS = tuple(range(60))
@@ -52,7 +52,7 @@ def runs(
         Sample(
             method,
             "float32",
-            (Request(kind, (1, 2)),),
+            (TaskPrompt(kind, (1, 2)),),
             number,
             repeat,
             (GeneratedText(tokens, rounds[number], (0, rounds[number], 0), (True, False) * 30),),

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 
 from specjax import LoadedTarget, Params, SpecjaxError, load_drafter
 from specjax.bench.contestants import make_contestants
-from specjax.bench.measure import Contestant, Request
+from specjax.bench.measure import Contestant, TaskPrompt
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -91,7 +91,7 @@ class WithOracle:
         self,
         target: LoadedTarget,
         options: BenchOptions,
-        requests: Sequence[Request],
+        requests: Sequence[TaskPrompt],
         condition: Condition,
     ) -> list[Contestant]:
         contestants = make_contestants(target, options, requests, condition)

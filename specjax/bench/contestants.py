@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.bench.measure import PLAIN, Contestant, Request
+from specjax.bench.measure import PLAIN, Contestant, TaskPrompt
 from specjax.bench.options import BenchOptions, Variant, names_in, variants_for
 from specjax.bench.results import Condition
 from specjax.core.companions import companion
@@ -16,11 +16,14 @@ from specjax.run.runner import Runner
 
 
 def make_contestants(
-    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], condition: Condition
+    target: LoadedTarget,
+    options: BenchOptions,
+    prompts: Sequence[TaskPrompt],
+    condition: Condition,
 ) -> list[Contestant]:
     """Makes plain decoding, the other methods in the order they are named, then peers."""
     sampling = options.sampling(condition.temperature)
-    prompts = [request.ids for request in requests]
+    ids = [prompt.ids for prompt in prompts]
     variants = {PLAIN: Variant(PLAIN)}
     variants |= variants_for(options.methods, options.drafter, options.set, target)
     made: list[Contestant] = []
@@ -29,13 +32,13 @@ def make_contestants(
         drafter, params = load_drafter(method, target, source, **given)
         if head := METHODS[method].head:
             params = heads.setdefault((head.kind, source or METHODS[method].part), params)
-        settings = prompts, options.max_new_tokens, sampling, options.seed
+        settings = ids, options.max_new_tokens, sampling, options.seed
         made.append(Runner.for_prompts(name, target, drafter, params, *settings))
     if names_in(options.peers) and condition.temperature == 0:
         source = variants["draft-model"].source if "draft-model" in variants else None
         has_draft = target.name == POCKET or source
         draft = load_draft(target, source) if has_draft else None
-        longest = max(map(len, prompts))
+        longest = max(map(len, ids))
         peers = companion("peers")
         work = peers.Work(target, draft, longest, options.max_new_tokens)
         made += peers.peers(names_in(options.peers), work, condition.batch_size)

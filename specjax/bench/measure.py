@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from specjax.core.errors import throttled
 from specjax.run.runner import COMPILED, GeneratedText, Program, Trial, compilations
-from specjax.run.tasks import Request
+from specjax.run.tasks import TaskPrompt
 
 PLAIN = "plain"  # the method that all others are compared with
 Step = TypeVar("Step")
 
 
-Batch = tuple[Request, ...]  # prompts of one kind that are served at once
+Batch = tuple[TaskPrompt, ...]  # prompts of one kind that are served at once
 
 
 @runtime_checkable
@@ -82,14 +82,14 @@ class Sample(NamedTuple):
         return self.num_tokens / self.seconds
 
 
-def batches_of(requests: Iterable[Request], batch_size: int = 1) -> list[Batch]:
-    """Groups requests into batches of `batch_size` prompts of one kind.
+def batches_of(prompts: Iterable[TaskPrompt], batch_size: int = 1) -> list[Batch]:
+    """Groups prompts into batches of `batch_size` of one kind.
 
-    The requests of a kind must be consecutive. The last batch of a kind is filled with its first
+    The prompts of a kind must be consecutive. The last batch of a kind is filled with its first
     prompts.
     """
     batches: list[Batch] = []
-    for _, group in groupby(requests, key=lambda request: request.kind):
+    for _, group in groupby(prompts, key=lambda prompt: prompt.kind):
         of_kind = list(group)
         for first in range(0, len(of_kind), batch_size):
             batch = of_kind[first : first + batch_size]
@@ -103,7 +103,7 @@ def warm_up(contestants: Sequence[Contestant], batch: Batch) -> dict[str, Progra
     """Compiles every contestant and runs it once; returns its programs by name."""
     programs = {}
     for contestant in contestants:
-        prepared = contestant.prepare([request.ids for request in batch])
+        prepared = contestant.prepare([prompt.ids for prompt in batch])
         programs[contestant.name] = contestant.compile(prepared)
         contestant.read(contestant.decode(contestant.prefill(prepared)))
     return programs
@@ -146,7 +146,7 @@ def measure(
 
 
 def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:
-    prepared = contestant.prepare([request.ids for request in batch], (number, repeat))
+    prepared = contestant.prepare([prompt.ids for prompt in batch], (number, repeat))
     num_before = compilations()[COMPILED]
     started = time.perf_counter()
     state = contestant.prefill(prepared)

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from specjax.bench.measure import Batch, Request, Sample
+from specjax.bench.measure import Batch, Sample, TaskPrompt
 from specjax.bench.summary import Measurement, Published
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, writable_folder
@@ -168,7 +168,7 @@ def read_samples(path: Path) -> dict[Condition, list[Sample]]:
     """Reads all timed runs; their batches hold the kind of task in place of the prompts."""
 
     def convert(line: Record) -> tuple[Condition, list[Sample]]:
-        return _condition(line), _trial(line, (Request(line["kind"], ()),))
+        return _condition(line), _trial(line, (TaskPrompt(line["kind"], ()),))
 
     samples: dict[Condition, list[Sample]] = {}
     for condition, trial in RunFolder(expand_user(path)).records(SAMPLES, convert):

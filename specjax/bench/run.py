@@ -15,8 +15,8 @@ from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import (
     Contestant,
-    Request,
     Sample,
+    TaskPrompt,
     batches_of,
     measure_trials,
     warm_up,
@@ -39,10 +39,10 @@ from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
-from specjax.run.tasks import count_cut, read_tasks, requests_of
+from specjax.run.tasks import count_cut, read_tasks, task_prompts
 
 MakeContestants = Callable[
-    [LoadedTarget, BenchOptions, Sequence[Request], Condition], list[Contestant]
+    [LoadedTarget, BenchOptions, Sequence[TaskPrompt], Condition], list[Contestant]
 ]
 NUM_SHOWN = 5  # rounds of a method that a report draws over time
 KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
@@ -79,10 +79,10 @@ def run_bench(
             tokenizer = with_template(target.require_tokenizer(), options.chat_template)
             target = replace(target, tokenizer=tokenizer)
         answer = answers_of(target, options.max_new_tokens)
-        requests = requests_of(tasks, target, options.max_new_tokens, answer)
+        prompts = task_prompts(tasks, target, options.max_new_tokens, answer)
         num_turns = sum(len(task.turns) for task in tasks)
-        results = open_results(folder, about(target, options, requests, num_turns))
-        benchmark = Benchmark(target, options, requests, results, make)
+        results = open_results(folder, about(target, options, prompts, num_turns))
+        benchmark = Benchmark(target, options, prompts, results, make)
         rows = []
         try:
             for condition in benchmark.conditions:
@@ -115,19 +115,19 @@ def check(options: BenchOptions) -> None:
 
 
 def about(
-    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], num_turns: int
+    target: LoadedTarget, options: BenchOptions, prompts: Sequence[TaskPrompt], num_turns: int
 ) -> dict[str, Any]:
     """Describes a benchmark: target, device, prompts, methods, settings, versions, command.
 
     It is resumed only if everything but the command is the same. The tasks have `num_turns` turns,
-    and `requests` are those that fit the target.
+    and `prompts` are those that fit the target.
     """
     for name in names_in(options.peers):
         companion("peers").PEERS[name].check(target)
     condition = Condition(options.temperatures[0], 1)
-    runners = _runners(target, options, requests, condition)
-    _check_memory(runners, requests, max(options.batch_sizes))
-    prompts = json.dumps([(request.kind, request.ids) for request in requests])
+    runners = _runners(target, options, prompts, condition)
+    _check_memory(runners, prompts, max(options.batch_sizes))
+    checksum = zlib.crc32(json.dumps([(prompt.kind, prompt.ids) for prompt in prompts]).encode())
     return {
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
@@ -136,10 +136,10 @@ def about(
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,
-        "num_prompts": len(requests),
-        "num_left_out": num_turns - len(requests) or None,
-        "num_cut": count_cut(requests, target.config, options.max_new_tokens) or None,
-        "prompts": f"{zlib.crc32(prompts.encode()):08x}",
+        "num_prompts": len(prompts),
+        "num_left_out": num_turns - len(prompts) or None,
+        "num_cut": count_cut(prompts, target.config, options.max_new_tokens) or None,
+        "prompts": f"{checksum:08x}",
         "padded_length": runners[0].padded_length,
         "methods": {runner.name: runner.settings for runner in runners},
         **{name: getattr(options, name) for name in KEPT_OPTIONS},
@@ -155,7 +155,7 @@ class Benchmark:
 
     target: LoadedTarget
     options: BenchOptions
-    requests: Sequence[Request]
+    prompts: Sequence[TaskPrompt]
     results: Results
     make: MakeContestants
 
@@ -170,8 +170,8 @@ class Benchmark:
 
     def measure(self, condition: Condition) -> None:
         """Runs the trials that are missing from the results, and adds them."""
-        batches = batches_of(self.requests, condition.batch_size)
-        contestants = self.make(self.target, self.options, self.requests, condition)
+        batches = batches_of(self.prompts, condition.batch_size)
+        contestants = self.make(self.target, self.options, self.prompts, condition)
         finished = {sample.trial for sample in self.results.samples(condition, batches)}
         num_missing = len(batches) * self.options.runs - len(finished)
         if not num_missing:
@@ -193,44 +193,36 @@ class Benchmark:
 
     def summarise(self) -> list[Measurement]:
         """Prints and keeps the rows and texts of all trials so far."""
-        samples_of, num_missing = {}, 0
-        for condition in self.conditions:
-            batches = batches_of(self.requests, condition.batch_size)
-            samples_of[condition] = self.results.samples(condition, batches)
-            num_trials = len({sample.trial for sample in samples_of[condition]})
-            num_missing += len(batches) * self.options.runs - num_trials
+        batches = {c: batches_of(self.prompts, c.batch_size) for c in self.conditions}
+        samples = {c: self.results.samples(c, batches[c]) for c in self.conditions}
+        num_trials = sum(len({sample.trial for sample in runs}) for runs in samples.values())
+        num_missing = sum(map(len, batches.values())) * self.options.runs - num_trials
         rows, texts = [], []
         tokenizer = self.target.require_tokenizer()
-        for condition, samples in samples_of.items():
-            if samples:
-                of_stage = [
-                    replace(row, num_missing=num_missing) for row in self._rows(condition, samples)
-                ]
-                sampling = self.options.sampling(condition.temperature)
-                show(of_stage, self.options.runs, self.results.bandwidth(condition), sampling)
-                rows += of_stage
-                texts += texts_of(condition, samples, tokenizer)
+        for condition in filter(samples.get, self.conditions):
+            sampling = self.options.sampling(condition.temperature)
+            compare = NearTies(self.target, sampling, self.options.seed)
+            programs = self.results.programs(condition)
+            bandwidth = self.results.bandwidth(condition)
+            summary = [
+                replace(with_bandwidth_share(row, self.target, bandwidth), num_missing=num_missing)
+                for row in summarise(samples[condition], programs, compare, condition.temperature)
+            ]
+            show(summary, self.options.runs, bandwidth, sampling)
+            rows += summary
+            texts += texts_of(condition, samples[condition], tokenizer)
         if rows:
             self.results.write_rows(rows)
             self.results.write_texts(texts)
         return rows
-
-    def _rows(self, condition: Condition, samples: Sequence[Sample]) -> list[Measurement]:
-        sampling = self.options.sampling(condition.temperature)
-        compare = NearTies(self.target, sampling, self.options.seed)
-        programs, bandwidth = self.results.programs(condition), self.results.bandwidth(condition)
-        return [
-            with_bandwidth_share(row, self.target, bandwidth)
-            for row in summarise(samples, programs, compare, condition.temperature)
-        ]
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
         if self.results.has_traces:
             return
         condition = Condition(self.conditions[0].temperature, 1)
-        runners = _runners(self.target, self.options, self.requests, condition)
-        traces = trace(runners, [self.requests[0].ids, self.requests[-1].ids])
+        runners = _runners(self.target, self.options, self.prompts, condition)
+        traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
         values = {"temperature": condition.temperature, **trace_values(traces, NUM_SHOWN)}
         self.results.write_traces(values)
 
@@ -256,17 +248,22 @@ def texts_of(
         }
 
 
-def _check_memory(runners: Sequence[Runner], requests: Sequence[Request], batch_size: int) -> None:
+def _check_memory(
+    runners: Sequence[Runner], prompts: Sequence[TaskPrompt], batch_size: int
+) -> None:
     for runner in runners:
-        prompt, _ = runner.prepare([requests[0].ids] * batch_size)
+        padded, _ = runner.prepare([prompts[0].ids] * batch_size)
         try:
-            runner.engine.check(runner.params, prompt, room=1)  # texts may end with the window
+            runner.engine.check(runner.params, padded, room=1)  # texts may end with the window
         except SpecjaxError as error:
             raise SpecjaxError(f"{runner.name}: {error}") from None
 
 
 def _runners(
-    target: LoadedTarget, options: BenchOptions, requests: Sequence[Request], condition: Condition
+    target: LoadedTarget,
+    options: BenchOptions,
+    prompts: Sequence[TaskPrompt],
+    condition: Condition,
 ) -> list[Runner]:
-    made = make_contestants(target, replace(options, peers=""), requests, condition)
+    made = make_contestants(target, replace(options, peers=""), prompts, condition)
     return [contestant for contestant in made if isinstance(contestant, Runner)]

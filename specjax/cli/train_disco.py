@@ -21,7 +21,7 @@ from specjax.loading.parts import load_draft
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import POCKET, Request, Task, read_tasks, requests_of
+from specjax.run.tasks import POCKET, Task, TaskPrompt, read_tasks, task_prompts
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
 from specjax.training.objectives.length_classifier import (
     ClassifierTraining,
@@ -88,7 +88,7 @@ class TrainDisco(TargetOptions):
         watch = partial(with_progress, doing="Generating continuations")
         continue_all = answers_of(target, self.max_new_tokens, watch)
         requests, test_requests = (
-            requests_of(group, target, self.max_new_tokens, continue_all) if group else []
+            task_prompts(group, target, self.max_new_tokens, continue_all) if group else []
             for group in (tasks, test_tasks)
         )
         prompts = [request.ids for request in requests]
@@ -115,7 +115,7 @@ class TrainDisco(TargetOptions):
 
 def show_test(
     trained: TrainedClassifier,
-    requests: Sequence[Request],
+    requests: Sequence[TaskPrompt],
     continue_all: Generate,
     target: FrozenModel,
     draft: FrozenModel,

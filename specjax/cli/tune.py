@@ -37,7 +37,7 @@ from specjax.loading.tuned import (
 )
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import read_tasks, requests_of
+from specjax.run.tasks import read_tasks, task_prompts
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.machine import Result, tune_machine
 from specjax.tuning.runs import Workload
@@ -93,7 +93,7 @@ class TuneCommand(TargetOptions, ABC):
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)
         answer = answers_of(target, self.max_new_tokens)
         by_kind: dict[str, list[tuple[int, ...]]] = {}
-        for request in requests_of(tasks, target, self.max_new_tokens, answer):
+        for request in task_prompts(tasks, target, self.max_new_tokens, answer):
             by_kind.setdefault(request.kind, []).append(request.ids)
         return [ids for group in zip_longest(*by_kind.values()) for ids in group if ids is not None]
 

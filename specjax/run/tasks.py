@@ -25,7 +25,7 @@ COMPLETE = "complete"  # pocket's kind of task that is not an edit
 Answer = Callable[[Sequence[tuple[int, ...]]], Iterable[Sequence[int]]]
 
 
-class Request(NamedTuple):
+class TaskPrompt(NamedTuple):
     """One prompt, in tokens."""
 
     kind: str
@@ -119,13 +119,13 @@ def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[
     return chat_ids(tokenizer, task.messages(answers))
 
 
-def requests_of(
+def task_prompts(
     tasks: Sequence[Task],
     target: LoadedTarget,
     max_new_tokens: int,
     answer: Answer,
     complain: Callable[[str], None] = warn,
-) -> list[Request]:
+) -> list[TaskPrompt]:
     """Returns one prompt per turn, kind by kind.
 
     A prompt that leaves the target no position to continue it is left out, and so are the turns
@@ -144,7 +144,7 @@ def requests_of(
             left.
     """
     tokenizer, config = target.require_tokenizer(), target.config
-    of_task: list[list[Request]] = [[] for _ in tasks]
+    of_task: list[list[TaskPrompt]] = [[] for _ in tasks]
     answered: list[list[str]] = [[] for _ in tasks]
     going_on, problem = list(range(len(tasks))), ""
     for turn in range(max(len(task.turns) for task in tasks)):
@@ -158,7 +158,7 @@ def requests_of(
             check_prompts(kind, list(asked.values()), config)
             for place, (number, ids) in enumerate(asked.items()):
                 if len(ids) < config.longest_from(len(ids)):
-                    of_task[number].append(Request(kind, ids, turn))
+                    of_task[number].append(TaskPrompt(kind, ids, turn))
                     continue
                 going_on = [each for each in going_on if each != number]
                 problem = (
@@ -177,9 +177,9 @@ def requests_of(
     return found
 
 
-def count_cut(requests: Iterable[Request], config: TransformerConfig, max_new_tokens: int) -> int:
+def count_cut(prompts: Iterable[TaskPrompt], config: TransformerConfig, max_new_tokens: int) -> int:
     """Counts the prompts that leave the target fewer positions than `max_new_tokens`."""
-    lengths = [len(request.ids) for request in requests]
+    lengths = [len(prompt.ids) for prompt in prompts]
     return sum(length + max_new_tokens > config.longest_from(length) for length in lengths)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specjax.bench.measure import PLAIN, with_progress
+from specjax.bench.measure import PLAIN, Sample, with_progress
 from specjax.bench.options import Variant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
@@ -23,7 +23,7 @@ from specjax.loading.method import gated
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.run.runner import Runner
-from specjax.tuning.runs import Run, Workload, in_turn, num_drafting_rounds
+from specjax.tuning.runs import Workload, samples_by_prompt
 
 FIRST_PROMPTS = 2  # that all candidates run
 NUM_REPEATS = 3  # runs of a prompt; their median counts
@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 
 Report = Callable[[str, Sequence[Result]], None]  # called with a title, and results or none
-RunsByPrompt = list[list[Run]]  # of a runner: per prompt, its repeats
+SamplesByPrompt = list[list[Sample]]  # of a runner: per prompt, its repeats
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def tune_machine(
     if not only:
         searched = {name: Variant(name) for name, row in METHODS.items() if row.search_space}
         variants = {**searched, **variants}
-    plain = workload.runner(*load_drafter(PLAIN, workload.target))
+    plain = workload.runner(PLAIN, *load_drafter(PLAIN, workload.target))
     loaded = _candidates(workload, variants, report)
     candidates = list(with_progress(loaded, "Compiling candidates"))
     machine = machine_of(workload.target)
@@ -84,9 +84,9 @@ def tune_machine(
         winner = _halved(candidates, plain, workload, report)
         cost = break_even(winner.runner, plain, workload)
         gate = gated(winner.drafter, winner.params, workload.target, cost)
-        final = workload.runner(gate, winner.params)
-        of_plain, of_winner = _measured([plain, final], workload.prompts)
         name = f"{winner.runner.name}, break-even {cost:.2f}"
+        final = workload.runner(name, gate, winner.params)
+        of_plain, of_winner = samples_by_prompt([plain, final], workload.prompts, NUM_REPEATS)
         result = _result(name, of_winner, of_plain)
         report("Behind the gate, on all prompts", [result])
         if result.speed > MIN_GAIN:
@@ -116,7 +116,7 @@ def _candidates(
                     reasons.append(f"{method} is skipped: {error}")
                     continue
                 params = shared.setdefault(jax.tree.structure(params), params)
-                runner = workload.runner(gate, params, _name(method, settings))
+                runner = workload.runner(_name(method, settings), gate, params)
                 yield Candidate(method, drafter, params, runner)
     for reason in dict.fromkeys(reasons):
         report(reason, ())
@@ -142,13 +142,13 @@ def _halved(
 ) -> Candidate:
     """Returns the last candidate after repeatedly dropping the slower half."""
     remaining = list(range(len(candidates)))
-    runs: dict[int, RunsByPrompt] = {number: [] for number in remaining}
-    of_plain: RunsByPrompt = []
+    runs: dict[int, SamplesByPrompt] = {number: [] for number in remaining}
+    of_plain: SamplesByPrompt = []
     num_prompts = FIRST_PROMPTS
     while True:
         prompts = workload.prompts[len(of_plain) : num_prompts]
         runners = [plain, *(candidates[number].runner for number in remaining)]
-        new_of_plain, *new = _measured(runners, prompts)
+        new_of_plain, *new = samples_by_prompt(runners, prompts, NUM_REPEATS)
         of_plain += new_of_plain
         for number, of_candidate in zip(remaining, new, strict=True):
             runs[number] += of_candidate
@@ -161,28 +161,16 @@ def _halved(
         num_prompts *= 2
 
 
-def _measured(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[RunsByPrompt]:
-    """Runs all runners on all prompts in turn; returns, by runner and prompt, all repeats."""
-    repeats = [list(in_turn(runners, prompts, repeat)) for repeat in range(NUM_REPEATS)]
-    return [
-        [[repeat[number][index] for repeat in repeats] for number in range(len(prompts))]
-        for index in range(len(runners))
-    ]
-
-
-def _result(name: str, runs: RunsByPrompt, plain: RunsByPrompt) -> Result:
+def _result(name: str, runs: SamplesByPrompt, plain: SamplesByPrompt) -> Result:
     """Compares runs in pairs, by prompt and repeat; all prompts have the same weight."""
     relative = [
-        median(
-            run.seconds_per_token / other.seconds_per_token
-            for run, other in zip(repeats, others, strict=True)
-        )
+        median(other.speed / run.speed for run, other in zip(repeats, others, strict=True))
         for repeats, others in zip(runs, plain, strict=True)
     ]
     tokens = sum(repeats[0].num_tokens for repeats in runs)
-    rounds = sum(repeats[0].num_rounds for repeats in runs)
+    rounds = sum(repeats[0].passes for repeats in runs)
     seconds = sum(
-        repeats[0].num_tokens * median(run.seconds_per_token for run in repeats) for repeats in runs
+        repeats[0].num_tokens * median(1 / run.speed for run in repeats) for repeats in runs
     )
     return Result(name, 1 / fmean(relative), tokens / rounds, tokens / seconds)
 
@@ -194,10 +182,10 @@ def break_even(runner: Runner, plain: Runner, workload: Workload) -> float:
     runs take, prefill aside, beyond a step per round.
     """
     extra = num_drafting = 0.0
-    measured = _measured([plain, runner], workload.prompts)
+    measured = samples_by_prompt([plain, runner], workload.prompts, NUM_REPEATS)
     for ids, steps, runs in zip(workload.prompts, *measured, strict=True):
         pairs = zip(runs, steps, strict=True)
         cost = median(run.decode_seconds / step.decode_seconds for run, step in pairs)
-        extra += cost * steps[0].num_rounds - runs[0].num_rounds
-        num_drafting += num_drafting_rounds(runner, ids)
+        extra += cost * steps[0].passes - runs[0].passes
+        num_drafting += runner.num_drafting_rounds(runner.prepare([ids]))
     return max(0.0, extra / num_drafting) if num_drafting else 0.0

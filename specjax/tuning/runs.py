@@ -1,41 +1,18 @@
-"""Runs several drafters on the same prompts in turn, to compare them for tuning."""
+"""Measures several drafters on the same prompts in turn, to compare them for tuning."""
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, Literal
 
 from specjax.bench.curves import Curve, Point
-from specjax.bench.measure import with_progress
+from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
-from specjax.run.runner import Prepared, Runner
+from specjax.run.runner import Runner
 
 Ids = Sequence[int]  # a prompt in tokens
 Goal = Literal["accepted-length", "speed"]
-
-
-class Run(NamedTuple):
-    """One timed run."""
-
-    num_tokens: int
-    num_rounds: int
-    prefill_seconds: float
-    decode_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of prefill and decoding."""
-        return self.prefill_seconds + self.decode_seconds
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Seconds of the whole run per new token."""
-        return self.seconds / self.num_tokens
 
 
 @dataclass(frozen=True)
@@ -47,24 +24,26 @@ class Workload:
     max_new_tokens: int
     sampling: Sampling = Sampling()
 
-    def runner(self, drafter: Drafter, params: Any = None, name: str = "") -> Runner:
-        """Returns the runner of a drafter, warm."""
+    def runner(self, name: str, drafter: Drafter, params: Any = None) -> Runner:
+        """Returns the runner of a drafter, after compiling everything and running it once."""
         method = name, self.target, drafter, params
         runner = Runner.for_prompts(*method, self.prompts, self.max_new_tokens, self.sampling)
-        warm_up(runner, self.prompts[0])
+        prepared = runner.prepare([self.prompts[0]])
+        runner.engine.warm_up(runner.params, *prepared)
+        runner.run(prepared)
         return runner
 
     def sweep(self, candidates: Mapping[Any, tuple[Drafter, Any]]) -> list[Point]:
         """Runs each prompt once with each drafter and its params; returns a point per value."""
-        loaded = with_progress(candidates.values(), "Compiling candidates", len(candidates))
-        runners = [self.runner(*candidate) for candidate in loaded]
-        trials = in_turn(runners, self.prompts)
-        trials = with_progress(trials, "Measuring candidates", len(self.prompts))
+        named = with_progress(candidates.items(), "Compiling candidates", len(candidates))
+        runners = [self.runner(str(value), *candidate) for value, candidate in named]
+        measured = samples_by_prompt(runners, self.prompts)
         points = []
-        for value, runs in zip(candidates, zip(*trials, strict=True), strict=True):
-            tokens = sum(run.num_tokens for run in runs)
-            accepted_length = tokens / sum(run.num_rounds for run in runs)
-            points.append(Point(value, accepted_length, tokens / sum(run.seconds for run in runs)))
+        for value, samples in zip(candidates, measured, strict=True):
+            tokens = sum(sample.num_tokens for [sample] in samples)
+            accepted_length = tokens / sum(sample.passes for [sample] in samples)
+            seconds = sum(sample.seconds for [sample] in samples)
+            points.append(Point(value, accepted_length, tokens / seconds))
         return points
 
     def pick(
@@ -91,36 +70,13 @@ def best(points: Sequence[Point], goal: Goal, tolerance: float = 1.0) -> Any:
     return next(point.value for point in points if point.accepted_length >= enough)
 
 
-def in_turn(
-    runners: Sequence[Runner], prompts: Sequence[Ids], repeat: int = 0
-) -> Iterator[list[Run]]:
-    """Runs all runners on each prompt; yields their runs, prompt by prompt.
-
-    The order is shuffled each time, so that no runner always follows the same one.
-    """
-    for number, ids in enumerate(prompts):
-        order = Random(f"{number}, {repeat}").sample(range(len(runners)), len(runners))
-        runs = {index: timed_run(runners[index], ids) for index in order}
-        yield [runs[index] for index in range(len(runners))]
-
-
-def timed_run(runner: Runner, ids: Ids) -> Run:
-    """Continues a prompt and times it."""
-    generation, _, *seconds = runner.run(_prepared(runner, ids))
-    return Run(int(generation.length[0]), int(generation.stats.rounds[0]), *seconds)
-
-
-def num_drafting_rounds(runner: Runner, ids: Ids) -> int:
-    """Counts the rounds of a text that draft anything."""
-    return runner.num_drafting_rounds(_prepared(runner, ids))
-
-
-def warm_up(runner: Runner, ids: Ids) -> None:
-    """Compiles everything and runs it once."""
-    runner.engine.warm_up(runner.params, *_prepared(runner, ids))
-    timed_run(runner, ids)
-
-
-def _prepared(runner: Runner, ids: Ids) -> Prepared:
-    """Returns the padded prompt and its key, which depends on the prompt: repeats are equal."""
-    return runner.prepare([ids], (zlib.crc32(np.asarray(ids, np.int32).tobytes()) >> 1, 0))
+def samples_by_prompt(
+    runners: Sequence[Runner], prompts: Sequence[Ids], num_runs: int = 1
+) -> list[list[list[Sample]]]:
+    """Runs all runners on all prompts in turn; returns, by runner and prompt, all repeats."""
+    samples = measure(runners, [(TaskPrompt("", tuple(ids)),) for ids in prompts], num_runs)
+    by_prompt: dict[tuple[str, int], list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault((sample.method, sample.number), []).append(sample)
+    numbers = range(len(prompts))
+    return [[by_prompt[runner.name, number] for number in numbers] for runner in runners]

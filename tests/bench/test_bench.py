@@ -33,7 +33,7 @@ from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.run.runner import GeneratedText, Program, Runner
-from specjax.run.tasks import Request, Task, requests_of
+from specjax.run.tasks import Task, TaskPrompt, task_prompts
 
 WINDOW = 70  # less than the longest prompt and all new tokens
 CONFIG = TransformerConfig(
@@ -72,7 +72,7 @@ def requests():
     numbers = np.random.default_rng(0)
     lengths = {"short": (9, 17), "long": (40, 33, 51)}
     return [
-        Request(kind, tuple(numbers.integers(2, 320, length).tolist()))
+        TaskPrompt(kind, tuple(numbers.integers(2, 320, length).tolist()))
         for kind in lengths
         for length in lengths[kind]
     ]
@@ -198,7 +198,7 @@ class Echo:
 
 def test_methods_take_shuffled_turns_and_known_ones_are_left_out():
     contestants = [Echo(name) for name in "abc"]
-    batches = batches_of([Request("", (1,)), Request("", (2,))])
+    batches = batches_of([TaskPrompt("", (1,)), TaskPrompt("", (2,))])
     turns = list(measure_trials(contestants, batches, num_runs=3))
     order = ["".join(sample.method for sample in turn) for turn in turns]
     assert {"".join(sorted(turn)) for turn in order} == {"abc"}
@@ -376,14 +376,14 @@ def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokeni
     def answer(prompts):
         return [tuple(tokenizer(wide.pop(0))["input_ids"]) for _ in prompts]
 
-    found = requests_of(tasks, with_tokenizer, WINDOW, answer, said.append)
+    found = task_prompts(tasks, with_tokenizer, WINDOW, answer, said.append)
     assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
     assert said[0].startswith("turn 1 of chat prompt 1 has ")
     assert said[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
     assert said[1].startswith("turn 3 of chat prompt 0 has ")
     assert said[2] == f"3 of 3 texts end at the target's {WINDOW} positions, before 70 new tokens"
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
-        requests_of(tasks[1:2], with_tokenizer, 1, answer, said.append)
+        task_prompts(tasks[1:2], with_tokenizer, 1, answer, said.append)
 
 
 def test_what_a_pass_reads(target):
@@ -470,7 +470,7 @@ def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message
 
 def test_a_batch_beyond_the_memory_is_refused_before_anything_runs(target, requests, monkeypatch):
     monkeypatch.setattr(memory, "_host_bytes", lambda: 20_000_000)
-    about = partial(run_module.about, target, requests=requests, num_turns=5)
+    about = partial(run_module.about, target, prompts=requests, num_turns=5)
     assert about(replace(OPTIONS, batch="1,4"))["batch"] == "1,4"
     with pytest.raises(SpecjaxError, match="plain: a pass of 1 tokens for 500 seq"):
         about(replace(OPTIONS, batch="1,500"))

@@ -12,7 +12,7 @@ from specjax.bench.report.markdown import PASSED, write_report
 from specjax.bench.results import Condition, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
-from specjax.run.tasks import Request
+from specjax.run.tasks import TaskPrompt
 
 ABOUT = {
     "target": "<tiny> & co",
@@ -39,7 +39,7 @@ def sample(method: str, kind: str, number: int, repeat: int, seconds: float, lie
     tokens = (7,) * 12 if lie else tuple(range(12))
     is_own = method != "peer"
     text = GeneratedText(tokens, rounds, lengths if is_own else (), (False,) * 12 * is_own)
-    batch = (Request(kind, (number, 1, 2)),)
+    batch = (TaskPrompt(kind, (number, 1, 2)),)
     prefill = 0.25 if is_own else None
     return Sample(method, "float32", batch, number, repeat, (text,), prefill, seconds, 0)
 

@@ -15,14 +15,14 @@ from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.run.tasks import Request
+from specjax.run.tasks import TaskPrompt
 
 CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
 
 
 def sample(method, number, repeat, text, seconds, kind="edits", dtype="float32"):
     """A run on one prompt of 5 tokens; `seconds` are those of prefill and decoding."""
-    batch = (Request(kind, (3,) * 5),)
+    batch = (TaskPrompt(kind, (3,) * 5),)
     return Sample(method, dtype, batch, number, repeat, (text,), *seconds, 0)
 
 
@@ -104,7 +104,7 @@ def test_kinds_that_papers_report_as_one_have_a_row():
 
 
 def test_a_batch_takes_as_many_passes_as_its_slowest_row():
-    batch = tuple(Request("edits", (3,) * length) for length in (5, 7))
+    batch = tuple(TaskPrompt("edits", (3,) * length) for length in (5, 7))
 
     def of(method, texts):
         return Sample(method, "float32", batch, 0, 0, texts, 1.0, 6.0, 0)
@@ -205,7 +205,7 @@ def test_a_kind_that_is_called_as_the_sum_hides_nothing():
 
 
 def test_several_kinds_are_summed_up():
-    others = [each._replace(batch=(Request("free", (3,)),), number=2) for each in SAMPLES[:1]]
+    others = [each._replace(batch=(TaskPrompt("free", (3,)),), number=2) for each in SAMPLES[:1]]
     rows = summarise([*SAMPLES[:4], *others], {"plain": Program()})
     assert [(row.task, row.num_new_tokens) for row in rows] == [
         ("edits", 40),

@@ -6,14 +6,14 @@ from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.results import ROWS, open_results
 from specjax.bench.summary import summarise
 from specjax.cli import main
-from specjax.run.tasks import Request
+from specjax.run.tasks import TaskPrompt
 
 
 @pytest.fixture
 def results(tmp_path):
     """One run of plain decoding."""
     text = GeneratedText((1, 2), 2, (0, 2), (False, False))
-    sample = Sample("plain", "float32", (Request("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
+    sample = Sample("plain", "float32", (TaskPrompt("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
     results = open_results(tmp_path, {"target": "tiny"})
     results.write_rows(summarise([sample], {"plain": Program()}))
     return tmp_path

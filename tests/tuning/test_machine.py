@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.bench import measure
+from specjax.bench.measure import GeneratedText, Sample
 from specjax.bench.options import Variant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.engine import Engine
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
@@ -18,9 +21,10 @@ from specjax.loading.tuned import TUNED_HEAD, AutoChoice, Tuned, machine_of, wri
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.formats.medusa import MEDUSA
 from specjax.models.io.head_files import save_head
-from specjax.tuning import machine, runs
+from specjax.run.runner import Runner
+from specjax.tuning import machine
 from specjax.tuning.machine import tune_machine
-from specjax.tuning.runs import Run, Workload
+from specjax.tuning.runs import Workload
 from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
@@ -52,16 +56,18 @@ def made_up(monkeypatch):
     seen = []
 
     def make(cost_of, hiccups=()):
-        def run(runner, ids) -> Run:
+        def timed(runner, batch, number, repeat) -> Sample:
             width = runner.engine.drafter.num_nodes
-            seen.append((width, ids))
-            seconds = cost_of(width) * (60 // width)
-            return Run(60, 60 // width, 0.0, seconds * (50 if len(seen) in hiccups else 1))
+            seen.append((width, batch[0].ids))
+            seconds = cost_of(width) * (60 // width) * (50 if len(seen) in hiccups else 1)
+            text = GeneratedText((0,) * 60, 60 // width)
+            return Sample(runner.name, "", batch, number, repeat, (text,), 0.0, seconds, 0)
 
-        monkeypatch.setattr(runs, "timed_run", run)
-        monkeypatch.setattr(runs, "warm_up", lambda runner, ids: None)
-        rounds = lambda runner, ids: 60 // runner.engine.drafter.num_nodes  # noqa: E731
-        monkeypatch.setattr(machine, "num_drafting_rounds", rounds)
+        monkeypatch.setattr(measure, "_timed", timed)
+        monkeypatch.setattr(Engine, "warm_up", lambda *_: None)
+        monkeypatch.setattr(Runner, "run", lambda *_: None)
+        rounds = lambda runner, _: 60 // runner.engine.drafter.num_nodes  # noqa: E731
+        monkeypatch.setattr(Runner, "num_drafting_rounds", rounds)
         return seen
 
     return make
