@@ -61,7 +61,7 @@ class BenchOptions:
     runs: int = setting(3, at_least=1)
     """Runs of each prompt by each method."""
     seed: int = setting(0, at_least=0, below=2**32)
-    """The seed for sampling, and for the tasks that pocket makes."""
+    """The seed for sampling, and for the choice of pocket's tasks."""
     peers: Annotated[str, arg(metavar="A,B")] = ""
     """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the
     same weights: transformers, in float32 on a CPU (needs torch), or llama.cpp, for Llama models at

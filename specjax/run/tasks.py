@@ -70,8 +70,8 @@ def read_tasks(
         source: "pocket", or what `task_files.read_questions` reads. The kind is the `category` of
             a question, or else the name of the file.
         limit: tasks per kind.
-        seed: selects the tasks that pocket makes.
-        is_validation: whether pocket makes them of its validation code.
+        seed: selects among pocket's tasks.
+        is_validation: whether to take pocket's tasks for tuning.
         complain: called for every record that holds no task; such records are left out.
 
     Raises:
