@@ -100,21 +100,13 @@ def setting(
 
 
 def check_fields(instance: Any) -> None:
-    """Checks the types and bounds of all fields of a dataclass; call it in `__post_init__`.
-
-    Raises:
-        SettingError: for the first invalid value.
-    """
+    """Checks the types and bounds of all fields of a dataclass; call it in `__post_init__`."""
     for field in dataclasses.fields(instance):
         check_setting(type(instance), field.name, getattr(instance, field.name))
 
 
 def check_setting(owner: type, name: str, value: Any) -> None:
-    """Checks a value for one field of the dataclass `owner`, without an instance.
-
-    Raises:
-        SettingError: if the value has the wrong type or is out of bounds.
-    """
+    """Checks a value for one field of the dataclass `owner`, without an instance."""
     hint, bounds = _hints(owner)[name], bounds_of(owner, name)
     has_type = _has_type(value, hint)
     if has_type and bounds.allow(value):

@@ -43,31 +43,23 @@ class Tuned:
 
 
 def tuned_for(target: LoadedTarget, path: str | Path | None = None) -> Tuned:
-    """Returns what is tuned for a target: in the file `path`, or else in all files there are.
-
-    Raises:
-        SpecjaxError: for a file that cannot be read, is damaged or was made for another target.
-    """
+    """Returns what is tuned for a target: in the file `path`, or else in all files there are."""
     owner = fingerprint(target.config, target.params)
     if path is not None:
         return read_tuned(expand_user(path), owner)
-    found = Tuned()
-    for known in (_shipped_file, tuned_file):
+    tuned = Tuned()
+    for find in (_shipped_file, tuned_file):
         try:
-            file = known(target)
-            is_there = file.is_file()
+            file = find(target)
+            exists = file.is_file()
         except (SpecjaxError, OSError):  # no home, or one that must not be read: nothing was tuned
             continue
-        found = found.updated(read_tuned(file, owner)) if is_there else found
-    return found
+        tuned = tuned.updated(read_tuned(file, owner)) if exists else tuned
+    return tuned
 
 
 def tuned_file(target: LoadedTarget) -> Path:
-    """Returns the user's file of a target, whether there is one or not.
-
-    Raises:
-        SpecjaxError: if the user has no home folder.
-    """
+    """Returns the user's file of a target, whether there is one or not."""
     is_folder = target.name != POCKET and expand_user(target.name).exists()
     name = expand_user(target.name).resolve().name if is_folder else target.name
     label = re.sub(r"[^\w.-]+", "--", name)
@@ -81,11 +73,7 @@ def _shipped_file(target: LoadedTarget) -> Path:
 
 
 def read_tuned(path: Path, owner: str) -> Tuned:
-    """Reads a file, for the model with fingerprint `owner`.
-
-    Raises:
-        SpecjaxError: if the file cannot be read, is malformed or was made for another model.
-    """
+    """Reads a file, for the model with fingerprint `owner`."""
     values = read_json(path)
     try:
         made_for = values["target"]
@@ -105,11 +93,7 @@ def read_tuned(path: Path, owner: str) -> Tuned:
 
 
 def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
-    """Replaces a file in one step.
-
-    Raises:
-        SpecjaxError: if the folder cannot be written.
-    """
+    """Replaces a file in one step."""
     values = {
         "target": owner,
         "settings": tuned.settings,
@@ -121,7 +105,7 @@ def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
 def _frozen(value: Any) -> Any:
     """Turns lists into tuples: settings are hashed."""
     if isinstance(value, dict):
-        return {name: _frozen(each) for name, each in value.items()}
+        return {name: _frozen(entry) for name, entry in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
@@ -151,18 +135,14 @@ class AutoChoice:
 
 
 def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoChoice:
-    """Returns what `auto` is for a target on this machine; see `tuned_for`.
-
-    Raises:
-        SpecjaxError: for a file that is missing, damaged or made for another target.
-    """
-    known, machine = tuned_for(target, path).settings.get(AUTO), machine_of(target)
-    if not known:
+    """Returns the method that `auto` uses for this target and machine; see `tuned_for`."""
+    entry, machine = tuned_for(target, path).settings.get(AUTO), machine_of(target)
+    if not entry:
         return AutoChoice(machine, why=f"not tuned: {ADVICE}")
-    if set(known) - {each.name for each in fields(AutoChoice)}:
+    if set(entry) - {field.name for field in fields(AutoChoice)}:
         return AutoChoice(machine, why=f"tuned by an earlier version: {ADVICE}")
     try:
-        choice = AutoChoice(**known)
+        choice = AutoChoice(**entry)
         if choice.machine != machine:
             why = f"tuned on {choice.machine} and not on this, {machine}: {ADVICE}"
             return AutoChoice(machine, why=why)
@@ -177,7 +157,7 @@ def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoCho
 
 
 def machine_of(target: LoadedTarget) -> str:
-    """Returns what a break-even holds for besides the target, such as "cpu, 2 cores, float32"."""
+    """Describes the machine that a break-even is measured on: "cpu, 2 cores, float32"."""
     device = jax.devices()[0]
     cores = [f"{num_cores()} cores"] if device.platform == "cpu" else []
     return ", ".join([device.device_kind, *cores, target.dtype_name])

@@ -1,10 +1,9 @@
 """Tasks from pocket's held-out code or from a file, and their prompts in tokens."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +49,11 @@ class Task:
 
     def messages(self, answers: Sequence[str] = ()) -> list[Message]:
         """Returns the chat until the message of the user that follows these answers."""
-        found = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for message, answer in zip(self.turns, answers, strict=False):  # the last is not answered
-            found.append({"role": "user", "content": message})
-            found.append({"role": "assistant", "content": answer})
-        return [*found, {"role": "user", "content": self.turns[len(answers)]}]
+            messages.append({"role": "user", "content": message})
+            messages.append({"role": "assistant", "content": answer})
+        return [*messages, {"role": "user", "content": self.turns[len(answers)]}]
 
 
 def read_tasks(
@@ -73,50 +72,35 @@ def read_tasks(
         seed: selects among pocket's tasks.
         is_validation: whether to take pocket's tasks for tuning.
         complain: called for every record that holds no task; such records are left out.
-
-    Raises:
-        SpecjaxError: for a file that cannot be read or holds no task.
     """
     check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
     questions = read_questions(source, complain, limit=limit)
     name = Path(source).stem
-    tasks = [Task(each.category or name, each.turns, each.is_chat) for each in questions]
-    return tuple(_first_of_each_kind(tasks, limit))
+    kept: dict[str, list[Task]] = {}
+    for category, turns, is_chat in questions:
+        tasks = kept.setdefault(category or name, [])
+        if len(tasks) < limit:
+            tasks.append(Task(category or name, turns, is_chat))
+    return tuple(chain.from_iterable(kept.values()))
 
 
-def token_ids(task: Task, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the first prompt in tokens: a message in chat form, other text as it is.
+def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[int, ...]:
+    """Returns a prompt in tokens: a chat so far with the user's next message, or a text as it is.
 
-    Raises:
-        SpecjaxError: if the chat template refuses a user's message.
+    `answers` are the assistant's to the earlier turns of a chat.
     """
+    if len(answers) >= len(task.turns):
+        raise SpecjaxError(
+            f"a task of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
+            "a chat with more turns than answers"
+        )
     if task.is_chat:
-        return chat_ids(tokenizer, task.messages())
+        return chat_ids(tokenizer, task.messages(answers))
     ids = tuple(tokenizer(task.text)["input_ids"])
     has_bos = tokenizer.bos_token_id in (None, *ids[:1])
     return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
-
-
-def later_turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
-    """Returns the prompt of turn `len(answers)`: the chat so far and the user's next message.
-
-    Args:
-        task: a chat.
-        answers: the assistant's answers to the earlier turns.
-        tokenizer: the target's.
-
-    Raises:
-        SpecjaxError: if the task has no such turn, or the chat template refuses such a chat.
-    """
-    if not task.is_chat or len(answers) >= len(task.turns):
-        form = "chat" if task.is_chat else "text"
-        raise SpecjaxError(
-            f"a {form} of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
-            "a chat with more turns than answers"
-        )
-    return chat_ids(tokenizer, task.messages(answers))
 
 
 def task_prompts(
@@ -138,10 +122,6 @@ def task_prompts(
         answer: plain greedy decoding. Later turns follow its answers, so that all methods get the
             same prompts.
         complain: called for every prompt that is left out, and once for those that are cut.
-
-    Raises:
-        SpecjaxError: for a target without a tokenizer, a prompt that it cannot read, or if none is
-            left.
     """
     tokenizer, config = target.require_tokenizer(), target.config
     of_task: list[list[TaskPrompt]] = [[] for _ in tasks]
@@ -154,27 +134,27 @@ def task_prompts(
             for number, tokens in zip(going_on, answers, strict=True):
                 answered[number].append(tokenizer.decode(tokens, skip_special_tokens=True))
         for kind, numbers in groupby(going_on, lambda number: tasks[number].kind):
-            asked = {each: _turn_ids(tasks[each], answered[each], tokenizer) for each in numbers}
-            check_prompts(kind, list(asked.values()), config)
-            for place, (number, ids) in enumerate(asked.items()):
+            prompts = {n: token_ids(tasks[n], tokenizer, answered[n]) for n in numbers}
+            check_prompts(kind, list(prompts.values()), config)
+            for place, (number, ids) in enumerate(prompts.items()):
                 if len(ids) < config.longest_from(len(ids)):
                     of_task[number].append(TaskPrompt(kind, ids, turn))
                     continue
-                going_on = [each for each in going_on if each != number]
+                going_on = [other for other in going_on if other != number]
                 problem = (
                     f"turn {turn + 1} of {kind} prompt {place} has {len(ids)} tokens, and the "
                     f"target {config.longest_text} positions"
                 )
                 complain(f"{problem}; it is left out")
-    found = [request for requests in of_task for request in requests]
-    if not found:
+    all_requests = [request for requests in of_task for request in requests]
+    if not all_requests:
         raise SpecjaxError(f"no prompt leaves room for an answer: {problem}; give other tasks")
-    if num_cut := count_cut(found, config, max_new_tokens):
+    if num_cut := count_cut(all_requests, config, max_new_tokens):
         complain(
-            f"{num_cut} of {len(found)} texts end at the target's {config.longest_text} positions, "
-            f"before {max_new_tokens} new tokens"
+            f"{num_cut} of {len(all_requests)} answers end at the target's {config.longest_text} "
+            f"positions, before {max_new_tokens} new tokens"
         )
-    return found
+    return all_requests
 
 
 def count_cut(prompts: Iterable[TaskPrompt], config: TransformerConfig, max_new_tokens: int) -> int:
@@ -190,21 +170,6 @@ def check_prompts(kind: str, rows: Sequence[Sequence[int]], config: TransformerC
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)
     except SpecjaxError as error:
         raise SpecjaxError(f"{kind} {error}") from None
-
-
-def _turn_ids(task: Task, answers: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
-    return later_turn_ids(task, answers, tokenizer) if answers else token_ids(task, tokenizer)
-
-
-def _first_of_each_kind(tasks: Iterable[Task], limit: int) -> Iterator[Task]:
-    taken = Counter()
-    kept = []
-    for task in tasks:
-        taken[task.kind] += 1
-        if taken[task.kind] <= limit:
-            kept.append(task)
-    kinds = list(taken)
-    yield from sorted(kept, key=lambda task: kinds.index(task.kind))
 
 
 def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:

@@ -381,7 +381,7 @@ def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokeni
     assert said[0].startswith("turn 1 of chat prompt 1 has ")
     assert said[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
     assert said[1].startswith("turn 3 of chat prompt 0 has ")
-    assert said[2] == f"3 of 3 texts end at the target's {WINDOW} positions, before 70 new tokens"
+    assert said[2] == f"3 of 3 answers end at the target's {WINDOW} positions, before 70 new tokens"
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
         task_prompts(tasks[1:2], with_tokenizer, 1, answer, said.append)
 

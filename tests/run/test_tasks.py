@@ -12,7 +12,7 @@ from recipes.pocket.tokenizer import train_tokenizer
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
 from specjax.data import records
-from specjax.run.tasks import Task, later_turn_ids, read_tasks, token_ids
+from specjax.run.tasks import Task, read_tasks, token_ids
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_later_turns_hold_the_chat_so_far(tokenizer, monkeypatch):
     task = Task("chat", ("sum values", "total?", "return"), is_chat=True)
 
     def prompt(*answers):
-        return later_turn_ids(task, answers, tokenizer)
+        return token_ids(task, tokenizer, answers)
 
     def ids(text):
         return tuple(tokenizer(text)["input_ids"])
@@ -126,10 +126,8 @@ def test_later_turns_hold_the_chat_so_far(tokenizer, monkeypatch):
     then = f"{first}6<|end|><|user|>total?<|assistant|>"
     assert prompt("6") == ids(then)
     assert prompt("6", "7") == ids(f"{then}7<|end|><|user|>return<|assistant|>")
-    with pytest.raises(SpecjaxError, match=r"a chat of 3 turn\(s\) has none after 3 answer"):
+    with pytest.raises(SpecjaxError, match=r"a task of 3 turn\(s\) has none after 3 answer"):
         prompt("6", "7", "8")
-    with pytest.raises(SpecjaxError, match=r"a text of 1 turn\(s\) has none"):
-        later_turn_ids(Task("text", ("sum",)), (), tokenizer)
 
     monkeypatch.setattr(tokenizer, "chat_template", None)
     first = VICUNA.format(message="sum values")
