@@ -7,7 +7,7 @@ import pytest
 from benchmarks import rows, training
 from benchmarks.harness import CYCLE, cycling, random_target, table
 from benchmarks.rows import RowsOptions
-from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions, cost_rows
+from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.reference import reference_generate
@@ -53,15 +53,6 @@ def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
     for row in cells:
         assert float(row[4]) == pytest.approx(float(row[2]) / floor_ms, rel=0.05, abs=0.01)
     assert "bfloat16" in printed[-1] and "1 GB/s" in printed[-1]
-
-
-def test_training_costs_are_medians_of_pairs():
-    seconds = {PASS: [1.0, 1.0, 1.0], EAGLE: [2.0, 4.0, 2.0], "other": [6.0, 4.0, 6.0]}
-    assert cost_rows(seconds, 8) == [
-        [PASS, "8", "0.50", "1.00"],
-        [EAGLE, "4", "1.00", "2.00"],
-        ["other", "1", "3.00", "6.00"],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from recipes.papers.attribution import Scores, forced_sources, is_copied, score
 from specjax import SpecjaxError, Target, from_ids
 from specjax.core.files import readable
 from specjax.models import Taps, causal_rows
+
+from .attribution import Scores, forced_sources, is_copied, score
 
 MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
 NUM_SOURCES = 8

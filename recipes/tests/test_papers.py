@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import fields, replace
 from itertools import chain, product
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -33,6 +34,7 @@ from specjax.training.data import DataOptions
 from specjax.training.loop import LoopOptions
 from specjax.training.optimizer import OptimizerOptions
 
+ROOT = Path(__file__).parents[2]
 NAMES = recipe_names()
 CONFIG = TransformerConfig(32000, 4096, 11008, 32, 32, 32, 128)
 RANKED = [(layer, head, 9) for layer in range(20) for head in range(19)]  # as many as in PLD+
@@ -40,6 +42,13 @@ TUNED_RULES = {"fixed": {"length": 4}, "disco": {"threshold": 0.3, "max_length":
 OTHER_METRICS = ("precision", "recall", "f1", "static_f1", "words", "improvement", "drafted")
 # Averages that are wrong in the paper itself, or not of the row.
 OFF = {("parallelspec-table-1", "vicuna-13b", name) for name in ("Medusa", "Medusa + ParallelSpec")}
+
+
+def test_folders_that_ship_in_the_wheel_import_themselves_relatively():
+    """There they are `specjax.papers` and `specjax.peers`."""
+    for folder in ("recipes/papers", "benchmarks/peers"):
+        for file in (ROOT / folder).glob("*.py"):
+            assert not re.search(r"(from|import) (recipes|benchmarks)\b", file.read_text()), file
 
 
 def test_every_table_and_figure_of_the_papers_has_a_recipe():
