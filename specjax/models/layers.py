@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.attention import attend, attend_to_blocks, has_slot_blocks
@@ -23,18 +24,19 @@ _initial = nn.initializers.normal(0.02)
 
 
 class Linear(nn.Module):
-    """`x @ weight.T + bias` with `weight [out, in]`."""
+    """`x @ weight.T + bias` with `weight [out, in]`, as `dtype`; None: that of the weight."""
 
     features: int
     use_bias: bool = False
+    dtype: DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         weight = self.param("weight", _initial, (self.features, x.shape[-1]))
-        y = project(x, weight, weight.dtype)
+        y = project(x, weight, self.dtype or weight.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
-            y = y + jnp.broadcast_to(bias, y.shape)
+            y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
         return y
 
 
@@ -108,22 +110,6 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self) -> Any:
         return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
-
-
-class LMHead(nn.Module):
-    """A drafter's own LM head: `weight [V, D]`, perhaps `bias [V]`; float32 logits."""
-
-    vocab_size: int
-    use_bias: bool = False
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        weight = self.param("weight", _initial, (self.vocab_size, x.shape[-1]))
-        logits = project(x, weight, jnp.float32)
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
-            logits = logits + jnp.broadcast_to(bias.astype(jnp.float32), logits.shape)
-        return logits
 
 
 class Attention(nn.Module):

@@ -17,7 +17,6 @@ from jax import lax
 
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads import eagle
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
@@ -223,7 +222,7 @@ WRONG = {
 
 
 def test_the_rule_written_out_is_the_draft(monkeypatch):
-    monkeypatch.setattr(eagle, "aligned_attention", slow_attention(right))
+    monkeypatch.setattr(EagleHead, "attend_in_training", staticmethod(slow_attention(right)))
     found, gradient = loss_and_gradient(steps, PLAIN, texts())
     np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
     assert gradients_differ_by(gradient, truth(PLAIN)[1]) < 1e-5
@@ -231,7 +230,7 @@ def test_the_rule_written_out_is_the_draft(monkeypatch):
 
 @pytest.mark.parametrize("rule", WRONG)
 def test_a_wrong_context_is_caught(monkeypatch, rule):
-    monkeypatch.setattr(eagle, "aligned_attention", slow_attention(WRONG[rule]))
+    monkeypatch.setattr(EagleHead, "attend_in_training", staticmethod(slow_attention(WRONG[rule])))
     found, gradient = loss_and_gradient(steps, PLAIN, texts())
     np.testing.assert_allclose(found[0], truth(PLAIN)[0][0], atol=1e-5)  # one stream: no choice
     assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2

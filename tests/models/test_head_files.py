@@ -220,7 +220,8 @@ OTHER_CONFIGS = [
     ({"hidden_size": 64}, "for a target of hidden_size 64, but this one has 32; give a head that"),
     ({"vocab_size": 60}, "for a target of vocab_size 60, but this one has 61; give a head that"),
 ]
-OWN_KEYS = (key for format in FORMATS for key in (*format.keys, *PUBLISHED["medusa"]))
+OWN_KEYS = {key for name in HEADS for key in format_of(name).claims(HEADS[name].config)}
+OWN_KEYS |= PUBLISHED["medusa"].keys()
 PLAIN = dict.fromkeys(("architectures", *OWN_KEYS), ...)  # without what gives a kind away
 REFUSED_CONFIGS = [
     *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_CONFIGS),
@@ -244,13 +245,17 @@ REFUSED_CONFIGS = [
     ("medusa", PLAIN | {"num_masks": 4}, "describes a ParallelSpec head; give a Medusa head"),
     ("medusa", {"version": "2"}, ": version is '2', but '1' according to the weights; correct it"),
     ("medusa, no LM heads", {"version": 1}, ": version is 1, but '2' according to the weights"),
-    ("medusa", {"logit_scale": 0.5}, "logit_scale 0.5 is not supported; give a head with 1 there"),
+    ("medusa", {"logit_scale": 0.5}, "logit_scale is 0.5, but 1 according to the weights"),
     ("medusa", {"truncated_vocab_size": 20}, "a target of truncated_vocab_size 20, but this one"),
     ("hydra", PLAIN | {"medusa_num_heads": 4}, "describes a Medusa head; give a Hydra head"),
-    ("hydra", {"grounded_heads": False}, "grounded_heads False is not supported; give a head with"),
-    ("hydra", {"hidden_state_offset": 2}, "hidden_state_offset 2 is not supported; give a head"),
-    ("hydra", {"hydra_head_arch": "cross-attn"}, "is not supported; give a head with 'mlp' or 'pr"),
-    ("hydra", {"hydra_head_arch": ["mlp"]}, "hydra_head_arch ['mlp'] is not supported; give a hea"),
+    ("hydra", {"grounded_heads": False}, "grounded_heads is False, but True according to"),
+    ("hydra", {"hidden_state_offset": 2}, "hidden_state_offset is 2, but 0 according to the"),
+    (
+        "hydra",
+        {"hydra_head_arch": "cross-attn"},
+        "is 'cross-attn', but 'mlp' according to the",
+    ),
+    ("hydra", {"hydra_head_arch": ["mlp"]}, "hydra_head_arch is ['mlp'], but 'mlp' according"),
     ("hydra", {"hydra_head_arch": "prefix-mlp"}, "is 'prefix-mlp', but 'mlp' according to the we"),
     ("hydra", {"hydra_num_heads": 0}, "hydra_num_heads is 0, but 4 according to the weights; corr"),
     ("hydra", {"hydra_num_layers": "4"}, "hydra_num_layers is '4', but 3 according to the weights"),

@@ -30,7 +30,7 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
     assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 3
     for depth in range(1, 5):
         embedded = EMBEDDED[:, :, :depth]
-        logits = module.logits(params, MODEL, TARGET_PARAMS, depth, FEATURES, embedded)
+        logits = module.logits_at(params, MODEL, TARGET_PARAMS, depth, FEATURES, embedded)
         assert logits.shape == (2, 3, 40)
         for row in np.ndindex(2, 3):
             feature, tokens = np.asarray(FEATURES[row]), np.asarray(embedded[row])
@@ -81,7 +81,7 @@ def test_heads_begin_with_what_the_target_says_of_its_next_token():
 
     def logits(params, depth, embedded):
         own = embedded[:, :, :depth]
-        return module.logits(params, MODEL, TARGET_PARAMS, depth, FEATURES, own)
+        return module.logits_at(params, MODEL, TARGET_PARAMS, depth, FEATURES, own)
 
     for depth in (1, 2):
         alone = logits(params, depth, jnp.zeros_like(embedded))
@@ -106,7 +106,7 @@ def test_random_params_have_the_dtype_asked_for():
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
     features, embedded = FEATURES.astype(jnp.bfloat16), EMBEDDED.astype(jnp.bfloat16)
-    logits = module.logits(params, MODEL, TARGET_PARAMS, 2, features, embedded[:, :, :2])
+    logits = module.logits_at(params, MODEL, TARGET_PARAMS, 2, features, embedded[:, :, :2])
     assert logits.dtype == jnp.float32
 
 
@@ -126,7 +126,7 @@ def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
 
 @pytest.mark.parametrize("changes", [{"num_heads": 0}, {"num_layers": 0}])
 def test_there_must_be_heads_and_blocks(changes):
-    with pytest.raises(SpecjaxError, match=f"Hydra's {next(iter(changes))} 0 must be at least 1"):
+    with pytest.raises(SpecjaxError, match=f"`{next(iter(changes))}` must be at least 1"):
         HydraConfig.for_target(MODEL.config, **changes)
 
 

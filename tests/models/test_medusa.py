@@ -61,5 +61,5 @@ def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
 
 @pytest.mark.parametrize("heads, layers, name", [(0, 1, "num_heads"), (1, 0, "num_layers")])
 def test_there_must_be_heads_and_layers(heads, layers, name):
-    with pytest.raises(SpecjaxError, match=f"Medusa's {name} 0 must be at least 1"):
+    with pytest.raises(SpecjaxError, match=f"`{name}` must be at least 1"):
         MedusaConfig(32, 40, heads, layers)

@@ -19,7 +19,7 @@ from jax.extend.core import jaxprs_in_params
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.heads import parallel
+from specjax.models.heads import training_attention as attention
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
 from specjax.models.target import causal_rows
@@ -147,12 +147,12 @@ WRONG = {
 
 @pytest.mark.parametrize("rule", WRONG)
 def test_a_wrong_context_is_caught(monkeypatch, rule):
-    right = parallel.training_attention
+    right = attention.training_attention
 
     def wrong(query, far, is_far, near):
         return right(query, far, *WRONG[rule](is_far, near))
 
-    monkeypatch.setattr(parallel, "training_attention", wrong)
+    monkeypatch.setattr(attention, "training_attention", wrong)
     head = HEADS["features"]
     found = jax.jit(partial(groups, head))(*weights(head), some_texts("features"))
     np.testing.assert_allclose(found[0], truth("features")[0][0], atol=1e-5)  # no masks: no choice

@@ -14,7 +14,7 @@ from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
-from specjax.models.heads.layered import DRAFT_TOKENS
+from specjax.models.heads.layered import DRAFT_TOKENS, LayeredHead
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
@@ -36,7 +36,7 @@ class HeadState:
 class BoundHead(NamedTuple):
     """A head with its weights, its target and the target's weights."""
 
-    module: Any  # a `LayeredHead`, or one with the same methods
+    module: LayeredHead
     params: Any
     target: Target
     target_params: Any
@@ -114,7 +114,7 @@ class HeadDrafter(Drafter):
     `params.drafter` holds the weights of `head`.
     """
 
-    head: Any  # a `LayeredHead`, or one with the same methods
+    head: LayeredHead
 
     pass_widths = ()  # a draft always fills the tree
 

@@ -65,7 +65,7 @@ class Hydra(HeadDrafter):
         def logits_below(embedded: Float[Array, "B F K D"], depth: int) -> Float[Array, "B F V"]:
             batch, count = embedded.shape[:2]
             features = jnp.broadcast_to(feature, (batch, count, feature.shape[-1]))
-            return self.head.logits(
+            return self.head.logits_at(
                 params.drafter, target, params.target, depth, features, embedded
             )
 

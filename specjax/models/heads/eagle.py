@@ -9,24 +9,14 @@ Speculative Sampling" (HASS), section 3.2.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.layered import (
-    LayeredConfig,
-    LayeredHead,
-    Stream,
-    layers_like,
-    through_layers,
-)
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.heads.training_attention import KeysAndValues, text_before, training_attention
-from specjax.models.layers import DecoderLayer, Linear, Rotation, rotation_of
-from specjax.models.target import QueryRows
+from specjax.models.layers import DecoderLayer, Linear
 
 
 @dataclass(frozen=True)
@@ -39,99 +29,6 @@ class EagleConfig(LayeredConfig):
     def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
         """Returns the published shape: one layer of the target's sizes, without a window."""
         return cls(layers_like(target, 1), fc_bias)
-
-
-class EagleHead(LayeredHead):
-    """The head: `fc` joins embedding and feature; no norm before the first layer or after the last.
-
-    Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts in which
-    every slot sees the context that it would have while drafting.
-    """
-
-    config: EagleConfig
-
-    def setup(self):
-        self.add_draft_tokens()
-        config = self.config.layers
-        self.fc = Linear(config.hidden_size, self.config.fc_bias)
-        self.layers = [
-            DecoderLayer(config, has_input_norm=number > 0)
-            for number in range(config.num_hidden_layers)
-        ]
-
-    def joined(
-        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
-    ) -> Float[Array, "B Q D"]:
-        """Joins embeddings and the features of the tokens before them, for the first layer."""
-        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
-
-    def __call__(
-        self,
-        rows: QueryRows,
-        embedded: Float[Array, "B Q D"],
-        features: Float[Array, "B Q D"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        return through_layers(self.layers, self.joined(embedded, features), rows, cache)
-
-    def aligned(
-        self,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T D"],
-        streams: tuple[Stream, ...],
-        rotation: Rotation,
-        segments: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """See `step`."""
-        x, own = self.joined(embedded, features), []
-        for number, layer in enumerate(self.layers):
-            query, key, value = layer.self_attn.query_key_value(layer.normed(x), rotation)
-            past = [stream[number] for stream in streams]
-            mixed = aligned_attention(query, [*past, (key, value)], segments)
-            x = layer.after_attention(x, layer.self_attn.merge(mixed))
-            own.append((key, value))
-        return x, tuple(own)
-
-    @nn.nowrap
-    def step(
-        self,
-        params: Any,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T D"],
-        streams: tuple[Stream, ...],
-        positions: Int[Array, "B T"],
-        segments: Int[Array, "B T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one training step over whole texts, with the context of drafting (HASS); pure.
-
-        At step n (from 1) slot r is the n-th token of a draft: it reads `features[r]`, predicted
-        at step n - 1, and sees itself, the n - 2 slots before it as computed by the earlier steps,
-        and before those the target's features. With one step this is causal attention.
-
-        Args:
-            params: the head's.
-            embedded: embedding of the token after each slot, from the text.
-            features: the target's at step 1; later the prediction of the step before, shifted by
-                one slot.
-            streams: the keys and values that steps 1 to n - 1 returned.
-            positions: slots within their texts.
-            segments: the number of each slot's text; slots see only their own text.
-        """
-        text_length = jnp.full((features.shape[0],), features.shape[1])
-        rotation = rotation_of(positions, self.config.layers, text_length)
-        output, own = cast(
-            Any,
-            self.apply(
-                {"params": params},
-                embedded,
-                features,
-                streams,
-                rotation,
-                segments,
-                method=self.aligned,
-            ),
-        )
-        return output, own
 
 
 def aligned_attention(
@@ -158,3 +55,29 @@ def _delayed(values: Array, back: int, empty: int = 0) -> Array:
         return values
     padding = [(0, 0), (0, 0), (back, 0), (0, 0)]
     return jnp.pad(values[:, :, :-back], padding, constant_values=empty)
+
+
+class EagleHead(LayeredHead):
+    """The head: `fc` joins embedding and feature; no norm before the first layer or after the last.
+
+    In training (HASS) slot r of step n stands for the n-th token of a draft: it reads
+    `features[r]`, predicted at step n - 1 and shifted by one slot.
+    """
+
+    config: EagleConfig
+    moves_positions = False  # shifted predictions already are at their slots
+    attend_in_training = staticmethod(aligned_attention)
+
+    def setup(self):
+        self.add_draft_tokens()
+        config = self.config.layers
+        self.fc = Linear(config.hidden_size, self.config.fc_bias)
+        self.layers = [
+            DecoderLayer(config, has_input_norm=number > 0)
+            for number in range(config.num_hidden_layers)
+        ]
+
+    def joined(
+        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Q D"]:
+        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))

@@ -1,39 +1,33 @@
-"""The EAGLE-3 head: one layer over features of several depths, with a vocabulary of its own.
+"""The EAGLE-3 head: one layer over features of several depths, with a draft vocabulary.
 
 Slot t reads the *feature* of token t and the embedding of token t + 1, and predicts token t + 2.
 The feature is the target's hidden states after three of its layers, mapped to the hidden size by
-`fc`; while drafting it is the head's own output, which no loss asks to resemble the target's. The
-LM head is the head's own. The embedding is the target's, frozen. RoPE positions are slots. Li et
-al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
-Test".
+`fc`; while drafting it is the head's output, which no loss pulls towards the target's. The head has
+an LM head; the embedding is the target's, frozen. RoPE positions are slots. Li et al. 2025,
+"EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test".
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, Stream, layers_like
-from specjax.models.heads.training_attention import training_attention
-from specjax.models.layers import DecoderLayer, Linear, LMHead, RMSNorm, Rotation, rotation_of
-from specjax.models.target import QueryRows, Target
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
+from specjax.models.layers import DecoderLayer, Linear, RMSNorm
+from specjax.models.quantize import Weight
+from specjax.models.target import Target
 
-OWN_LOGITS = ("norm", "lm_head")  # the params that turn the layer's output into logits
+LOGIT_PARAMS = ("norm", "lm_head")  # the params that turn the layer's output into logits
 
 
 @dataclass(frozen=True)
 class Eagle3Config(LayeredConfig):
-    """The shape of a head.
-
-    Raises:
-        SpecjaxError: if it has more than one layer, or taps one layer only or one twice.
-    """
+    """The shape of a head of one layer."""
 
     tapped: tuple[int, ...] = ()  # layers of the target, as numbered by `Taps`
     has_lm_heads: ClassVar[bool] = True
@@ -73,25 +67,29 @@ def default_taps(target: TransformerConfig) -> tuple[int, ...]:
 
 
 class Eagle3Layer(DecoderLayer):
-    """A layer whose attention reads embedding and feature side by side, each with its norm."""
+    """A layer over embedding and feature side by side, each with its norm for the attention.
+
+    Only the feature passes on through the residual connections.
+    """
 
     def setup(self):
         super().setup()
         self.hidden_norm = RMSNorm(self.config.rms_norm_eps)
 
-    def joined(
-        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
-    ) -> Float[Array, "B Q E"]:
-        """Returns what the attention reads; E is twice D."""
-        parts = [self.input_layernorm(embedded), self.hidden_norm(features)]
-        return jnp.concatenate(parts, axis=-1)
+    def normed(self, x: Float[Array, "B Q E"]) -> Float[Array, "B Q E"]:
+        embedded, features = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([self.input_layernorm(embedded), self.hidden_norm(features)], -1)
+
+    def after_attention(
+        self, x: Float[Array, "B Q E"], mixed: Float[Array, "B Q D"]
+    ) -> Float[Array, "B Q D"]:
+        return super().after_attention(jnp.split(x, 2, axis=-1)[1], mixed)
 
 
 class Eagle3Head(LayeredHead):
     """The head; `fc` maps the target's features, and only these, to the hidden size.
 
-    What `run` returns is the feature to draft below as well as what `logits` reads. Drafting uses
-    `run`, a pass with a cache, training `step`, a pass over whole texts.
+    The output of `run` is both the feature to draft below and the input of `logits`.
     """
 
     config: Eagle3Config
@@ -102,64 +100,29 @@ class Eagle3Head(LayeredHead):
         self.fc = Linear(config.hidden_size)
         self.layer = Eagle3Layer(config)
         self.norm = RMSNorm(config.rms_norm_eps)
-        self.lm_head = LMHead(self.config.num_drafted)
+        self.lm_head = Linear(self.config.num_drafted, dtype=jnp.float32)
 
-    def narrow(self, features: Float[Array, "B Q F"], dtype: Any) -> Float[Array, "B Q D"]:
-        """Maps features of the target to the hidden size; the head's own stay as they are."""
-        features = features.astype(dtype)
-        is_own = features.shape[-1] == self.config.hidden_size
-        return features if is_own else self.fc(features)
+    @property
+    def layers(self) -> list[Eagle3Layer]:
+        """The only layer."""
+        return [self.layer]
 
-    def __call__(
-        self,
-        rows: QueryRows,
-        embedded: Float[Array, "B Q D"],
-        features: Float[Array, "B Q F"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        features, layer = self.narrow(features, embedded.dtype), self.layer
-        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-        rotation = rotation_of(rows.positions, self.config.layers, cache.prompt_length)
-        mixed, _, keys, values = layer.self_attn(
-            layer.joined(embedded, features),
-            rotation,
-            cache.keys[0],
-            cache.values[0],
-            start,
-            cache.visible_slots(rows.visible),
-        )
-        positions = write_slots(cache.positions, rows.positions, start, axis=1)
-        cache = replace(cache, keys=(keys,), values=(values,), positions=positions)
-        x = layer.after_attention(features, mixed)
+    def joined(
+        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
+    ) -> Float[Array, "B Q E"]:
+        features = features.astype(embedded.dtype)
+        if features.shape[-1] != self.config.hidden_size:  # the target's, not the head's
+            features = self.fc(features)
+        return jnp.concatenate([embedded, features], axis=-1)
+
+    def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         if self.is_initializing():
             self.to_logits(x)
-        return x, cache
+        return x
 
     def to_logits(self, x: Float[Array, "... D"]) -> Float[Array, "... R"]:
         """See `logits`."""
         return self.lm_head(self.norm(x))
-
-    def one_step(
-        self,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T F"],
-        streams: tuple[Stream, ...],
-        rotation: Rotation,
-        is_far: Bool[Array, "B T T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one step of training-time test; see `step`.
-
-        A slot sees the slots of its text up to itself as computed at step 1, and itself as computed
-        at later steps. From step 2 on `features` are what the step before returned.
-        """
-        features, layer = self.narrow(features, embedded.dtype), self.layer
-        query, key, value = layer.self_attn.query_key_value(
-            layer.joined(embedded, features), rotation
-        )
-        is_near = jnp.ones(features.shape[:2], bool)
-        far, *own = (*(stream[0] for stream in streams), (key, value))
-        mixed = training_attention(query, far, is_far, [(each, is_near) for each in own])
-        return layer.after_attention(features, layer.self_attn.merge(mixed)), ((key, value),)
 
     @nn.nowrap
     def logits(
@@ -168,15 +131,15 @@ class Eagle3Head(LayeredHead):
         target: Target,
         target_params: Any,
         hidden: Float[Array, "... D"],
-        lm_head: Float[Array, "R D"] | None,
+        lm_head: Weight | None,
     ) -> Float[Array, "... R"]:
-        """Returns the float32 logits of the head's own LM head."""
-        own = {name: params[name] for name in OWN_LOGITS}
-        return cast(Array, self.apply({"params": own}, hidden, method=self.to_logits))
+        """Returns the float32 logits of the head's LM head."""
+        lm_head_params = {name: params[name] for name in LOGIT_PARAMS}
+        return cast(Array, self.apply({"params": lm_head_params}, hidden, method=self.to_logits))
 
     @nn.nowrap
     def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
-        """Returns None: the LM head is the head's own."""
+        """Returns None: the head does not use the target's LM head."""
 
     @nn.nowrap
     def initialise(
@@ -185,7 +148,7 @@ class Eagle3Head(LayeredHead):
         dtype: DTypeLike = jnp.float32,
         lm_head: Float[Array, "R D"] | None = None,
     ) -> dict[str, Any]:
-        """Returns random params, with `lm_head`, rows of the target's, as the head's own."""
+        """Returns random params; `lm_head`, rows of the target's, becomes the head's."""
         params = super().initialise(key, dtype)
-        own = {} if lm_head is None else {"lm_head": {"weight": jnp.array(lm_head, dtype)}}
-        return params | own
+        copied = {} if lm_head is None else {"lm_head": {"weight": jnp.array(lm_head, dtype)}}
+        return params | copied

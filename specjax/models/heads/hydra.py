@@ -6,7 +6,7 @@ is depth d of the tree if the root is t + 1. Embeddings are the target's. With a
 (Hydra++) the features first pass through one layer over the whole text. Ankner et al. 2024, "Hydra:
 Sequentially-Dependent Draft Heads for Medusa Decoding".
 
-After their first block the published heads apply a second one repeatedly, and so do these.
+After their first block the heads apply a second one repeatedly, as the published ones do.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,29 +20,25 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError
+from specjax.core.settings import check_fields, setting
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.layered import LayeredConfig, layers_like, through_layers
-from specjax.models.layers import DecoderLayer, Linear, LMHead, RMSNorm
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like, through_layers
+from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.target import QueryRows, Target, causal_rows
 
 
 @dataclass(frozen=True)
 class HydraConfig(LayeredConfig):
-    """The shape of the heads; `layers` is the prefix layer, or 0 layers.
+    """The shape of the heads; `layers` is the prefix layer, or 0 layers."""
 
-    Raises:
-        SpecjaxError: if there are no heads, no blocks, or more than one prefix layer.
-    """
-
-    num_heads: int = 4
-    num_layers: int = 4  # blocks that a head applies
+    num_heads: int = setting(4, at_least=1)
+    num_layers: int = setting(4, at_least=1)  # blocks that a head applies
     has_lm_heads: bool = True  # False: all heads share the target's
 
     def __post_init__(self):
-        for name in ("num_heads", "num_layers"):
-            check_at_least(f"Hydra's {name}", getattr(self, name), 1)
+        check_fields(self)
         if self.layers.num_hidden_layers > 1:
             raise SpecjaxError(
                 f"a Hydra head with {self.layers.num_hidden_layers} prefix layers is not "
@@ -80,12 +76,12 @@ class FirstBlock(nn.Module):
         return self.res_connection(x) + nn.silu(self.linear(x))
 
 
-class HydraHeads(nn.Module):
+class HydraHeads(LayeredHead):
     """All heads of one target, and their prefix layer.
 
-    `run` is the pass of the prefix layer, with a cache; `logits` runs one head. The params of head
-    d are `first_blocks_{d - 1}`, `later_blocks_{d - 1}` and `lm_heads_{d - 1}`; those of the prefix
-    layer are `layers_0` and `norm`.
+    `run` is the pass of the prefix layer, with a cache; `logits_at` runs one head. The params of
+    head d are `first_blocks_{d - 1}`, `later_blocks_{d - 1}` and `lm_heads_{d - 1}`; those of the
+    prefix layer are `layers_0` and `norm`.
     """
 
     config: HydraConfig
@@ -100,7 +96,9 @@ class HydraHeads(nn.Module):
         if config.num_layers > 1:
             self.later_blocks = [Linear(width, use_bias=True) for _ in heads]
         if config.has_lm_heads:
-            self.lm_heads = [LMHead(config.vocab_size, use_bias=True) for _ in heads]
+            self.lm_heads = [
+                Linear(config.vocab_size, use_bias=True, dtype=jnp.float32) for _ in heads
+            ]
 
     def prefixed(
         self, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache
@@ -140,26 +138,16 @@ class HydraHeads(nn.Module):
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """Applies the prefix layer and its norm; returns the features as they are if there is none.
 
-        Pure.
-
-        Args:
-            params: the heads'.
-            target: unused; all heads share this signature.
-            target_params: unused.
-            rows: their positions are slots; slot t holds the feature of token t. Tokens are unused.
-            features: the target's.
-            cache: the prefix layer's; rows are written as scratch, as by `Transformer.run`.
+        Pure. The positions of `rows` are slots; slot t holds the feature of token t. Tokens are
+        unused.
         """
         if not self.config.has_prefix:
             return features, cache
-        method = HydraHeads.prefixed
-        output, cache = cast(
-            Any, self.apply({"params": params}, rows, features, cache, method=method)
-        )
-        return output, cache
+        inputs = rows, features, cache
+        return cast(Any, self.apply({"params": params}, *inputs, method="prefixed"))
 
     @nn.nowrap
-    def logits(
+    def logits_at(
         self,
         params: Any,
         target: Target,
@@ -178,14 +166,9 @@ class HydraHeads(nn.Module):
             features: of the last token before the root, as `run` returned them.
             embedded: the target's embeddings of the tokens from the root to each node.
         """
-        method = HydraHeads.read
-        output = self.apply({"params": params}, depth, features, embedded, method=method)
-        output = cast(Array, output)
+        inputs = depth, features, embedded
+        output = cast(Array, self.apply({"params": params}, *inputs, method="read"))
         return output if self.config.has_lm_heads else target.logits(target_params, output)
-
-    @nn.nowrap
-    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
-        """Returns None: heads of a target's vocabulary draft all tokens."""
 
     @nn.nowrap
     def teacher_forced(
@@ -205,10 +188,12 @@ class HydraHeads(nn.Module):
         features, _ = self.run(params, target, target_params, rows, features, cache)
         for depth in range(1, self.config.num_heads + 1):
             ahead = [jnp.roll(tokens, -step, axis=1) for step in range(1, depth + 1)]
-            embedded = jnp.stack([target.embed(target_params, each) for each in ahead], axis=2)
+            embedded = jnp.stack(
+                [target.embed(target_params, tokens_ahead) for tokens_ahead in ahead], axis=2
+            )
 
-            def logits(read: tuple[Array, Array], depth: int = depth) -> Array:
-                return self.logits(params, target, target_params, depth, *read)
+            def logits(inputs: tuple[Array, Array], depth: int = depth) -> Array:
+                return self.logits_at(params, target, target_params, depth, *inputs)
 
             yield (features, embedded), logits
 
@@ -241,6 +226,5 @@ class HydraHeads(nn.Module):
             if later := params.get(f"later_blocks_{number}"):
                 params[f"later_blocks_{number}"] = jax.tree.map(jnp.zeros_like, later)
             if lm_head is not None and self.config.has_lm_heads:
-                own = dict(params[f"lm_heads_{number}"])
-                params[f"lm_heads_{number}"] = own | {"weight": jnp.array(lm_head)}
+                params[f"lm_heads_{number}"] |= {"weight": jnp.array(lm_head)}
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -1,8 +1,8 @@
-"""The common part of heads that have layers of their own over the text."""
+"""The base of heads that have layers over the text, in slots of their cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax
@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
-from specjax.models.heads.training_attention import KeysAndValues, text_before
-from specjax.models.layers import DecoderLayer, rotation_of
+from specjax.models.heads.training_attention import KeysAndValues, draft_attention
+from specjax.models.layers import DecoderLayer, Rotation, rotation_of
 from specjax.models.products import lookup
 from specjax.models.quantize import QuantizedWeight, Weight
 from specjax.models.target import QueryRows, Target, causal_rows
@@ -53,16 +53,64 @@ class LayeredConfig:
 class LayeredHead(nn.Module):
     """A head that reads tokens and features, in slots: slot t holds token t + 1.
 
-    With a draft vocabulary, the param `draft_tokens` holds the tokens that it drafts, and the rest
-    of the LM head is not read: see `with_draft_tokens`.
+    Drafting uses `run`, a pass with a cache; training uses `step`, a pass over whole texts. Both
+    apply `joined`, the `layers` and `finished`. With a draft vocabulary, the param `draft_tokens`
+    holds the tokens that the head drafts, and the rest of the LM head is not read.
     """
 
     config: Any
+    # Whether the n-th token of a draft is trained n - 1 positions behind its slot.
+    moves_positions: ClassVar[bool] = True
+    attend_in_training: ClassVar[Any] = staticmethod(draft_attention)
 
     def add_draft_tokens(self) -> None:
         """Adds the param to a head with a draft vocabulary; for `setup`. No layer reads it."""
         if (count := self.config.draft_vocab_size) and self.is_initializing():
             self.param(DRAFT_TOKENS, lambda key: jnp.arange(count, dtype=jnp.int32))
+
+    def joined(
+        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
+    ) -> Float[Array, "B Q E"]:
+        """Returns the input of the first layer."""
+        raise NotImplementedError
+
+    def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        """Turns the output of the last layer into the input of the LM head."""
+        return x
+
+    def __call__(
+        self,
+        rows: QueryRows,
+        embedded: Float[Array, "B Q D"],
+        features: Float[Array, "B Q F"],
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B Q D"], KVCache]:
+        x, cache = through_layers(self.layers, self.joined(embedded, features), rows, cache)
+        return self.finished(x), cache
+
+    def training_input(
+        self, embedded: Float[Array, "B T D"], features: Float[Array, "B T F"], num_streams: int
+    ) -> Float[Array, "B T E"]:
+        """Returns the input of the first layer at step `num_streams` + 1."""
+        return self.joined(embedded, features)
+
+    def training_step(
+        self,
+        embedded: Float[Array, "B T D"],
+        features: Float[Array, "B T F"],
+        streams: tuple[Stream, ...],
+        rotation: Rotation,
+        segments: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Stream]:
+        """See `step`."""
+        x, stream = self.training_input(embedded, features, len(streams)), []
+        for number, layer in enumerate(self.layers):
+            query, key, value = layer.self_attn.query_key_value(layer.normed(x), rotation)
+            all_streams = [*(earlier[number] for earlier in streams), (key, value)]
+            mixed = self.attend_in_training(query, all_streams, segments)
+            x = layer.after_attention(x, layer.self_attn.merge(mixed))
+            stream.append((key, value))
+        return self.finished(x), tuple(stream)
 
     @nn.nowrap
     def run(
@@ -81,13 +129,13 @@ class LayeredHead(nn.Module):
             target: the model whose embedding the head reads.
             target_params: the target's.
             rows: tokens; their positions are slots, one less than the position in the text. Ids
-                from `vocab_size` on are the head's own tokens, such as masks.
+                from `vocab_size` on are tokens that only the head has, such as masks.
             features: of the tokens before them, from the target or predicted by the head; F is 0 if
                 the head reads none.
-            cache: the head's; rows are written as scratch, as by `Target.run`.
+            cache: the head's; the pass writes scratch slots, as `Target.run` does.
 
         Returns:
-            The inputs of the target's LM head, and the cache.
+            The inputs of the LM head, and the cache.
         """
         is_text = rows.tokens < self.config.vocab_size
         embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
@@ -104,22 +152,27 @@ class LayeredHead(nn.Module):
         positions: Int[Array, "B T"],
         segments: Int[Array, "B T"],
     ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one step of training over whole texts, which `one_step` defines; pure.
+        """Runs one training step over whole texts, with the context of drafting; pure.
 
-        At step n (from 1) slot t stands for the n-th token of a draft that begins behind it.
+        Step n (from 1) computes the n-th token of a draft at every slot. `attend_in_training`
+        defines which slots it attends to. With one step this is causal attention.
 
         Args:
             params: the head's.
-            embedded: embedding of that token, from the text.
-            features: the target's at step 1, of the token before; F is 0 if the head reads none.
+            embedded: the embedding of the token that each slot reads, from the text.
+            features: the target's at step 1; F is 0 if the head reads none.
             streams: the keys and values that steps 1 to n - 1 returned.
             positions: slots within their texts.
-            segments: the number of each slot's text; slots see only their own text.
+            segments: the number of each slot's text; slots attend to their own text only.
+
+        Returns:
+            The inputs of the LM head, and the keys and values of this step.
         """
         text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
-        rotation = rotation_of(positions + len(streams), self.config.layers, text_length)
-        arguments = (embedded, features, streams, rotation, text_before(segments))
-        return cast(Any, self.apply({"params": params}, *arguments, method="one_step"))
+        positions = positions + len(streams) if self.moves_positions else positions
+        rotation = rotation_of(positions, self.config.layers, text_length)
+        inputs = embedded, features, streams, rotation, segments
+        return cast(Any, self.apply({"params": params}, *inputs, method="training_step"))
 
     @nn.nowrap
     def logits(
@@ -130,9 +183,9 @@ class LayeredHead(nn.Module):
         hidden: Float[Array, "... D"],
         lm_head: Weight | None,
     ) -> Float[Array, "... R"]:
-        """Returns the float32 logits of the tokens that the head drafts, from what `run` returns.
+        """Returns the float32 logits of the tokens that the head drafts, from the output of `run`.
 
-        `lm_head` is what `lm_head_rows` returned.
+        `lm_head` comes from `lm_head_rows`.
         """
         return target.logits(target_params, hidden, lm_head)
 
@@ -160,26 +213,26 @@ def with_draft_tokens(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns a head that drafts these tokens only, which must differ; an empty list means all."""
     others = {name: leaf for name, leaf in params.items() if name != DRAFT_TOKENS}
-    own = {DRAFT_TOKENS: jnp.asarray(tokens, jnp.int32)} if len(tokens) else {}
-    return type(head)(replace(head.config, draft_vocab_size=len(tokens))), others | own
+    drafted = {DRAFT_TOKENS: jnp.asarray(tokens, jnp.int32)} if len(tokens) else {}
+    return type(head)(replace(head.config, draft_vocab_size=len(tokens))), others | drafted
 
 
 def layers_like(target: TransformerConfig, num_layers: int) -> TransformerConfig:
     """Returns the shape of a Llama's layers of the target's sizes, without a sliding window."""
-    own = replace(target, num_hidden_layers=num_layers, sliding_window=None, layer_types=())
+    layers = replace(target, num_hidden_layers=num_layers, sliding_window=None, layer_types=())
     if target.model_type in ("llama", "mistral") and target.variant == Variant():
-        return own
+        return layers
     rope = target.rope
     if rope.partial_rotary_factor != 1.0:
         rope = Rope(rope_theta=rope.rope_theta)
     plain = {"model_type": "llama", "variant": Variant(), "rope": rope}
-    return replace(own, attention_bias=False, mlp_bias=False, **plain)
+    return replace(layers, attention_bias=False, mlp_bias=False, **plain)
 
 
 def through_layers(
-    layers: Sequence[DecoderLayer], x: Float[Array, "B Q D"], rows: QueryRows, cache: KVCache
+    layers: Sequence[DecoderLayer], x: Float[Array, "B Q E"], rows: QueryRows, cache: KVCache
 ) -> tuple[Float[Array, "B Q D"], KVCache]:
-    """Runs the rows `x` of a head through its layers, writing them to the cache as scratch."""
+    """Runs `x` through the layers of a head; writes their keys and values as scratch."""
     start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
     visible, keys, values = cache.visible_slots(rows.visible), [], []
     rotation = rotation_of(rows.positions, layers[0].config, cache.prompt_length)

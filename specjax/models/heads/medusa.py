@@ -6,7 +6,7 @@ A head is a residual block, `x + silu(W x + b)`, and its own LM head or the targ
 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
 section 2.1.1.
 
-With more than one layer the published code applies the same block repeatedly, and so does this.
+With more than one layer a head applies the same block repeatedly, as in the published code.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,29 +20,24 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.core.errors import check_at_least
+from specjax.core.settings import check_fields, setting
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import Linear, LMHead
+from specjax.models.layers import Linear
 from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """The shape of the heads; vocabulary and hidden size are the target's.
-
-    Raises:
-        SpecjaxError: if there are no heads or no layers.
-    """
+    """The shape of the heads; vocabulary and hidden size are the target's."""
 
     hidden_size: int
     vocab_size: int
-    num_heads: int = 5
-    num_layers: int = 1  # times that a head's block is applied
+    num_heads: int = setting(5, at_least=1)
+    num_layers: int = setting(1, at_least=1)  # times that a head's block is applied
     has_lm_heads: bool = True  # False: all heads share the target's ("version 2")
 
     def __post_init__(self):
-        for name in ("num_heads", "num_layers"):
-            check_at_least(f"Medusa's {name}", getattr(self, name), 1)
+        check_fields(self)
 
     @property
     def num_depths(self) -> int:
@@ -79,7 +74,9 @@ class MedusaHeads(nn.Module):
         config = self.config
         self.blocks = [Linear(config.hidden_size, use_bias=True) for _ in range(config.num_heads)]
         if config.has_lm_heads:
-            self.lm_heads = [LMHead(config.vocab_size) for _ in range(config.num_heads)]
+            self.lm_heads = [
+                Linear(config.vocab_size, dtype=jnp.float32) for _ in range(config.num_heads)
+            ]
 
     def __call__(self, features: Float[Array, "... D"], depth: int) -> Float[Array, "... O"]:
         """Returns one head's logits (O is V), or the input of the target's LM head (O is D)."""

@@ -19,32 +19,20 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.layered import (
-    LayeredConfig,
-    LayeredHead,
-    Stream,
-    layers_like,
-    through_layers,
-)
-from specjax.models.heads.training_attention import training_attention
-from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm, Rotation
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, Stream, layers_like
+from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from specjax.models.target import QueryRows, Target
 
 
 @dataclass(frozen=True)
 class ParallelConfig(LayeredConfig):
-    """The shape of a head.
-
-    Raises:
-        SpecjaxError: if there are no masks or no layers, or a bias for `fc` but no `fc`.
-    """
+    """The shape of a head."""
 
     num_masks: int = 4
     reads_features: bool = True
@@ -87,8 +75,8 @@ class ParallelConfig(LayeredConfig):
 class ParallelHead(LayeredHead):
     """A head of either kind; its output goes to `target.logits`. See the module.
 
-    Drafting uses `run`, a pass with a cache. Training uses `step`, a pass over whole texts for one
-    depth of all groups.
+    Training computes one depth of all groups per step: the real slots first, then the i-th masks.
+    Its T tokens see T real slots and i masks, so all depths cost k + 1 times causal attention.
     """
 
     config: ParallelConfig
@@ -112,13 +100,11 @@ class ParallelHead(LayeredHead):
     def joined(
         self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
     ) -> Float[Array, "B Q D"]:
-        """Returns the input of the first layer; F is 0 if the head reads no features."""
         if not self.config.reads_features:
             return embedded
         return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
 
     def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """Turns the output of the last layer into the input of the LM head."""
         return x if self.config.reads_features else self.norm(x)
 
     def __call__(
@@ -129,59 +115,24 @@ class ParallelHead(LayeredHead):
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """See `run`; `embedded` and `features` are ignored at masks."""
-        embedded, features = self._with_masks(rows.tokens, embedded, features)
-        x, cache = through_layers(self.layers, self.joined(embedded, features), rows, cache)
-        return self.finished(x), cache
-
-    def _with_masks(
-        self,
-        tokens: Int[Array, "B Q"],
-        embedded: Float[Array, "B Q D"],
-        features: Float[Array, "B Q F"],
-    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B Q F"]]:
-        is_mask = (tokens >= self.config.vocab_size)[..., None]
-        which = jnp.clip(tokens - self.config.vocab_size, 0, self.config.num_masks - 1)
-        of_masks = self.mask_embeddings()[which].astype(embedded.dtype)
+        is_mask = (rows.tokens >= self.config.vocab_size)[..., None]
+        masks = jnp.clip(rows.tokens - self.config.vocab_size, 0, self.config.num_masks - 1)
+        masked = self.mask_embeddings()[masks].astype(embedded.dtype)
         if self.config.reads_features:
             unknown = jnp.broadcast_to(self.mask_hidden.astype(features.dtype), features.shape)
             features = jnp.where(is_mask, unknown, features)
-        return jnp.where(is_mask, of_masks, embedded), features
+        return super().__call__(rows, jnp.where(is_mask, masked, embedded), features, cache)
 
-    def one_step(
-        self,
-        embedded: Float[Array, "B T D"],
-        features: Float[Array, "B T F"],
-        streams: tuple[Stream, ...],
-        rotation: Rotation,
-        is_far: Bool[Array, "B T T"],
-    ) -> tuple[Float[Array, "B T D"], Stream]:
-        """Runs one depth of the groups of all slots; see `step`.
-
-        Without streams the rows are the real slots, with i streams the i-th masks, for which
-        `embedded` and `features` are ignored. Its T rows see T real slots and i masks, so all
-        depths cost k + 1 times causal attention.
-        """
-        if streams:  # the masks of one depth differ only by position
-            x = self._joined_mask(len(streams), embedded.dtype)
-            x = jnp.broadcast_to(x, embedded.shape)
-        else:
-            x = self.joined(embedded, features)
-        own, is_near = [], jnp.ones(x.shape[:2], bool)
-        for number, layer in enumerate(self.layers):
-            query, key, value = layer.self_attn.query_key_value(layer.normed(x), rotation)
-            far, *masks = (*(stream[number] for stream in streams), (key, value))
-            mixed = training_attention(query, far, is_far, [(mask, is_near) for mask in masks])
-            x = layer.after_attention(x, layer.self_attn.merge(mixed))
-            own.append((key, value))
-        return self.finished(x), tuple(own)
-
-    def _joined_mask(self, number: int, dtype: DTypeLike) -> Float[Array, "1 1 D"]:
-        """Returns the input of the first layer at mask `number`, counted from 1."""
-        embedded = self.mask_embeddings()[None, None, number - 1].astype(dtype)
-        features = jnp.zeros((1, 1, 0))
-        if self.config.reads_features:
-            features = self.mask_hidden[None, None]
-        return self.joined(embedded, features)
+    def training_input(
+        self, embedded: Float[Array, "B T D"], features: Float[Array, "B T F"], num_streams: int
+    ) -> Float[Array, "B T D"]:
+        """Returns the input of the first layer; at masks, the arguments are ignored."""
+        if num_streams == 0:
+            return self.joined(embedded, features)
+        mask = self.mask_embeddings()[None, None, num_streams - 1].astype(embedded.dtype)
+        reads_features = self.config.reads_features
+        unknown = self.mask_hidden[None, None] if reads_features else jnp.zeros((1, 1, 0))
+        return jnp.broadcast_to(self.joined(mask, unknown), embedded.shape)  # masks differ in place
 
     @nn.nowrap
     def teacher_forced(
@@ -192,18 +143,18 @@ class ParallelHead(LayeredHead):
         tokens: Int[Array, "1 T"],
         features: Float[Array, "1 T D"],
     ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
-        """Yields, per depth, the LM head's inputs along a text and a function from them to logits.
+        """Yields, per depth, the inputs of the LM head and a function from them to logits.
 
         See `MedusaHeads.teacher_forced`.
         """
         positions = jnp.arange(tokens.shape[1])[None]
-        segments = jnp.zeros_like(tokens)
         embedded = target.embed(target_params, jnp.roll(tokens, -1, axis=1))
-        read = features if self.config.reads_features else features[..., :0]
+        features = features if self.config.reads_features else features[..., :0]
+        inputs, segments = (params, embedded, features), jnp.zeros_like(tokens)
         streams: tuple[Stream, ...] = ()
         for _ in range(self.config.num_depths):
-            output, own = self.step(params, embedded, read, streams, positions, segments)
-            streams = (*streams, own)
+            output, stream = self.step(*inputs, streams, positions, segments)
+            streams = (*streams, stream)
             yield output, partial(target.logits, target_params)
 
 
@@ -215,9 +166,6 @@ def from_eagle(
     The masks' embeddings are small and random, as in a new head, so that a mask starts as little
     more than what its attention gathers from the text. The embedding of a real token would come
     with a continuation to unlearn.
-
-    Raises:
-        SpecjaxError: if `num_masks` is less than 1.
     """
     own = ParallelHead(ParallelConfig(head.config.layers, num_masks, True, head.config.fc_bias))
     dtype = params["fc"]["weight"].dtype

@@ -61,6 +61,18 @@ def training_attention(
     return mixed.reshape(query.shape)
 
 
+def draft_attention(
+    query: Float[Array, "B A T H"], streams: Sequence[KeysAndValues], segments: Int[Array, "B T"]
+) -> Float[Array, "B A T H"]:
+    """Computes attention of each slot over its text so far in the first stream and its own draft.
+
+    The draft is the slot's own key in each later stream; in the first, slots see themselves too.
+    """
+    far, *near = streams
+    is_near = jnp.ones(segments.shape, bool)
+    return training_attention(query, far, text_before(segments), [(kv, is_near) for kv in near])
+
+
 def text_before(segments: Int[Array, "B T"], min_distance: int = 0) -> Bool[Array, "B T T"]:
     """Returns which slots are in the same text as each slot, `min_distance` or more before it."""
     slots = jnp.arange(segments.shape[1])

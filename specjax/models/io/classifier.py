@@ -12,13 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from beartype.door import is_bearable
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder, read_json
+from specjax.core.settings import check_setting, setting
 from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
 from specjax.models.io.head_files import made_by_run
 from specjax.models.shapes import shape_mismatches
@@ -33,8 +33,6 @@ class TrainedClassifier:
     """A classifier with its weights, the two models it was trained for, and its scores."""
 
     params: Mapping[str, Any] = field(repr=False)
-    hidden_size: int
-    threshold: float  # the draft continues while sigmoid(logit) >= threshold
     position: PositionKind
     labels: LabelKind
     target: str  # fingerprints
@@ -42,6 +40,8 @@ class TrainedClassifier:
     scores: Mapping[str, Any]  # on the validation prompts
     recipe: Mapping[str, Any]
     specjax_version: str
+    hidden_size: int = setting(at_least=1)
+    threshold: float = setting(above=0, below=1)  # drafting continues while sigmoid(logit) >= this
 
     @property
     def model(self) -> LengthClassifier:
@@ -58,7 +58,7 @@ class TrainedClassifier:
             )
 
 
-METADATA_TYPES = {each.name: each.type for each in fields(TrainedClassifier)[1:]}
+METADATA_FIELDS = tuple(entry.name for entry in fields(TrainedClassifier)[1:])
 
 
 def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
@@ -67,7 +67,7 @@ def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
     Raises:
         SpecjaxError: if `folder` already holds something, or cannot be written.
     """
-    values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_TYPES}
+    values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_FIELDS}
     text = json.dumps(values, indent=1) + "\n"
     leaves = flatten_dict(classifier.params, sep=".").items()
     weights = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in leaves}
@@ -96,18 +96,15 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
             "a classifier"
         )
     params = unflatten_dict({name: jnp.asarray(leaf) for name, leaf in weights.items()}, sep=".")
-    return TrainedClassifier(params, **{name: values[name] for name in METADATA_TYPES})
+    return TrainedClassifier(params, **{name: values[name] for name in METADATA_FIELDS})
 
 
 def _problem(values: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> str:
-    """Returns the reason why these do not describe a classifier; empty if they do."""
+    """Returns the reason why these do not describe a classifier, or raises it; empty if they do."""
     if values.get("format") != FORMAT:
         return f"{METADATA} is not of format {FORMAT!r}"
-    for name, kind in METADATA_TYPES.items():
-        if not is_bearable(values.get(name), kind):
-            return f"{name} in {METADATA} is missing or invalid"
-    if values["hidden_size"] < 1 or not 0 < values["threshold"] < 1:
-        return f"hidden_size or threshold in {METADATA} is out of range"
+    for name in METADATA_FIELDS:
+        check_setting(TrainedClassifier, name, values.get(name))
     if any(leaf.dtype != np.float32 or not np.isfinite(leaf).all() for leaf in weights.values()):
         return "the weights are not finite float32"
     return shape_mismatches(weights, LengthClassifier(values["hidden_size"]))

@@ -1,8 +1,4 @@
-"""Describes how a kind of head is stored, as data.
-
-The formats are in `specjax.models.io.formats`; `specjax.models.io.head_files` reads and writes by
-them.
-"""
+"""Describes how a kind of head is stored, as data for `specjax.models.io.head_files`."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,43 +16,40 @@ from specjax.models.transformer import Transformer
 WEIGHTS = "model.safetensors"  # where other loaders look first
 TORCH_WEIGHTS = "pytorch_model.bin"  # the only file that EAGLE's first code reads
 NOTHING = r"(?!)"  # a pattern
+Values = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 
 
-def has(pattern: str) -> Callable[[Shapes], bool]:
+def has(shapes: Shapes, pattern: str) -> bool:
     """Returns whether a tensor has such a name."""
-    return lambda shapes: any(re.fullmatch(pattern, name) for name in shapes)
+    return any(re.fullmatch(pattern, name) for name in shapes)
 
 
-def count(pattern: str) -> Callable[[Shapes], int]:
+def count(shapes: Shapes, pattern: str) -> int:
     """Returns how many different numbers the group of the pattern takes in the names."""
-    return lambda shapes: len(
-        {each[each.lastindex or 0] for name in shapes if (each := re.fullmatch(pattern, name))}
-    )
+    matches = [match for name in shapes if (match := re.fullmatch(pattern, name))]
+    return len({match[match.lastindex or 0] for match in matches})
 
 
-def rows(pattern: str, absent: int | None = None) -> Callable[[Shapes], int | None]:
-    """Returns the number of rows of the first tensor with such a name; `absent` without one."""
-    return lambda shapes: next(
-        (shape[0] for name, shape in shapes.items() if shape and re.fullmatch(pattern, name)),
-        absent,
-    )
+def rows(shapes: Shapes, pattern: str) -> int:
+    """Returns the number of rows of the first tensor with such a name; 0 without one."""
+    matching = (shape for name, shape in shapes.items() if shape and re.fullmatch(pattern, name))
+    return next(matching, (0,))[0]
 
 
 class Names(NamedTuple):
-    """Maps params whose paths begin with `ours` to stored names that begin with `theirs`.
+    """Maps params whose paths begin with `path` to stored names that begin with `stored`.
 
-    {} is a number in both. `theirs` may hold fields of the head's config, and {copy}, the number of
+    {} is a number in both. `stored` may hold fields of the head's config, and {copy}, the number of
     a copy, where a file holds these params several times.
     """
 
-    ours: str
-    theirs: str
+    path: str
+    stored: str
     copies: Callable[[Any], Iterable[int]] = lambda config: (0,)
 
 
-@dataclass(frozen=True)
-class Signs:
+class Signs(NamedTuple):
     """The patterns by which a kind of head is recognised."""
 
     title: str  # with an article, for messages
@@ -72,12 +65,13 @@ WHOLE_MODEL = Signs("a whole model", tensors=r"norm\.weight|layers\.0\.input_lay
 
 @dataclass(eq=False)
 class HeadFile:
-    """A head that is about to be written; its layout may change what is written."""
+    """A head that is about to be written; a layout's `edit` may change the last three fields."""
 
     folder: Path
     config: Any  # the head's
     target: TransformerConfig
     target_params: Any  # or None
+    target_name: str | None
     values: dict[str, Any]  # of config.json
     tensors: dict[str, Any]
     name: str
@@ -91,17 +85,20 @@ class HeadFile:
             )
         return dequantized(Transformer(self.target).lm_head(self.target_params))
 
+    def name_target(self) -> None:
+        """Adds the target's name to config.json, if it is known."""
+        if self.target_name is not None:
+            self.values["base_model_name_or_path"] = self.target_name
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The differences of a head written for one reader; None means as the format says."""
+    """A head's files for one reader; None means as the format describes."""
 
     file: str = WEIGHTS
-    names: Callable[[Any], tuple[Names, ...]] | None = None  # by the head's config
-    keys: Mapping[str, str] | None = None
-    constants: Mapping[str, Any] = field(default_factory=dict)  # further values of config.json
+    names: Callable[[Any], tuple[Names, ...]] | None = None  # from the head's config
+    values: Callable[[Any], Values] | None = None  # of config.json, from the head's config
     has_embedding: bool = True  # where the format has one, and the target's is known
-    names_target: bool = False  # in config.json
     edit: Callable[[HeadFile], None] = lambda file: None
 
 
@@ -112,31 +109,23 @@ class HeadFormat:
     kind: str
     signs: Signs
     module: Callable[[Any], Any]
-    config: Callable[..., Any]  # (layers in config.json, or else the target's config, **fields)
-    fields: Mapping[str, Callable[[Shapes], Any]]  # of the config, derived from the tensors
-    keys: Mapping[str, str]  # of config.json, with their fields; must agree with the tensors
-    names: tuple[tuple[Names, ...], ...]  # alternatives: what fits a file best is taken
+    # The head's config, from its tensors, the layers in config.json (without `layer_keys` the
+    # target's config), config.json, and the target's config.
+    config: Callable[[Shapes, TransformerConfig, Values, TransformerConfig], Any]
+    claims: Callable[[Any], Values]  # values of config.json that the head's config determines
+    names: tuple[tuple[Names, ...], ...]  # alternatives: the best match for a file is taken
     layouts: Mapping[str, Layout]  # by reader; training writes the first
-    spellings: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)  # of fields, by key
-    layer_keys: Mapping[str, str] | None = None  # renamed keys of layers; None: there are none
+    layer_keys: Mapping[str, str] | None = None  # renamed keys of layers; None: no layers described
     sizes: Mapping[str, str] = field(default_factory=dict)  # pattern: the target's size, its rows
-    limits: Mapping[str, tuple] = field(default_factory=dict)  # the values that a key may have
     prefix: str = ""  # pattern
     is_within_model: bool = False  # then tensors without the prefix are the target's
-    ignored: str = NOTHING  # pattern of tensors that are the target's
-    ignored_if: Mapping[str, str] = field(default_factory=dict)  # the same, by a key that is true
+    ignored: Callable[[Values], str] = lambda values: NOTHING  # pattern of the target's tensors
+    optional: Callable[[Values], str] = lambda values: NOTHING  # zero if a file has none of them
     embedding: str = ""  # the name of a copy of the target's
-    optional: str = NOTHING  # pattern of tensors that are zero if a file has none of them
-    required_if: str = ""  # a key: if it is true, they are not optional
-    repeated: str = ""  # what the copies are, for messages
-    unsupported: tuple[Signs, ...] = ()  # relatives that cannot be read
-    # Further fields of the head's config: from config.json and the target's config.
-    described: Callable[[Mapping[str, Any], TransformerConfig], dict[str, Any]] = (
-        lambda values, target: {}
-    )
-    decode: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params  # what was read
+    decode: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params  # after reading
 
     @property
     def files(self) -> tuple[str, ...]:
         """The names of weight files that only heads have."""
-        return tuple(each.file for each in self.layouts.values() if each.file != WEIGHTS)
+        names = (layout.file for layout in self.layouts.values())
+        return tuple(name for name in names if name != WEIGHTS)

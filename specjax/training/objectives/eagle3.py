@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle3 import OWN_LOGITS, Eagle3Config, Eagle3Head
+from specjax.models.heads.eagle3 import LOGIT_PARAMS, Eagle3Config, Eagle3Head
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, soft_cross_entropy
@@ -70,7 +70,7 @@ class Eagle3Training(HeadTraining):
             losses = {name: jnp.where(counts, loss, 0.0) for name, loss in losses.items()}
             return losses | {"is_right": best == target_best}
 
-        lm_params = {name: params[name] for name in OWN_LOGITS}
+        lm_params = {name: params[name] for name in LOGIT_PARAMS}
         decays = [self.step_decay**number for number in range(self.test_steps)]
         weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
         return step.losses(values_of, predictions, weights, decays, lm_params)

@@ -73,7 +73,7 @@ class HydraTraining(HeadTraining):
         def values_of(params: Any, at: Prediction, teacher: Teacher) -> SlotValues:
             embedded = [step.target.embed(step.frozen, tokens) for tokens in at.fixed]
             embedded = jnp.stack(embedded, axis=2)
-            logits = head.logits(params, step.target, step.frozen, at.ahead, at.inputs, embedded)
+            logits = head.logits_at(params, step.target, step.frozen, at.ahead, at.inputs, embedded)
             return self.logit_values(logits, teacher.logits)
 
         depths = range(1, head.config.num_heads + 1)

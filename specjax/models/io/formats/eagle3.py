@@ -5,7 +5,6 @@ The config is that of a Llama and describes the head's layer; without `rope_thet
 tokens and follows from it. Both are absent if all tokens are drafted.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,15 +13,27 @@ import numpy as np
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signs, rows
+from specjax.models.io.head_format import (
+    HeadFile,
+    HeadFormat,
+    Layout,
+    Names,
+    Shapes,
+    Signs,
+    Values,
+    rows,
+)
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
-def _described(values: Mapping[str, Any], target: TransformerConfig) -> dict[str, Any]:
-    """The layers may be named in the config; as published they follow from the target's depth."""
+def _config(
+    shapes: Shapes, layers: TransformerConfig, values: Values, target: TransformerConfig
+) -> Eagle3Config:
+    """Takes the tapped layers from config.json, or as published from the target's depth."""
     named = values.get(TAPS) or (values.get("eagle_config") or {}).get(TAPS)
-    return {"tapped": tuple(named) if named else default_taps(target)}
+    tapped = tuple(named) if named else default_taps(target)
+    return Eagle3Config(layers, tapped, draft_vocab_size=rows(shapes, "d2t"))
 
 
 def _decode(params: dict[str, Any]) -> dict[str, Any]:
@@ -58,16 +69,16 @@ EAGLE3 = HeadFormat(
         config=r"draft_vocab_size|eagle3",
     ),
     module=Eagle3Head,
-    config=Eagle3Config,
-    fields={"draft_vocab_size": rows("d2t", 0)},
-    keys={},
+    config=_config,
+    claims=lambda config: {},
     names=(NAMES, SERVED),
     layouts={
-        "eagle3": Layout(constants={"architectures": ["LlamaForCausalLMEagle3"]}, edit=_encode)
+        "eagle3": Layout(
+            values=lambda config: {"architectures": ["LlamaForCausalLMEagle3"]}, edit=_encode
+        )
     },
     layer_keys={"attention_bias": "qkv_bias"},
     prefix=r"model\.",
-    ignored=r"embed_tokens\.weight|t2d",
-    described=_described,
+    ignored=lambda values: r"embed_tokens\.weight|t2d",
     decode=_decode,
 )

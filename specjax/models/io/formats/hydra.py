@@ -1,16 +1,27 @@
 """Hydra heads as files, as their authors publish them: plain, or of Hydra++ with a prefix layer.
 
-The prefix layer is shaped like one of the target's. The embedding that it carries along is ignored,
-because it reads no tokens.
+The prefix layer has the shape of one of the target's. Its embedding is ignored, because it reads no
+tokens.
 """
+
+from typing import Any
 
 import jax.numpy as jnp
 
+from specjax.models.config import TransformerConfig
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signs, count, has
+from specjax.models.io.head_format import (
+    HeadFile,
+    HeadFormat,
+    Layout,
+    Names,
+    Shapes,
+    Signs,
+    count,
+    has,
+)
 
 BLOCKS = r"hydra_mlp\.\d+\.\d+\.linear\.weight"
-CONSTANTS = {"grounded_heads": True, "hidden_state_offset": 0}
 
 
 def _naming(first: int, step: int, lm_heads: str) -> tuple[Names, ...]:
@@ -36,13 +47,35 @@ def _as_published(config: HydraConfig) -> tuple[Names, ...]:
     return WITH_DROPOUT if config.has_prefix else PLAIN
 
 
+def _config(shapes: Shapes, layers: TransformerConfig, *_: Any) -> HydraConfig:
+    return HydraConfig.for_target(
+        layers,
+        num_heads=count(shapes, r"hydra_mlp\.(\d+)\.\d+\.linear\.weight"),
+        num_layers=count(shapes, r"hydra_mlp\.\d+\.(\d+)\.linear\.weight"),
+        has_prefix=has(shapes, r"prefix_embeding_layer\..+"),
+        has_lm_heads=has(shapes, r"hydra_lm_head\..+"),
+    )
+
+
+def _claims(config: HydraConfig) -> dict[str, Any]:
+    return {
+        "hydra_num_heads": config.num_heads,
+        "hydra_num_layers": config.num_layers,
+        "hydra_head_arch": "prefix-mlp" if config.has_prefix else "mlp",
+        "has_lm_heads": config.has_lm_heads,
+        "grounded_heads": True,  # the authors' code can train others
+        "hidden_state_offset": 0,
+    }
+
+
 def _for_authors(file: HeadFile) -> None:
-    """Every head has an LM head of its own, if only a copy of the target's."""
+    """Gives every head an LM head, if only a copy of the target's."""
+    file.name_target()
     if file.config.has_lm_heads:
         return
     table = file.lm_head("the authors' code")
     for head in range(file.config.num_heads):
-        name = _as_published(file.config)[-1].theirs.format(head)
+        name = _as_published(file.config)[-1].stored.format(head)
         file.tensors |= {f"{name}weight": table, f"{name}bias": jnp.zeros(table.shape[:1])}
     file.values["has_lm_heads"] = True
 
@@ -51,37 +84,13 @@ HYDRA = HeadFormat(
     kind="hydra",
     signs=Signs("a Hydra head", tensors=BLOCKS, config="hydra"),
     module=HydraHeads,
-    config=HydraConfig.for_target,
-    fields={
-        "num_heads": count(r"hydra_mlp\.(\d+)\.\d+\.linear\.weight"),
-        "num_layers": count(r"hydra_mlp\.\d+\.(\d+)\.linear\.weight"),
-        "has_prefix": has(r"prefix_embeding_layer\..+"),
-        "has_lm_heads": has(r"hydra_lm_head\..+"),
-    },
-    keys={
-        "hydra_num_heads": "num_heads",
-        "hydra_num_layers": "num_layers",
-        "hydra_head_arch": "has_prefix",
-        "has_lm_heads": "has_lm_heads",
-    },
-    spellings={"hydra_head_arch": {False: "mlp", True: "prefix-mlp"}},
+    config=_config,
+    claims=_claims,
     names=(PLAIN, WITH_DROPOUT),
     layouts={
-        "specjax": Layout("hydra_lm_head.safetensors", _as_published, constants=CONSTANTS),
-        "hydra": Layout(
-            "hydra_lm_head.pt",
-            _as_published,
-            constants=CONSTANTS,
-            names_target=True,
-            edit=_for_authors,
-        ),
+        "specjax": Layout("hydra_lm_head.safetensors", _as_published),
+        "hydra": Layout("hydra_lm_head.pt", _as_published, edit=_for_authors),
     },
     sizes={BLOCKS: "hidden_size", r"hydra_lm_head\..+\.weight": "vocab_size"},
-    limits={  # the authors' code can train others
-        "grounded_heads": (True,),
-        "hidden_state_offset": (0,),
-        "hydra_head_arch": ("mlp", "prefix-mlp"),
-    },
-    ignored=r"prefix_embeding_layer\.embed_tokens\.weight",
-    repeated="the blocks of a Hydra head behind its first",
+    ignored=lambda values: r"prefix_embeding_layer\.embed_tokens\.weight",
 )
