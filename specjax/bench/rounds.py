@@ -81,7 +81,7 @@ def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[R
 
 
 def _time_rounds(runner: Runner, ids: Sequence[int]) -> tuple[list[Round], list[float]]:
-    """Times a prompt's rounds part by part, then round as one program."""
+    """Times a prompt's rounds part by part, then every round as one program."""
     prepared = runner.prepare([ids])
     return list(runner.rounds(prepared)), list(runner.round_seconds(prepared))
 
@@ -90,5 +90,5 @@ def trace_values(traces: Sequence[RoundTrace], num_shown: int) -> Mapping[str, A
     """Returns the figures of all methods, plain decoding first, with some rounds to draw."""
     return {
         "device": jax.devices()[0].device_kind,
-        "methods": [round.figures(traces[0], num_shown) for round in traces],
+        "methods": [trace.figures(traces[0], num_shown) for trace in traces],
     }

@@ -10,7 +10,7 @@ from specjax.bench.checks import near_ties, problems
 from specjax.bench.curves import read_curves
 from specjax.bench.report import plots
 from specjax.bench.report.tables import (
-    COLUMNS,
+    MEANINGS,
     Grid,
     curve_table,
     depth_table,
@@ -87,7 +87,7 @@ class _Report:
             yield f"## {condition}"
             yield from self._under(condition, rows)
         yield "## What the columns mean"
-        yield _bullets([f"{column.title}: {column.meaning}" for column in COLUMNS])
+        yield _bullets([f"{title}: {meaning}" for title, meaning in MEANINGS.items()])
         yield from self._texts()
         yield from self._traces()
         for curve in read_curves(self.folder):

@@ -25,9 +25,8 @@ class Column(NamedTuple):
     """One column of the main table."""
 
     title: str
-    meaning: str
+    in_terminal: int
     text: Callable[[Measurement, Sampling], str]
-    in_terminal: int = 1  # 0: never; 2: in narrow ones too
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -35,14 +34,19 @@ def number(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
-def with_std(mean: float, std: float | None, digits: int = 2) -> str:
-    """Formats a mean and its standard deviation; None is unknown."""
-    return number(mean, digits) + ("" if std is None else f" ± {number(std, digits)}")
-
-
 def quartiles(values: tuple[float, float] | None) -> str:
     """Formats a range; None is unknown."""
     return UNKNOWN if values is None else "-".join(map(number, values))
+
+
+def _published(row: Measurement, name: str, digits: int) -> str:
+    """Formats a mean and its standard deviation, if known."""
+    mean, std = getattr(row.published, name), getattr(row.published, f"{name}_std")
+    return number(mean, digits) + ("" if std is None else f" ± {number(std, digits)}")
+
+
+def _compile_seconds(row: Measurement) -> str:
+    return number(row.compile_seconds, 1) + (" (cached)" if row.is_cached else "")
 
 
 def _seconds(value: float | None) -> str:
@@ -53,116 +57,54 @@ def _share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
+NEVER, WIDE, ALWAYS = range(3)  # which terminals show a column; the report shows all
 COLUMNS = (
-    Column(
-        "tokens/s",
-        "new tokens per second, medians of the runs; prefill counts, compiling does not",
-        lambda row, _: number(row.tokens_per_second, 1),
-        in_terminal=2,
-    ),
-    Column(
-        "x plain",
-        "speed over plain decoding's, the median over pairs of runs (same prompts, same trial)",
-        lambda row, _: number(row.ratio),
-        in_terminal=2,
-    ),
-    Column(
-        "quartiles",
-        "of x plain: half of the pairs",
-        lambda row, _: quartiles(row.ratio_quartiles),
-        in_terminal=2,
-    ),
-    Column(
-        "accepted length",
-        "new tokens per round, bonus token included",
-        lambda row, _: number(row.mean_accepted_length),
-        in_terminal=2,
-    ),
-    Column(
-        "tau",
-        "accepted length as EAGLE and HASS count it: drafted tokens beyond EOS and the limit count "
-        "too, and every question (all turns of a chat) has the same weight",
-        lambda row, _: number(row.published.tau),
-    ),
-    Column(
-        "tau over rounds",
-        "tau as Spec-Bench counts it: every round has the same weight",
-        lambda row, _: number(row.published.pooled_tau),
-        in_terminal=0,
-    ),
-    Column(
-        "speed-up",
-        "as papers form it: tokens per second, a mean over questions, over plain's of the same "
-        "run; mean over runs ± standard deviation",
-        lambda row, _: with_std(row.published.speed_up, row.published.speed_up_std),
-        in_terminal=0,
-    ),
-    Column(
-        "tokens/s per question",
-        "mean over questions, then over runs ± standard deviation",
-        lambda row, _: with_std(
-            row.published.tokens_per_second, row.published.tokens_per_second_std, 1
-        ),
-        in_terminal=0,
-    ),
-    Column(
-        "round",
-        "round overhead: seconds of a round of decoding over those of a plain step, the median",
-        lambda row, _: number(row.round_overhead),
-    ),
-    Column(
-        "round's quartiles",
-        "of the round overhead: half of the pairs",
-        lambda row, _: quartiles(row.round_overhead_quartiles),
-        in_terminal=0,
-    ),
-    Column(
-        "bandwidth",
-        "bytes per second that the target's passes must read, over those that this device can "
-        "read; beyond 100% caches hold them",
-        lambda row, _: _share(row.bandwidth_share),
-    ),
-    Column(
-        "prefill s",
-        "seconds until the first round, of one run of all prompts",
-        lambda row, _: _seconds(row.prefill_seconds),
-    ),
-    Column(
-        "decode s",
-        "seconds of all rounds, of one run of all prompts",
-        lambda row, _: _seconds(row.decode_seconds),
-        in_terminal=0,
-    ),
-    Column(
-        "compile s",
-        "seconds to compile; cached: a part came from a cache of compiled programs",
-        lambda row, _: number(row.compile_seconds, 1) + (" (cached)" if row.is_cached else ""),
-        in_terminal=0,
-    ),
-    Column(
-        "memory MB",
-        "peak: everything that a program holds at once, weights included",
-        lambda row, _: number(row.peak_bytes and row.peak_bytes / 1e6, 0),
-        in_terminal=2,
-    ),
-    Column("prompts", "prompts measured", lambda row, _: str(row.num_prompts), in_terminal=0),
-    Column(
-        "tokens", "new tokens of one run of all prompts", lambda row, _: str(row.num_new_tokens)
-    ),
-    Column(
-        "spread",
-        "(slowest - fastest) / median run of all prompts",
-        lambda row, _: _share(row.spread),
-    ),
-    Column(
-        "same",
-        "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
-        "distribution; in distribution: no more than that is promised; near ties: prompts where "
-        "16-bit arithmetic could not rank two tokens; a dtype: another, so not compared",
-        same,
-        in_terminal=2,
-    ),
+    Column("tokens/s", ALWAYS, lambda row, _: number(row.tokens_per_second, 1)),
+    Column("x plain", ALWAYS, lambda row, _: number(row.ratio)),
+    Column("quartiles", ALWAYS, lambda row, _: quartiles(row.ratio_quartiles)),
+    Column("accepted length", ALWAYS, lambda row, _: number(row.mean_accepted_length)),
+    Column("tau", WIDE, lambda row, _: number(row.published.tau)),
+    Column("tau over rounds", NEVER, lambda row, _: number(row.published.pooled_tau)),
+    Column("speed-up", NEVER, lambda row, _: _published(row, "speed_up", 2)),
+    Column("tokens/s per question", NEVER, lambda row, _: _published(row, "tokens_per_second", 1)),
+    Column("round", WIDE, lambda row, _: number(row.round_overhead)),
+    Column("round's quartiles", NEVER, lambda row, _: quartiles(row.round_overhead_quartiles)),
+    Column("bandwidth", WIDE, lambda row, _: _share(row.bandwidth_share)),
+    Column("prefill s", WIDE, lambda row, _: _seconds(row.prefill_seconds)),
+    Column("decode s", NEVER, lambda row, _: _seconds(row.decode_seconds)),
+    Column("compile s", NEVER, lambda row, _: _compile_seconds(row)),
+    Column("memory MB", ALWAYS, lambda row, _: number(row.peak_bytes and row.peak_bytes / 1e6, 0)),
+    Column("prompts", NEVER, lambda row, _: str(row.num_prompts)),
+    Column("tokens", WIDE, lambda row, _: str(row.num_new_tokens)),
+    Column("spread", WIDE, lambda row, _: _share(row.spread)),
+    Column("same", ALWAYS, same),
 )
+MEANINGS = {
+    "tokens/s": "new tokens per second, medians of the runs; includes prefill, not compiling",
+    "x plain": "speed over plain decoding's, median over pairs of runs (same prompts and trial)",
+    "quartiles": "of x plain: half of the pairs",
+    "accepted length": "new tokens per round, bonus token included",
+    "tau": "accepted length as EAGLE and HASS count it: includes drafted tokens beyond EOS and the "
+    "limit, and every question (all turns of a chat) has the same weight",
+    "tau over rounds": "tau as Spec-Bench counts it: every round has the same weight",
+    "speed-up": "as papers compute it: tokens per second, a mean over questions, over plain's of "
+    "the same run; mean over runs ± standard deviation",
+    "tokens/s per question": "mean over questions, then over runs ± standard deviation",
+    "round": "round overhead: seconds of a decoding round over those of a plain step, the median",
+    "round's quartiles": "of the round overhead: half of the pairs",
+    "bandwidth": "bytes per second that the target's passes must read, over those that this device "
+    "can read; beyond 100% caches hold them",
+    "prefill s": "seconds until the first round, of one run of all prompts",
+    "decode s": "seconds of all rounds, of one run of all prompts",
+    "compile s": "seconds to compile; cached: a part came from a cache of compiled programs",
+    "memory MB": "peak of a program, weights included",
+    "prompts": "prompts measured",
+    "tokens": "new tokens of one run of all prompts",
+    "spread": "(slowest - fastest) / median run of all prompts",
+    "same": "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
+    "distribution; in distribution: only the distribution is promised; near ties: prompts where "
+    "16-bit arithmetic could not rank two tokens; a dtype: another one, so not compared",
+}
 
 
 def main_table(rows: Sequence[Measurement], sampling: Sampling, caption: str) -> Grid:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.bench.checks import near_ties, problems
-from specjax.bench.report.tables import COLUMNS, Grid
+from specjax.bench.report.tables import ALWAYS, COLUMNS, WIDE, Grid
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import LOSSY, Sampling
 
@@ -83,7 +83,9 @@ def table(
     """Makes one row per method under each kind of task, with the columns for terminals."""
     first = rows[0]
     batch = "" if first.batch == 1 else f", {first.batch} at once"
-    columns = [column for column in COLUMNS if column.in_terminal >= (2 if is_narrow else 1)]
+    columns = [
+        column for column in COLUMNS if column.in_terminal >= (ALWAYS if is_narrow else WIDE)
+    ]
     result = Table(f"T={first.temperature:g}{batch}", box=None, pad_edge=False)
     for column in columns:
         title = column.title.replace(" ", "\n") if is_narrow else column.title
