@@ -62,20 +62,20 @@ def literal_rates(rounds: list[int]) -> list[float]:
 
 def test_counts_are_those_of_all_rounds(tiny):
     """The prompts are fewer than a batch holds; the sequences that fill it do not count."""
-    asked = prompts(3)
-    rounds = [n for prompt in asked for n in committed(tiny, prompt, Sampling(), row=0)]
-    found = acceptance(tiny, DRAFTER, None, asked, max_new_tokens=NEW)
-    assert found.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
-    assert sum(number * count for number, count in enumerate(found.counts)) == 3 * NEW
-    assert found.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
-    assert found.accepted_length > 1.2  # something was accepted
-    assert found.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
+    batch = prompts(3)
+    rounds = [n for prompt in batch for n in committed(tiny, prompt, Sampling(), row=0)]
+    measured = acceptance(tiny, DRAFTER, None, batch, max_new_tokens=NEW)
+    assert measured.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
+    assert sum(number * count for number, count in enumerate(measured.counts)) == 3 * NEW
+    assert measured.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
+    assert measured.accepted_length > 1.2  # something was accepted
+    assert measured.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
 
 
 def test_prompts_beyond_one_batch_count_as_well(tiny):
-    asked = prompts(BATCH + 2)
-    parts = sorted(asked, key=len)
-    whole = acceptance(tiny, DRAFTER, None, asked, max_new_tokens=NEW)
+    batch = prompts(BATCH + 2)
+    parts = sorted(batch, key=len)
+    whole = acceptance(tiny, DRAFTER, None, batch, max_new_tokens=NEW)
     first, second = (
         acceptance(tiny, DRAFTER, None, part, max_new_tokens=NEW)
         for part in (parts[:BATCH], parts[BATCH:])
@@ -85,13 +85,13 @@ def test_prompts_beyond_one_batch_count_as_well(tiny):
 
 def test_above_temperature_0_rows_are_drawn_like_those_of_any_batch(tiny):
     sampling = Sampling(temperature=0.7)
-    asked = sorted(prompts(2), key=len)
+    batch = sorted(prompts(2), key=len)
     rounds = [
-        n for row, prompt in enumerate(asked) for n in committed(tiny, prompt, sampling, row, 5)
+        n for row, prompt in enumerate(batch) for n in committed(tiny, prompt, sampling, row, 5)
     ]
-    found = acceptance(tiny, DRAFTER, None, asked, sampling, max_new_tokens=NEW, seed=5)
-    assert found.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
-    assert found.accepted_length > 1
+    measured = acceptance(tiny, DRAFTER, None, batch, sampling, max_new_tokens=NEW, seed=5)
+    assert measured.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
+    assert measured.accepted_length > 1
 
 
 @pytest.mark.parametrize(

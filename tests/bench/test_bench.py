@@ -136,8 +136,8 @@ def test_every_method_generates_the_same_and_nothing_compiles_again(
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
     assert all(row.peak_bytes > weights for row in rows)
     for row in rows:
-        told = sum(n * count for n, count in enumerate(row.accepted_lengths))
-        assert (told, sum(row.accepted_lengths)) == (row.num_new_tokens, row.rounds)
+        total = sum(n * count for n, count in enumerate(row.accepted_lengths))
+        assert (total, sum(row.accepted_lengths)) == (row.num_new_tokens, row.rounds)
 
 
 def test_every_prompt_and_every_run_is_drawn_with_noise_of_its_own(target, requests):
@@ -247,28 +247,28 @@ def test_16_bits_excuse_a_near_tie_but_not_on_a_cpu_and_nothing_else(
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), target.params)
     plain = contestants_of(replace(target, params=half), requests, temperature)[0]
     [sample] = measure([plain], batches_of(requests[:1]), num_runs=1)
-    said = sample.texts[0].tokens
+    plain = sample.texts[0].tokens
     table = half["lm_head"]["weight"]
-    twins = half | {"lm_head": {"weight": table.at[9].set(table[said[0]])}}
+    twins = half | {"lm_head": {"weight": table.at[9].set(table[plain[0]])}}
     sampling = Sampling(temperature)
     filled = replace(target, model=target.model.clone(padded_width=24), params=twins)
     compare = NearTies(filled, sampling, OPTIONS.seed)
 
-    def match(token, dtypes=("bfloat16", "bfloat16"), rest=said[1:]):
-        return compare(TextPair("pld", dtypes, requests[0].ids, (token, *rest), said))
+    def match(token, dtypes=("bfloat16", "bfloat16"), rest=plain[1:]):
+        return compare(TextPair("pld", dtypes, requests[0].ids, (token, *rest), plain))
 
-    assert said[0] != 9
-    assert match(said[0]) == TextMatch.SAME
+    assert plain[0] != 9
+    assert match(plain[0]) == TextMatch.SAME
     assert match(9) == TextMatch.DIFFERENT
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert match(9) == excused
-    texts = TextPair("pld", ("float32",) * 2, requests[0].ids, (9, *said[1:]), said)
+    texts = TextPair("pld", ("float32",) * 2, requests[0].ids, (9, *plain[1:]), plain)
     at, gap = compare.divergence(texts)
     assert at == 0 and (gap <= near_tie_in("bfloat16")) == (excused == TextMatch.NEAR_TIE)
     assert match(9, ("float32", "float32")) == TextMatch.DIFFERENT
     assert TextMatch.NEAR_TIE not in [match(token) for token in range(20, 60)]
-    assert match(said[0], rest=said[1:-1]) == TextMatch.DIFFERENT
-    assert match(said[0], ("float32", "bfloat16")) == TextMatch.NOT_COMPARED
+    assert match(plain[0], rest=plain[1:-1]) == TextMatch.DIFFERENT
+    assert match(plain[0], ("float32", "bfloat16")) == TextMatch.NOT_COMPARED
 
 
 # ---- Running ------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, ca
     assert "DIFFERENT" not in printed
 
 
-def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
+def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
     target, tokenizer, tmp_path, capsys, monkeypatch
 ):
     out = tmp_path / "out"
@@ -355,11 +355,11 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_rows(
     assert read_results(out).rows == rows
     assert read_results(out).about["bandwidth"] == bandwidth
 
-    def told(row):
+    def figures(row):
         names = "method task num_new_tokens rounds accepted_lengths identical".split()
         return [getattr(row, name) for name in names]
 
-    assert list(map(told, rows)) == list(map(told, whole_run))
+    assert list(map(figures, rows)) == list(map(figures, whole_run))
     with pytest.raises(SpecjaxError, match=r"holds another run .*runs was 2, now 3"):
         run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
@@ -370,20 +370,20 @@ def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokeni
         Task("chat", ("sum " * WINDOW,), is_chat=True),
         Task("text", ("total(values)",)),
     ]
-    with_tokenizer, said = replace(target, tokenizer=tokenizer), []
+    with_tokenizer, warnings = replace(target, tokenizer=tokenizer), []
     wide = ["total " * count for count in (1, WINDOW)]
 
     def answer(prompts):
         return [tuple(tokenizer(wide.pop(0))["input_ids"]) for _ in prompts]
 
-    found = task_prompts(tasks, with_tokenizer, WINDOW, answer, said.append)
+    found = task_prompts(tasks, with_tokenizer, WINDOW, answer, warnings.append)
     assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
-    assert said[0].startswith("turn 1 of chat prompt 1 has ")
-    assert said[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
-    assert said[1].startswith("turn 3 of chat prompt 0 has ")
-    assert said[2] == f"3 of 3 answers end at the target's {WINDOW} positions, before 70 new tokens"
+    assert warnings[0].startswith("turn 1 of chat prompt 1 has ")
+    assert warnings[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
+    assert warnings[1].startswith("turn 3 of chat prompt 0 has ")
+    assert warnings[2].startswith(f"3 of 3 answers end at the target's {WINDOW} positions")
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
-        task_prompts(tasks[1:2], with_tokenizer, 1, answer, said.append)
+        task_prompts(tasks[1:2], with_tokenizer, 1, answer, warnings.append)
 
 
 def test_what_a_pass_reads(target):

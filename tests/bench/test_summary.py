@@ -146,13 +146,13 @@ def test_trained_weights_that_never_help_are_reported(method, rounds, is_suspect
 
 
 def test_near_ties_and_other_dtypes_are_distinguished_from_errors():
-    def forgiving(said):
-        match = exactly(said)
+    def forgiving(pair):
+        match = exactly(pair)
         return TextMatch.NEAR_TIE if match == TextMatch.DIFFERENT else match
 
-    said, other = plain(2), GeneratedText((7, 8), 2, (0, 2))
+    text, other = plain(2), GeneratedText((7, 8), 2, (0, 2))
     samples = [
-        sample("plain", 0, 0, said, (0.0, 1.0)),
+        sample("plain", 0, 0, text, (0.0, 1.0)),
         sample("liar", 0, 0, other, (0.0, 1.0)),
         sample("peer", 0, 0, other._replace(accepted_lengths=()), (None, 1.0), dtype="float16"),
     ]

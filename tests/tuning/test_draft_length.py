@@ -25,7 +25,7 @@ def tuned(monkeypatch):
         model, params = target()
         workload = Workload(LoadedTarget(model, params, None, model.config, "tiny"), [], 16)
         drafter = DraftModel(model, rule)
-        rule_params = {"draft": params, "rule": "its own"}
+        rule_params = {"draft": params, "rule": "classifier"}
         return tune_length(workload, drafter, rule_params, lambda curve: None), seen
 
     monkeypatch.setattr(Workload, "sweep", sweep)
@@ -33,18 +33,18 @@ def tuned(monkeypatch):
 
 
 def test_the_fastest_static_length_wins(tuned):
-    found, [lengths] = tuned("fixed")
-    assert found == {"rule": "fixed", "length": 3}
+    settings, [lengths] = tuned("fixed")
+    assert settings == {"rule": "fixed", "length": 3}
     assert [drafter.max_depth for drafter, _ in lengths.values()] == list(LENGTHS)
 
 
 @pytest.mark.parametrize("rule", ["confidence", "disco"])
 def test_all_thresholds_are_tried_with_one_program(tuned, rule):
-    found, (thresholds, longest) = tuned(rule)
-    assert found == {"rule": rule, "threshold": 0.3, "max_length": 10}
+    settings, (thresholds, longest) = tuned(rule)
+    assert settings == {"rule": rule, "threshold": 0.3, "max_length": 10}
     assert len({drafter for drafter, _ in thresholds.values()}) == 1
-    given = [params["rule"] for _, params in thresholds.values()]
-    assert [float(each["threshold"]) for each in given] == pytest.approx(THRESHOLDS)
+    rules = [params["rule"] for _, params in thresholds.values()]
+    assert [float(each["threshold"]) for each in rules] == pytest.approx(THRESHOLDS)
     assert [drafter.max_depth for drafter, _ in longest.values()] == list(MAX_LENGTHS)
-    assert all(params["rule"] == given[2] for _, params in longest.values())
-    assert given[2]["rule"] == "its own"
+    assert all(params["rule"] == rules[2] for _, params in longest.values())
+    assert rules[2]["rule"] == "classifier"

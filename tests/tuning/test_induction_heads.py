@@ -34,14 +34,14 @@ def test_heads_are_ranked_by_how_often_they_copied():
 def test_what_heads_look_at_is_what_one_pass_reveals():
     model, params = target()
     text = np.random.default_rng(0).integers(0, 40, 75).tolist()
-    found = most_attended(text, model, params)
+    attended = most_attended(text, model, params)
     heads = all_heads(model.config)
     rows = causal_rows(jnp.asarray([text]), jnp.zeros(1, jnp.int32))
     cache = KVCache.create(model.config, 1, len(text))
     run = partial(model.run, taps=Taps(attention_heads=heads))
     output, _ = jax.jit(run)(params, rows, cache)
     expected = np.argmax(np.asarray(output.attention[0]), axis=-1)
-    np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+    np.testing.assert_array_equal(attended.reshape(expected.shape), expected)
 
     pairs = copy_sources(text, 40)
     counts = count_copies([(text, 40), (text[:20], 20)], model, params)

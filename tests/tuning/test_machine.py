@@ -81,7 +81,7 @@ def test_the_slower_half_is_dropped_and_the_rest_runs_more_prompts(workload, mad
     def report(title, results):
         tables[title] = [each.name for each in results]
 
-    found = tune_machine(workload, PLD, True, report)
+    choice = tune_machine(workload, PLD, True, report)
     two, three, one = (f"pld (num_tokens={n})" for n in (2, 3, 1))
     assert list(tables) == [
         *(f"On {n} prompts" for n in (2, 4, 5)),
@@ -93,19 +93,23 @@ def test_the_slower_half_is_dropped_and_the_rest_runs_more_prompts(workload, mad
     assert len({ids for width, ids in seen if width == 6}) == 2
     # A round over 3 rows takes 1.9 s where a step of plain decoding takes 1.1 s.
     expected = pytest.approx(1.9 / 1.1 - 1)
-    assert (found.settings, found.widths, found.break_even) == ({"num_tokens": 2}, (1, 3), expected)
+    assert (choice.settings, choice.widths, choice.break_even) == (
+        {"num_tokens": 2},
+        (1, 3),
+        expected,
+    )
 
 
-def test_nothing_that_pays_is_plain_decoding(workload, made_up, monkeypatch):
+def test_without_a_gain_plain_decoding_is_chosen(workload, made_up, monkeypatch):
     set_space(monkeypatch, "pld", {"num_tokens": (1, 2, 3)})
     made_up(float)
     seen = {}
-    found = tune_machine(
+    choice = tune_machine(
         workload, {"pld": Variant("pld", None, {"num_tokens": 2})}, True, seen.__setitem__
     )
     assert [each.name for each in seen["On 2 prompts"]] == ["pld (num_tokens=2)"]
-    assert found == AutoChoice(machine_of(workload.target), "plain", widths=(1,))
-    path = keep(workload, "out.json", {"auto": found.record()})
+    assert choice == AutoChoice(machine_of(workload.target), "plain", widths=(1,))
+    path = keep(workload, "out.json", {"auto": choice.record()})
     assert load_drafter("auto", workload.target, tuned=path) == (Autoregressive(), None)
 
 
@@ -113,12 +117,12 @@ def test_a_rule_is_not_tried_with_the_settings_of_another(workload, made_up, mon
     spaces = {"occurrence": ("first",), "num_tokens": (1, 2)}, {"occurrence": ("last",)}
     set_space(monkeypatch, "pld", *spaces)
     made_up(float)
-    for given, tried in (
+    for fixed, tried in (
         ({"occurrence": "last"}, {"pld (occurrence=last)"}),
         ({"occurrence": "first", "num_tokens": 3}, {"pld (occurrence=first, num_tokens=3)"}),
     ):
         seen = {}
-        tune_machine(workload, {"pld": Variant("pld", None, given)}, True, seen.__setitem__)
+        tune_machine(workload, {"pld": Variant("pld", None, fixed)}, True, seen.__setitem__)
         assert {each.name for each in seen["On 2 prompts"]} == tried
 
 
@@ -129,17 +133,17 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     set_space(monkeypatch, "pld-plus", {"num_tokens": (3, 0)})
     keep(workload, "specjax.json", {"pld-plus": {"layer": 2, "num_tokens": 9}})
     seen = {}
-    found = tune_machine(workload, {"pld-plus": Variant("pld-plus")}, True, seen.__setitem__)
-    assert (found.method, found.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
-    assert found.break_even >= 0
+    choice = tune_machine(workload, {"pld-plus": Variant("pld-plus")}, True, seen.__setitem__)
+    assert (choice.method, choice.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
+    assert choice.break_even >= 0
     assert any(text.startswith("pld-plus is skipped: `num_tokens` must be") for text in seen)
     assert seen["On 2 prompts"][0].accepted_length >= 1
     chosen = load_drafter("pld-plus", workload.target, layer=2, num_tokens=3)[0]
     for later in ({}, {"pld-plus": {"layer": 0, "num_tokens": 5, "min_similarity": 0.9}}):
         keep(workload, "specjax.json", later)
-        path = keep(workload, "out.json", {**later, "auto": found.record()})
+        path = keep(workload, "out.json", {**later, "auto": choice.record()})
         gate, _ = load_drafter("auto", workload.target, tuned=path)
-        assert gate == Auto(chosen, found.break_even)
+        assert gate == Auto(chosen, choice.break_even)
 
 
 def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monkeypatch):
@@ -151,14 +155,14 @@ def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monke
     choices = ((0,), (1,), (0, 0))
     tuned = {"choices": choices, TUNED_HEAD: params_fingerprint(params)}
     keep(workload, "specjax.json", {"medusa": tuned})
-    found = tune_machine(workload, {"medusa": Variant("medusa", str(folder))}, True)
-    assert (found.settings, found.widths) == ({"choices": choices}, (1, 4))
-    keep(workload, "specjax.json", {"auto": found.record()})
+    choice = tune_machine(workload, {"medusa": Variant("medusa", str(folder))}, True)
+    assert (choice.settings, choice.widths) == ({"choices": choices}, (1, 4))
+    keep(workload, "specjax.json", {"auto": choice.record()})
     gate, _ = load_drafter("auto", workload.target)
-    assert (gate.inner.choices, gate.break_even) == (choices, found.break_even)
+    assert (gate.inner.choices, gate.break_even) == (choices, choice.break_even)
 
 
-def test_methods_that_cannot_be_had_are_refused_if_named_and_else_skipped(workload, made_up):
+def test_unavailable_methods_raise_if_named_and_are_skipped_otherwise(workload, made_up):
     made_up(float)
     for method, message in (
         ("eagle2", "needs an EAGLE head"),
