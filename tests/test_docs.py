@@ -48,7 +48,7 @@ def entries(nav) -> list[str]:
 
 
 def test_every_page_is_in_the_navigation_and_every_method_has_one():
-    listed = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    listed = entries(hooks().on_config(yaml.safe_load((ROOT / "mkdocs.yml").read_text()))["nav"])
     pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
     made = [f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")]
     assert sorted(listed) == sorted(pages + made)
@@ -116,7 +116,10 @@ def test_the_version_is_said_once_and_cited():
 
 def test_the_readme_is_short_and_its_links_lead_to_files():
     text = (ROOT / "README.md").read_text()
-    for name, row in list(METHODS.items())[1:]:
+    names = re.findall(r"^\| \[`([\w-]+)`\]", text, re.MULTILINE)
+    assert {"pld", "eagle", "hass"} <= set(names)
+    for name in names:
+        row = METHODS[name]
         assert f"| [`{name}`](docs/methods/{name}.md) | {row.drafts} | {row.needs} |" in text
     assert text.count("\n") <= 110
     links = re.findall(r"\]\(([^)#]+)\)", text)

@@ -20,6 +20,7 @@ from specjax.models.io.gguf import load_gguf
 from specjax.models.io.weights import stored_tensors
 from tests.models.checkpoints import TINY
 
+pytestmark = pytest.mark.slow
 INPUTS = 2000
 SECONDS = 60  # of the processor: a hang, however busy the machine is
 MAX_GROWTH = 2**30  # bytes

@@ -23,6 +23,12 @@ def start(num_devices: int, *arguments: str) -> subprocess.Popen:
     )
 
 
+def check(*arguments: str) -> None:
+    process = start(8, *arguments)
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """The folder of a run of two processes, of which one was killed, and the other's last words."""
@@ -36,6 +42,7 @@ def killed(tmp_path_factory):
     return folder, both[0].returncode, error.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_others_with_one_line(killed):
     _, code, last_line = killed
     assert code == 2
@@ -43,13 +50,11 @@ def test_a_lost_process_ends_the_others_with_one_line(killed):
     assert last_line.endswith("start all again with --resume")
 
 
-def test_meshes_load_decode_and_train_as_one_device_does(killed, tmp_path):
-    """Three methods stand for all: copying, a head with a tree that grows, and one without."""
-    checks = [
-        *("decode", "data=2,model=4", "eagle2", "then", "decode", "data=8", "pld", "then"),
-        *("decode", "model=8", "medusa", "then", "load", str(tmp_path), "then"),
-        *("train", str(killed[0])),
-    ]
-    ran = start(8, *checks)
-    _, error = ran.communicate()
-    assert ran.returncode == 0, error
+def test_a_mesh_loads_and_decodes_as_one_device_does(tmp_path):
+    check("decode", "data=2,model=4", "eagle2", "then", "load", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_other_meshes_decode_and_train_as_one_device_does(killed):
+    decode = "decode", "data=8", "pld", "then", "decode", "model=8", "medusa"
+    check(*decode, "then", "train", str(killed[0]))

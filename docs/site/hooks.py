@@ -34,6 +34,15 @@ MAX_SHOWN = 60  # characters of a default
 NOTEBOOKS = Path(os.environ.get("SPECJAX_NOTEBOOKS", PAGES.parent.parent / "notebooks"))
 
 
+def on_config(config: Any) -> Any:
+    """Called by MkDocs with its configuration; adds the pages of all methods to the navigation."""
+    for section in config["nav"]:
+        pages = next(iter(section.values())) if isinstance(section, dict) else ()
+        if "methods/index.md" in pages:
+            pages += [f"methods/{name}.md" for name in METHODS]
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Called by MkDocs with all files; adds a page for each notebook."""
     from mkdocs.structure.files import File  # tests of this module do without MkDocs
