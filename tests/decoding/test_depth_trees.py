@@ -1,7 +1,6 @@
 """Trees from one distribution per depth: against trees written down node by node."""
 
 from dataclasses import dataclass
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE, DepthTreeDrafter
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
 
 BATCH, DEPTHS, VOCABULARY, LENGTH = 2, 3, 7, 5
@@ -41,43 +39,6 @@ def tree_of(drafter: Given, sampling: Sampling):
     tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
     assert_well_formed(tree)
     return tree, draw
-
-
-@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
-    tree, draw = tree_of(Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=share), sampling)
-    for row in range(BATCH):
-        laws = []
-        for depth in range(DEPTHS):
-            blind = scores = np.asarray(LOGITS[row, depth], np.float64)
-            if not sampling.is_greedy:
-                noise = draw.noise(CONTEXT.length[:, None] + depth, VOCABULARY)[row, 0]
-                is_cut = np.isinf(draw.filtered(LOGITS[row, depth]))
-                scores = blind + sampling.temperature * (np.asarray(noise) - 2.0 * is_cut)
-            seeing, blind = (np.exp(x) / np.exp(x).sum() for x in (scores, blind))
-            laws.append(share * seeing + (1 - share) * blind)
-        likely = {
-            path: np.prod([laws[d][token] for d, token in enumerate(path)])
-            for count in range(1, DEPTHS + 1)
-            for path in product(*(np.argsort(-law)[:3].tolist() for law in laws[:count]))
-        }
-        best = sorted(likely, key=lambda path: -likely[path])[:11]
-        assert set(found_paths(tree, row)) == set(best)
-
-
-def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():
-    tree, draw = tree_of(Given(choices=CHOICES), REJECTION)
-    law = np.exp(np.asarray(draw.filtered(LOGITS)))
-    for row in range(BATCH):
-        paths = [(), *found_paths(tree, row)]
-        assert len(set(paths)) == len(paths)
-        for node, path in enumerate(paths):
-            if any(other[:-1] == path for other in paths[1:]):  # it has children
-                np.testing.assert_allclose(
-                    tree.draft_probs[row, node], law[row, len(path)], rtol=1e-6
-                )
-            assert all(law[row, depth, token] > 0 for depth, token in enumerate(path))
 
 
 def test_children_are_drawn_from_the_distribution_without_replacement():

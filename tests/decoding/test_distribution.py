@@ -10,19 +10,21 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.tree import Verification
 from tests.decoding.contract import REJECTION, VOCAB, p_value
-from tests.decoding.tiny import DrawnChain, DrawnTree, bigram
+from tests.decoding.tiny import DrawnChain, DrawnTree, bigram, slow_except
 
 
-@pytest.mark.parametrize("drafter", [DrawnChain(), DrawnTree()])
+@pytest.mark.parametrize("drafter", slow_except((DrawnChain(), DrawnTree()), DrawnTree()))
 def test_drawn_drafts_keep_the_distribution(drafter):
     assert p_value(drafter, bigram(VOCAB)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [Autoregressive(), PromptLookup(num_tokens=2)])
 def test_drafts_without_a_distribution_keep_it_too(drafter):
     assert p_value(drafter) > 1e-3
 
 
+@pytest.mark.slow
 def test_coupled_drafts_keep_it_too():
     assert p_value(DrawnChain(), bigram(VOCAB), replace(REJECTION, verification="coupled")) > 1e-3
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from recipes.papers.oracle import Oracle
-from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
@@ -34,7 +32,16 @@ from tests.decoding.contract import (
 )
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_length_rules import classifier, wants_more
-from tests.decoding.tiny import BATCH, PASSES, Lying, Watched, pass_widths, prompt, target
+from tests.decoding.tiny import (
+    BATCH,
+    PASSES,
+    Lying,
+    Watched,
+    pass_widths,
+    prompt,
+    slow_except,
+    target,
+)
 
 NEW_TOKENS, LONGEST = 60, 4
 RULES = {
@@ -66,16 +73,6 @@ def params_of(rule: str, draft: str, sampling: str = "greedy", batch: int = BATC
     return Params(target()[1], {"draft": weights(draft), "rule": known and known()})
 
 
-def but_slow(cases, quick: str) -> list:
-    """Marks all cases slow but those that hold one rule."""
-    slow = [case for case in cases if quick not in (case, case[0])]
-    marked = [
-        pytest.param(*((case,) if isinstance(case, str) else case), marks=pytest.mark.slow)
-        for case in slow
-    ]
-    return [*(case for case in cases if case not in slow), *marked]
-
-
 # ---- Text --------------------------------------------------------------------------------------
 
 
@@ -89,7 +86,7 @@ def generated(rule: str, draft: str, sampling: str, batch: int, ends: bool = Fal
 
 
 @pytest.mark.parametrize("sampling, batch", [("greedy", 1), ("sampled", BATCH)])
-@pytest.mark.parametrize("rule", but_slow(RULES, "heuristic"))
+@pytest.mark.parametrize("rule", slow_except(RULES, "heuristic"))
 def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sampling, batch):
     same, near, other = (
         generated(rule, draft, sampling, batch) for draft in ("same", "near", "other")
@@ -102,18 +99,7 @@ def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sam
     assert accepted[1] > 1.3
 
 
-def test_the_text_ends_after_the_first_eos():
-    """With a rule that counts rounds; the battery of all methods has a fixed length."""
-    generated("heuristic", "same", "sampled", BATCH, ends=True)
-
-
-@pytest.mark.parametrize("rule", ["heuristic", "disco"])
-def test_a_draft_does_not_depend_on_the_batch(rule):
-    together, alone = (generated(rule, "near", "greedy", batch) for batch in (BATCH, 1))
-    assert together.drafted[0] == alone.drafted[0]
-    np.testing.assert_array_equal(together.accepted_lengths[0], alone.accepted_lengths[0])
-
-
+@pytest.mark.slow
 def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
     cases, params = (("sampled", BATCH, False),), params_of("fixed", "same").drafter
     chosen = drafter("fixed", is_drawn=False)
@@ -125,7 +111,8 @@ def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
 # ---- round by round ----------------------------------------------------------------------------
 
 
-STEPPED = but_slow([*((rule, "sampled") for rule in RULES), ("confidence", "greedy")], "disco")
+STEPPED = [*((rule, "sampled") for rule in RULES), ("confidence", "greedy")]
+STEPPED = slow_except(STEPPED, ("disco", "sampled"))
 
 
 @cache
@@ -215,7 +202,7 @@ def test_the_cache_holds_the_committed_text_except_its_last_one_or_two_tokens(ru
     assert set(missing) == {1, 2}
 
 
-@pytest.mark.parametrize("rule", but_slow(RULES, "disco"))
+@pytest.mark.parametrize("rule", slow_except(RULES, "disco"))
 def test_each_drafted_token_takes_one_pass_that_all_rows_share(rule):
     finished = 0
     for found in rounds(rule, "sampled"):
@@ -276,19 +263,7 @@ def test_no_pass_runs_for_unneeded_tokens():
     assert len(set(longest)) > 1
 
 
-def test_long_prompts_are_cached_in_chunks():
-    numbers, model = np.random.default_rng(0), target()[0]
-    ids = [numbers.integers(0, 40, count).tolist() for count in (300, 128, 129, 2)]
-    given = from_ids(ids, bucket=20)
-    engine = Engine(model, drafter("fixed"), max_new_tokens=8)
-    cache = engine.prefill(params_of("fixed", "near"), given, KEY).drafter.cache
-    _, fresh = draft_pass(weights("near"), given.tokens)
-    np.testing.assert_array_equal(cache.length, given.length - 1)
-    for row, count in enumerate(cache.length.tolist()):
-        for mine, its in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-            np.testing.assert_allclose(mine[row, :, :count], its[row, :, :count], atol=2e-4)
-
-
+@pytest.mark.slow
 def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     model, _ = target()
     short = Transformer(replace(model.config, max_position_embeddings=37))
@@ -350,14 +325,9 @@ def rejection_case(rule: str) -> tuple[DraftModel, dict]:
     return own, {"draft": draft, "rule": known}
 
 
-@pytest.mark.parametrize("rule", but_slow(REJECTION_RULES, "confidence"))
+@pytest.mark.parametrize("rule", slow_except(REJECTION_RULES, "confidence"))
 def test_drawn_drafts_keep_the_distribution(rule):
     assert p_value(*rejection_case(rule)) > 1e-3
-
-
-def test_chosen_drafts_keep_the_distribution():
-    own, params = rejection_case("confidence")
-    assert p_value(replace(own, is_drawn=False), params) > 1e-3
 
 
 class Peeking(DraftModel):
@@ -378,6 +348,7 @@ class LyingDraft(Lying, DraftModel):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Peeking, LyingDraft])
 def test_lies_about_what_was_drawn_are_caught(kind):
     own, params = rejection_case("confidence")
@@ -385,18 +356,6 @@ def test_lies_about_what_was_drawn_are_caught(kind):
 
 
 # ---- settings and params -----------------------------------------------------------------------
-
-
-def test_the_chain_is_as_long_as_the_rule_may_want():
-    model, _ = target()
-    shapes = {}
-    for name, rule in {**RULES, "default": Fixed()}.items():
-        own = DraftModel(model, rule)
-        assert own.num_nodes == own.max_depth + 1
-        shapes[name] = own.max_depth
-    assert shapes == {**dict.fromkeys(RULES, 20), "fixed": 3, "default": 5}
-    assert DraftModel(model) == DraftModel(model, "fixed", 5, max_length=20, is_drawn=True)
-    assert hash(DraftModel(model)) == hash(DraftModel(Transformer(model.config)))
 
 
 @pytest.mark.parametrize(
@@ -414,12 +373,6 @@ def test_the_chain_is_as_long_as_the_rule_may_want():
 )
 def test_a_rule_is_named_or_given(settings, rule):
     assert DraftModel(target()[0], **settings).length_rule == rule
-
-
-@pytest.mark.parametrize("rule", [Fixed(5), Heuristic(5)])
-def test_a_rule_longer_than_the_longest_draft_is_rejected(rule):
-    with pytest.raises(SettingError):
-        DraftModel(target()[0], rule, max_length=4)
 
 
 def test_a_draft_of_another_vocabulary_is_rejected():

@@ -63,13 +63,6 @@ def test_a_draft_wider_than_the_padded_pass_is_rejected(watched):
         narrow.check(params, asked)
 
 
-def test_the_padding_of_a_pass_has_slots(watched):
-    engine, (_, asked, _) = watched
-    wide = replace(engine, target=Watched(engine.target.config, padded_width=200))
-    length = asked.tokens.shape[1]
-    assert wide.num_slots(length) == engine.num_slots(length) + 128
-
-
 def test_a_wider_pass_generates_the_same(watched):
     engine, (params, asked, key) = watched
     texts = []

@@ -20,6 +20,7 @@ from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.huggingface import load_transformer, save_transformer
 from specjax.models.transformer import Transformer
 from tests.decoding.heads import noisy
+from tests.decoding.tiny import slow_except
 from tests.models import checkpoints
 
 NEW_TOKENS = 64
@@ -33,7 +34,7 @@ class Model(NamedTuple):
     params: Any
 
 
-@pytest.fixture(scope="module", params=checkpoints.FAMILIES)
+@pytest.fixture(scope="module", params=slow_except(checkpoints.FAMILIES, "qwen2"))
 def model(request, tmp_path_factory) -> Model:
     pytest.importorskip("torch")
     settings = checkpoints.FAMILIES[request.param]

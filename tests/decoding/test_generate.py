@@ -13,7 +13,6 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
@@ -46,12 +45,6 @@ def test_max_rounds_cuts_the_text_and_compiles_nothing():
             np.testing.assert_array_equal(cut.tokens[row, :length], whole.tokens[row, :length])
 
 
-@pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
-def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded):
-    engine = Engine(target()[0], PromptLookup(num_tokens=10), max_new_tokens=100)
-    assert engine.num_slots(prompt_length) == -(-(padded + 100) // 128) * 128 + 128
-
-
 @pytest.mark.parametrize(
     "drafter, rope", [(Autoregressive(), "dynamic"), (PromptLookupPlus(layer=1), "default")]
 )
@@ -76,6 +69,7 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone(drafter, rope):
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [PromptLookup(), OracleTree()])
 def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
     """Prompts on both sides of the 48 positions after which the frequencies change."""
@@ -94,6 +88,7 @@ def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
         np.testing.assert_array_equal(out.tokens, expected[:, :count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt_length", [10, 24])
 def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_length):
     """Beyond 16 positions the frequencies grow with the text; one of the prompts is longer."""

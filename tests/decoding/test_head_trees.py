@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import flax.linen as nn
 import jax
@@ -39,7 +40,7 @@ from tests.decoding.heads import (
 )
 from tests.decoding.rounds import KEY, proposals
 from tests.decoding.test_tree import assert_well_formed, path_of
-from tests.decoding.tiny import BATCH, Lying, prompt, target
+from tests.decoding.tiny import BATCH, Lying, prompt, slow_except, target
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -120,8 +121,13 @@ def assert_by_choices(
                 assert all(law[other[-1]] > 0 for other in expected if other[:-1] == path)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", STATIC)
+@pytest.mark.parametrize(
+    "name, sampling",
+    slow_except(
+        product(STATIC, SAMPLINGS),
+        *(("eagle", "greedy"), ("hydra", "sampled"), ("medusa", "rejection")),
+    ),
+)
 def test_every_node_is_the_token_of_its_rank_below_its_parent(name, sampling):
     """At the start of texts, and in their middle after paths of several lengths."""
     headed, played = STATIC[name], played_by(name)[:8:2]
@@ -202,7 +208,7 @@ def assert_by_confidence(headed: Headed, sampling: Sampling, state: LoopState, t
             assert set(found) == set(expected)
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", slow_except(DYNAMIC, "parallel dynamic"))
 def test_dynamic_trees_in_the_middle_of_a_text_are_the_most_likely_nodes(name):
     headed = DYNAMIC[name]
     played = played_by(name.removesuffix(" dynamic"))  # the state is that of a static tree
@@ -261,11 +267,12 @@ def first_tree(case: str) -> tuple[LoopState, DraftTree]:
     return state, trees_of(headed, sampling, [state])[0]
 
 
-@pytest.mark.parametrize("case", EAGLE2_CASES)
+@pytest.mark.parametrize("case", slow_except(EAGLE2_CASES, "greedy", "sampled"))
 def test_eagle2_drafts_the_best_of_its_beam_search(case):
     assert_by_confidence(*EAGLE2_CASES[case], *first_tree(case))
 
 
+@pytest.mark.slow
 def test_each_case_has_the_property_in_its_name():
     tree_of = lambda case: first_tree(case)[1]  # noqa: E731
     np.testing.assert_array_equal(tree_of("blind").tokens, tree_of("rejection").tokens)
@@ -323,11 +330,12 @@ SMALL_DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL_DRAFTERS)
+@pytest.mark.parametrize("name", slow_except(SMALL_DRAFTERS, "eagle"))
 def test_under_rejection_the_distribution_is_plain_decodings(name):
     assert p_value(*SMALL_DRAFTERS[name][:2]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("headed", [EAGLE, EAGLE2, PARALLEL], ids=["eagle", "eagle2", "parallel"])
 def test_a_draft_vocabulary_of_all_tokens_changes_no_tree(headed, sampling):
@@ -351,20 +359,15 @@ def test_only_tokens_of_the_draft_vocabulary_are_drafted():
             assert np.isin(tree.tokens[tree.valid & (tree.depth > 0)], drafted).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle2"])
 def test_trees_that_see_the_noise_keep_the_distribution_too(name):
     assert p_value(*SMALL_DRAFTERS[name][:2], replace(REJECTION, verification="coupled")) > 1e-3
 
 
-class LyingEagle(Lying, Eagle):
-    pass
-
-
-class LyingMedusa(Lying, Medusa):
-    pass
-
-
-@pytest.mark.parametrize("name, kind", [("eagle", LyingEagle), ("medusa", LyingMedusa)])
-def test_a_lie_about_what_was_drawn_is_caught(name, kind):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_a_lie_about_what_was_drawn_is_caught(name):
     honest = SMALL_DRAFTERS[name].drafter
+    kind = type("LyingDrafter", (Lying, type(honest)), {})
     assert p_value(kind(honest.head, choices=honest.choices), SMALL_DRAFTERS[name].params) < 1e-6

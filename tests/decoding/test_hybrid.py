@@ -18,7 +18,7 @@ from tests.decoding.contract import VOCAB, assert_lossless, p_value, whole_texts
 from tests.decoding.heads import EAGLE2, END
 from tests.decoding.rounds import rounds_of, some_path
 from tests.decoding.test_head_state import assert_of_text
-from tests.decoding.tiny import DrawnTree, Oracle, bigram, target
+from tests.decoding.tiny import DrawnTree, Oracle, bigram, slow_except, target
 
 Path = tuple[int, ...]
 
@@ -78,7 +78,7 @@ def known(sampling: str, batch: int) -> dict:
     return dict.fromkeys(("copy", "head"), whole_texts(sampling, batch))
 
 
-@pytest.mark.parametrize("is_copy_right", [True, False])
+@pytest.mark.parametrize("is_copy_right", slow_except((True, False), True))
 def test_the_budget_goes_to_the_part_that_was_right(is_copy_right):
     right, wrong = Oracle(max_depth=6), Oracle(max_depth=6, wrong_every=1)
     parts = (right, wrong) if is_copy_right else (wrong, right)
@@ -88,7 +88,7 @@ def test_the_budget_goes_to_the_part_that_was_right(is_copy_right):
     assert (counts[:, 7] >= 7).all(), "nearly all rounds accept six tokens of the right part"
 
 
-@pytest.mark.parametrize("is_sure", [False, True])
+@pytest.mark.parametrize("is_sure", slow_except((False, True), True))
 def test_a_head_follows_paths_that_were_copied(is_sure):
     """Also in rounds in which it is not asked, since copies are always right."""
     copy = PromptLookup(min_ngram=1, num_tokens=7, allow_shorter=True)
@@ -113,6 +113,7 @@ class Single(LengthRule):
         return jnp.zeros_like(last.token, bool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "longest_copy, rule, max_length, drafted", [(6, Fixed(3), 3, 3), (4, Single(), 4, 1)]
 )
@@ -131,6 +132,7 @@ def test_a_draft_model_follows_paths_that_were_copied(longest_copy, rule, max_le
     assert counts[:, drafted + 2 :].sum() > 3, "copies beyond the drafts were accepted"
 
 
+@pytest.mark.slow
 def test_merged_drafts_keep_the_distribution():
     drafter = Hybrid(PromptLookup(num_tokens=2), DrawnTree())
     assert p_value(drafter, {"copy": None, "head": bigram(VOCAB)}) > 1e-3

@@ -128,16 +128,6 @@ def test_rules_decide_as_a_plain_reading_does(name, in_draft):
         assert 20 < sum(expected) < TEXTS - 20
 
 
-def test_disco_reads_the_kind_of_position_it_is_set_to():
-    numbers = np.random.default_rng(0)
-    probs = jnp.asarray(numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32))
-    zeros = jnp.zeros((TEXTS,), jnp.int32)
-    last = LastDrafted(probs, zeros, jnp.array(1), zeros + 500, zeros)
-    near, far = (Disco(0.45, kind) for kind in ("draft", "generation"))
-    decisions = [rule.draft_another(classifier(), None, last) for rule in (near, far)]
-    assert (decisions[0] != decisions[1]).any()
-
-
 def test_heuristic_lengths_go_two_up_and_one_down_between_1_and_the_longest():
     rule, longest, rows = Heuristic(start=3), 6, 50
     numbers, state = np.random.default_rng(0), rule.init(rows)
@@ -157,14 +147,6 @@ def test_heuristic_lengths_go_two_up_and_one_down_between_1_and_the_longest():
                 lengths[row] = max(lengths[row] - 1, 1)
         seen |= set(lengths)
     assert seen == {1, 2, 3, 4, 5, 6}
-
-
-def test_rules_know_their_longest_draft():
-    assert Fixed(3).longest(20) == 3
-    for rule in (Heuristic(), Confidence(), Disco(), Oracle()):
-        assert rule.longest(20) == 20
-        hash(rule)
-    assert (Heuristic().start, Confidence().threshold, Disco().position) == (5, 0.4, "draft")
 
 
 @pytest.mark.parametrize("rule", [Fixed, Heuristic, Confidence, Disco])

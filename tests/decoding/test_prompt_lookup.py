@@ -113,11 +113,6 @@ def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
 
 
-def test_pld_defaults_are_those_published():
-    assert PromptLookup() == PromptLookup(10, 3, 1, False)
-    assert PromptLookup().num_probes == 0
-
-
 def test_pld_rejects_an_empty_range_of_ngrams():
     with pytest.raises(SettingError) as error:
         PromptLookup(max_ngram=2, min_ngram=3)

@@ -10,7 +10,6 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
@@ -21,8 +20,6 @@ from tests.decoding.test_prompt_lookup import (
     TEXTS,
     WIDTH,
     assert_drafts,
-    drafts,
-    propose,
     texts,
 )
 from tests.decoding.tiny import BATCH, prompt, target
@@ -75,19 +72,6 @@ def test_attention_ranks_by_equation_2(num_tokens, candidates):
     drafter = PromptLookupPlusAttention(num_tokens, candidates, heads=((0, 0),))
     reading = partial(equation_2, drafter)
     assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
-
-
-def test_pld_copies_the_first_occurrence_and_pld_plus_the_most_similar_one():
-    # Two definitions of 9, one after a 1 and one after a 3; the text ends in 9 after a 5.
-    text = jnp.array([[1, 9, 2, 2, 2, 3, 9, 4, 4, 4, 5, 9]])
-    length = jnp.array([12])
-    states = np.eye(6)[np.asarray(text) % 6]
-    states[0, 10] = 2.0 * states[0, 5] + 0.5 * states[0, 0]  # the 5 means much the same as the 3
-    hidden = jnp.asarray(states, jnp.float32)
-    assert drafts(propose(PromptLookup(3), text, length)) == [[2, 2, 2]]
-    assert drafts(propose(PromptLookupPlus(3, layer=0), text, length, hidden)) == [[4, 4, 4]]
-    strict = PromptLookupPlus(3, layer=0, min_similarity=0.99)
-    assert drafts(propose(strict, text, length, hidden)) == [[]]
 
 
 # ---- What the target reveals -------------------------------------------------------------------
@@ -150,13 +134,6 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
 def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
     config = replace(target()[0].config, num_hidden_layers=layers)
     assert PromptLookupPlus.layer_for(config) == expected
-
-
-def test_heads_of_a_layer_stand_in_for_induction_heads():
-    config = target()[0].config
-    heads = PromptLookupPlusAttention.heads_for(config)
-    assert heads == tuple((1, head) for head in range(config.num_attention_heads))
-    assert PromptLookupPlusAttention.heads_for(config, 0)[0] == (0, 0)
 
 
 @pytest.mark.parametrize(

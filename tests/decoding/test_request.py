@@ -48,12 +48,6 @@ def of_length(*lengths: int, token: int = 1) -> Prompt:
     return from_ids([[token] * length for length in lengths], bucket=8)
 
 
-def ragged() -> Prompt:
-    """Two sequences with one length, as an outer transformation could make them."""
-    structure = jax.tree.structure(of_length(2, 2))
-    return jax.tree.unflatten(structure, [jnp.ones((2, 8), int), jnp.array([2])])
-
-
 PARAMS = target()[1]
 BAD = {
     "one token": ({"prompt": of_length(5, 1)}, "prompt 1 has 1 token(s)"),
@@ -72,7 +66,6 @@ BAD = {
         "500 prompt tokens + 13 new ones exceed the model's 512 positions",
     ),
     "prompt alone too long": ({"prompt": of_length(513)}, "generate at most 0 new tokens"),
-    "ragged": ({"prompt": ragged()}, "the prompt has 2 sequence(s) of tokens but 1 length(s)"),
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
@@ -111,7 +104,7 @@ def test_streaming_rejects_the_same(case):
     assert_rejected(message, lambda **given: next(stream(**given)), **request(**changes))
 
 
-PLAIN = ["one token", "too long", "no new tokens", "other vocabulary", "no params", "ragged"]
+PLAIN = ["one token", "too long", "no new tokens", "other vocabulary", "no params"]
 
 
 @pytest.mark.parametrize("case", PLAIN)
@@ -121,16 +114,6 @@ def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
     del given["drafter"]
     given["params"] = given["params"].target
     assert_rejected(message, reference_generate, **given)
-
-
-def test_the_reference_takes_end_tokens_in_every_form():
-    given = request(max_new_tokens=12)
-    del given["drafter"]
-    given["params"] = given["params"].target
-    tokens = reference_generate(**given)[0][0].tolist()
-    for eos in (tokens[3], [tokens[3]], (tokens[3],)):
-        length = reference_generate(**given, eos=eos)[1]
-        assert length.tolist() == [1 + tokens.index(tokens[3])]
 
 
 # ---- Settings ----------------------------------------------------------------------------------
@@ -149,14 +132,6 @@ def test_the_reference_takes_end_tokens_in_every_form():
 def test_a_setting_of_another_type_is_rejected(method, name, value):
     with pytest.raises(SpecjaxError, match=name):
         METHODS.make(method, target()[0].config, {name: value})
-
-
-def test_settings_of_the_declared_types_pass():
-    config, heads = target()[0].config, ((0, 1), (1, 0))
-    good = {"min_similarity": 0.5, "layer": 2, "candidates": "prompt"}
-    assert METHODS.make("pld-plus", config, good) == PromptLookupPlus(**good)
-    made = METHODS.make("pld-plus-attention", config, {"heads": heads})
-    assert made.taps.attention_heads == heads
 
 
 # ---- Prompts -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, Verification, chain, from_choices
+from specjax.decoding.tree import DraftTree, Verification, from_choices
 from specjax.decoding.verify import follow, reject, verify
 
 PARENTS = (-1, 0, 0, 1, 1)
@@ -188,12 +188,6 @@ def test_following_the_wanted_tokens_equals_the_walk_node_by_node():
             assert found.bonus[row] == bonus
             longest = max(longest, len(path))
     assert longest == 4, "no trial went to the end of a path"
-
-
-def test_padding_never_matches():
-    tree = chain(jnp.array([5]), jnp.array([[0, 0, 0]]), jnp.array([1]))
-    found = follow(tree, jnp.zeros((1, 4), jnp.int32), max_depth=3)
-    assert found.num_accepted == 1
 
 
 # ---- typical -----------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """Tiny random targets, prompts, and drafters that know the truth, spoil it, or lie."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
@@ -16,6 +19,13 @@ from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 
 BATCH = 3
+
+
+def slow_except(cases: Iterable, *quick: Any) -> list:
+    """Marks all cases slow but the quick ones; a tuple is the arguments of one case."""
+    slow = pytest.mark.slow
+    as_tuple = lambda case: case if isinstance(case, tuple) else (case,)  # noqa: E731
+    return [c if c in quick else pytest.param(*as_tuple(c), marks=slow) for c in cases]
 
 
 @cache
