@@ -35,7 +35,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.quantize import quantize_params
-from specjax.models.sharding import Placement, constrain_rows, place
+from specjax.models.sharding import Placement, place, shard_batch
 
 PLAIN = "plain"
 REDUCED, DRAFT_VOCABULARY = "eagle2-16k", 2**14  # EAGLE-2 that drafts 16k tokens only
@@ -97,7 +97,7 @@ class Request(NamedTuple):
         model, batch = self.target.model, self.batch_size
         new = partial(model.new_cache, batch=batch, num_slots=self.num_slots)
         mesh = self.on.mesh if isinstance(self.on, Placement) else None
-        return constrain_rows(jax.eval_shape(new, self.target.params), mesh, batch)
+        return shard_batch(jax.eval_shape(new, self.target.params), mesh, batch)
 
     @property
     def floor(self) -> float:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.bench.summary import Measurement
 from specjax.core.memory import device_bytes
 from specjax.loading.targets import LoadedTarget
-from specjax.models.sharding import constrain_rows
+from specjax.models.sharding import shard_batch
 
 NUM_BYTES = 2**29  # far more than a cache holds
 NUM_PASSES, NUM_RUNS = 8, 5
@@ -41,7 +41,7 @@ def bytes_per_pass(target: LoadedTarget, length: float, batch_size: int = 1) -> 
     is_tied = target.config.tie_word_embeddings
     unread = 0 if is_tied else device_bytes(model.lm_head(params))
     slot = jax.eval_shape(partial(model.new_cache, params, batch_size, 1))
-    slot = constrain_rows(slot, mesh, batch_size)
+    slot = shard_batch(slot, mesh, batch_size)
     cache = length * device_bytes((slot.keys, slot.values))
     num_devices = 1 if mesh is None or jax.default_backend() != "cpu" else mesh.size
     return (device_bytes(params) - unread + cache) * num_devices

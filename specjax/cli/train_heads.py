@@ -30,7 +30,7 @@ from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
-from specjax.models.sharding import DATA, check_rows, make_mesh
+from specjax.models.sharding import DATA, check_batch, make_mesh
 from specjax.pocket import TASKS
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
 from specjax.training.data import DataOptions
@@ -107,7 +107,7 @@ class TrainHead(TargetOptions):
         devices = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
         axes = self.mesh or devices
         mesh = make_mesh(axes) if axes else None
-        check_rows(mesh, self.batches.batch_size, "batch_size")
+        check_batch(mesh, self.batches.batch_size, "batch_size")
         sources, seed = self.data or (POCKET,), self.loop.seed
         is_distilled = self.distill or SELF in sources
         if is_distilled and jax.process_count() > 1:

@@ -30,7 +30,7 @@ from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_p
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
-from specjax.models.sharding import check_rows, constrain_rows, everywhere, put_array
+from specjax.models.sharding import check_batch, everywhere, put_array, shard_batch
 from specjax.models.target import ModelOutput, Target
 
 
@@ -69,7 +69,7 @@ class Engine:
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         if (batch := prompt.tokens.shape[0]) > 1:
-            check_rows(self.mesh, batch, "a batch of")
+            check_batch(self.mesh, batch, "a batch of")
         shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
         check_memory(params, shape, self.pass_width, slots, self.target, self.mesh)
 
@@ -184,8 +184,8 @@ class Engine:
         return self.target.mesh
 
     def constrain(self, state: LoopState) -> LoopState:
-        """Constrains the shardings of the state inside a compiled program; see `constrain_rows`."""
-        return constrain_rows(state, self.mesh, state.length.shape[0])
+        """Constrains the shardings of the state inside a compiled program; see `shard_batch`."""
+        return shard_batch(state, self.mesh, state.length.shape[0])
 
     def propose(self, params: Params, state: LoopState) -> tuple[LoopState, Proposal]:
         """Lets the drafter propose; sequences that are done keep only the root."""
@@ -271,7 +271,7 @@ def _prefill(
 ) -> LoopState:
     target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
     batch, prompt_length = prompt.tokens.shape
-    prompt = constrain_rows(prompt, engine.mesh, batch)
+    prompt = shard_batch(prompt, engine.mesh, batch)
     padded = whole_chunks(prompt_length)
     tokens = jnp.pad(prompt.tokens, ((0, 0), (0, padded - prompt_length)))
     slots = engine.num_slots(prompt_length)

@@ -16,7 +16,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.models.attention import KEY_BLOCK
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK
-from specjax.models.sharding import constrain_rows
+from specjax.models.sharding import shard_batch
 from specjax.models.target import Target
 
 
@@ -55,7 +55,7 @@ def check_memory(
     verify = 4 * pass_width * config.vocab_size + pass_width**2  # logits and ancestors
     needs = {
         "weights": device_bytes(params),
-        "cache": device_bytes(constrain_rows(cache, mesh, batch)),
+        "cache": device_bytes(shard_batch(cache, mesh, batch)),
         "workspace": batch * max(prefill, verify) // (1 if mesh is None else mesh.size),
     }
     check_fits(f"a pass of {pass_width} tokens for {batch} sequence(s)", needs, params)

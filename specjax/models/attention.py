@@ -34,13 +34,13 @@ def has_slot_blocks(num_slots: int) -> bool:
 
 
 def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
-    """Computes attention for one block of query rows after the other: `[A, T, T]` never exists.
+    """Computes attention block by block of queries: `[A, T, T]` never exists.
 
     The gradients compute each block again.
 
     Args:
-        attention: from the rows of a block to arrays `[B, A, Q, ...]`.
-        rows: arrays of all query rows, and the axis along which each has them.
+        attention: from the parts of a block to arrays `[B, A, Q, ...]`.
+        rows: arrays of all queries, each with the axis of the queries.
     """
 
     def split(part: Array, axis: int) -> Array:
@@ -48,10 +48,12 @@ def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
         return jnp.moveaxis(part.reshape(shape), axis, 0)
 
     blocks = [jax.tree.map(partial(split, axis=axis), part) for part, axis in rows]
-    found = lax.map(jax.checkpoint(lambda block: attention(*block)), blocks)
-    return jax.tree.map(
-        lambda part: jnp.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, *part.shape[4:]), found
-    )
+    results = lax.map(jax.checkpoint(lambda parts: attention(*parts)), blocks)
+
+    def joined(part: Array) -> Array:
+        return jnp.moveaxis(part, 0, 2).reshape(*part.shape[1:3], -1, *part.shape[4:])
+
+    return jax.tree.map(joined, results)
 
 
 def attend(
@@ -99,8 +101,8 @@ def _exact_softmax(
 ) -> Float[Array, "B A Q S"]:
     def exact(scores: Array) -> Array:
         top = jnp.max(scores, axis=-1, keepdims=True)
-        # Without the `where`, XLA on CPU hands many scores (some 4,000) to a kernel for maximum and
-        # exponentials at once, whose last bits are others than those it computes for fewer.
+        # Without the `where`, XLA on CPU passes many scores (some 4,000) to a fused kernel for
+        # maximum and exponentials, whose last bits differ from those for fewer scores.
         weights = jnp.exp(jnp.where(scores >= HIDDEN_SCORE, scores - top, HIDDEN_SCORE))
         return weights / total(weights, platforms)
 
@@ -126,11 +128,11 @@ def attend_to_blocks(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Float[Array, "B A Q H"]:
-    """Computes what `attend` does, up to rounding, for one block of slots after the other.
+    """Computes `attend`, up to rounding, block by block of slots; it has no gradients.
 
-    There are more than `KEY_BLOCK`. Scores of a block stay in fast memory, and whole blocks beyond
-    the first `num_slots` slots, those that any row sees, are not read. A row's result does not
-    depend on `num_slots`. It has no gradients.
+    There are more than `KEY_BLOCK` slots. Scores of a block stay in fast memory, and blocks beyond
+    the first `num_slots` slots, which no query sees, are not read. Results do not depend on
+    `num_slots`.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
@@ -148,17 +150,17 @@ def attend_to_blocks(
 
     def add(number, carry, size=KEY_BLOCK):
         top, total, mixed = carry
-        own_keys, own_values, seen = (
+        block_keys, block_values, seen = (
             lax.dynamic_slice_in_dim(each, number * KEY_BLOCK, size, axis=2)
             for each in (keys, values, visible)
         )
-        scores = _scores(grouped, own_keys)
+        scores = _scores(grouped, block_keys)
         scores = scores.reshape(*rows, size) * (scale or width**-0.5)
         scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), HIDDEN_SCORE)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
         shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
-        part = _mixed(shared, own_values).reshape(mixed.shape)
+        part = _mixed(shared, block_values).reshape(mixed.shape)
         faded = jnp.exp(top - new_top)
         total = total * faded + jnp.sum(weights, axis=-1)
         return new_top, total, mixed * faded[..., None] + part

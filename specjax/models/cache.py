@@ -1,6 +1,6 @@
 """The KV cache: keys and values of the committed text, with room for the tokens of one round.
 
-A round writes its rows as *scratch* behind the committed part; `keep` then moves the rows of the
+A round writes its nodes as *scratch* behind the committed part; `keep` then moves those of the
 accepted path to the front of the scratch and commits them. The next round overwrites the rest.
 """
 
@@ -28,14 +28,14 @@ def align(num_slots: int) -> int:
 class KVCache:
     """Keys and values, one array per layer: restacking layers every step would copy the cache.
 
-    S: slots (committed rows and scratch), K: key-value heads, D: width of a head.
+    S: slots (committed and scratch), K: key-value heads, D: width of a head.
     """
 
     keys: tuple[Float[Array, "B K S D"], ...]
     values: tuple[Float[Array, "B K S D"], ...]
-    positions: Int[Array, "B S"]  # of the row in each slot, within the text
-    length: Int[Array, " B"]  # committed rows
-    prompt_length: Int[Array, " B"]  # of the text that is read at once; only dynamic RoPE asks
+    positions: Int[Array, "B S"]  # of the token in each slot
+    length: Int[Array, " B"]  # committed tokens
+    prompt_length: Int[Array, " B"]  # used only by dynamic RoPE and LongRoPE
 
     @classmethod
     def create(
@@ -46,7 +46,7 @@ class KVCache:
         dtype: DTypeLike = jnp.float32,
         prompt_length: Int[Array, " B"] | int | None = None,
     ) -> "KVCache":
-        """Returns an empty cache for `batch` texts with `num_slots` slots each."""
+        """Returns an empty cache for `batch` sequences with `num_slots` slots each."""
         shape = (batch, config.num_key_value_heads, num_slots, config.head_dim)
         layers = range(config.num_hidden_layers)
         return cls(
@@ -65,17 +65,17 @@ class KVCache:
         return self.positions.shape[1]
 
     def visible_slots(self, visible: Bool[Array, "B Q C"]) -> Bool[Array, "B Q S"]:
-        """Returns the slots each row sees: all committed ones, and scratch as `visible` says."""
+        """Returns the slots that each token sees: all committed ones, and scratch by `visible`."""
         batch, count, _ = visible.shape
         committed = jnp.arange(self.num_slots)[None, :] < self.length[:, None]
         everywhere = jnp.broadcast_to(committed[:, None, :], (batch, count, self.num_slots))
         return write_slots(everywhere, visible, self.length, axis=2)
 
     def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"], num_rows: int) -> "KVCache":
-        """Commits `count` scratch rows of each text; row `path[b, i]` of the scratch becomes row i.
+        """Commits `count` scratch slots of each sequence: slot `path[b, i]` moves to slot i.
 
         Entries of `path` from `count` on are ignored, but must also be less than `num_rows`, the
-        scratch rows to choose from.
+        number of scratch slots.
         """
 
         def compact(buffer: Float[Array, "B K S D"]) -> Float[Array, "B K S D"]:
@@ -103,7 +103,7 @@ class KVCache:
         )
 
     def advance(self, count: Int[Array, " B"]) -> "KVCache":
-        """Commits the first `count` scratch rows in place: those of a chain need no move."""
+        """Commits the first `count` scratch slots in place: a chain needs no move."""
         return replace(self, length=self.length + count)
 
 
@@ -115,7 +115,7 @@ def resized(buffer: Array, size: int, axis: int) -> Array:
 
 
 def read_slots(buffer: Array, start: Int[Array, " B"], count: int, axis: int) -> Array:
-    """Returns `count` rows of `buffer` along `axis`, from slot `start[b]` of text b."""
+    """Returns `count` slots of `buffer` along `axis`, from slot `start[b]` of sequence b."""
     if buffer.shape[0] == 1:
         return lax.dynamic_slice_in_dim(buffer, start[0], count, axis)
     of_text = partial(lax.dynamic_slice_in_dim, slice_size=count, axis=axis - 1)
@@ -123,11 +123,11 @@ def read_slots(buffer: Array, start: Int[Array, " B"], count: int, axis: int) ->
 
 
 def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) -> Array:
-    """Writes `rows` to `buffer` along `axis`, starting at slot `start[b]` of text b.
+    """Writes `rows` to `buffer` along `axis`, starting at slot `start[b]` of sequence b.
 
     They must fit behind `start`: XLA would silently shift the write.
     """
-    if buffer.shape[axis] == rows.shape[axis]:  # training, and passes over whole texts
+    if buffer.shape[axis] == rows.shape[axis]:  # training, and passes over whole sequences
         return rows.astype(buffer.dtype)
     rows = rows.astype(buffer.dtype)
     if buffer.shape[0] > 1:  # the batched form becomes a scatter

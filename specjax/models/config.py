@@ -251,11 +251,7 @@ class TransformerConfig:
 
 
 def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the EOS tokens in the content of a `config.json` or `generation_config.json`.
-
-    Raises:
-        SpecjaxError: if `eos_token_id` does not hold token ids.
-    """
+    """Returns the EOS tokens in the content of a `config.json` or `generation_config.json`."""
     value = values.get("eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)

@@ -40,16 +40,21 @@ class Linear(nn.Module):
         return y
 
 
+def _unit_rms(x: Float[Array, "... D"], epsilon: float, dtype: DTypeLike) -> Array:
+    """Divides by the root mean square, in float32; sums as in `models.sums`."""
+    wide = x.astype(jnp.float32)
+    return wide * lax.rsqrt(row_mean(wide**2, dtype) + epsilon)
+
+
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32; its sums as in `models.sums`."""
+    """Root-mean-square norm, computed in float32."""
 
     epsilon: float
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
+        wide = _unit_rms(x, self.epsilon, weight.dtype)
         return jnp.broadcast_to(weight, x.shape) * wide.astype(weight.dtype)
 
 
@@ -61,8 +66,7 @@ class PlusOneRMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.zeros, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
-        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
+        wide = _unit_rms(x, self.epsilon, weight.dtype)
         scale = 1 + weight.astype(jnp.float32)
         return (jnp.broadcast_to(scale, x.shape) * wide).astype(weight.dtype)
 
@@ -77,9 +81,8 @@ class LayerNorm(nn.Module):
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = wide - row_mean(wide, weight.dtype)
-        wide = wide * lax.rsqrt(row_mean(wide**2, weight.dtype) + self.epsilon)
-        scale, shift = (jnp.broadcast_to(each, x.shape) for each in (weight, bias))
+        wide = _unit_rms(wide - row_mean(wide, weight.dtype), self.epsilon, weight.dtype)
+        scale, shift = (jnp.broadcast_to(part, x.shape) for part in (weight, bias))
         return (scale.astype(jnp.float32) * wide + shift).astype(weight.dtype)
 
 

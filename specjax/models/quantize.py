@@ -101,11 +101,7 @@ def quantized_param(path: str, leaf: Array, kind: str, dtype: DTypeLike) -> Any:
 
 
 def quantize_params(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Quantises the float params of a target.
-
-    Raises:
-        SpecjaxError: for an unknown kind.
-    """
+    """Quantises the float params of a target."""
     check_kind(kind)
 
     def quantized(path, leaf):

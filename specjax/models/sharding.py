@@ -37,9 +37,6 @@ def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh that a text such as "data=2,model=4" describes; an absent axis is 1.
 
     It has all devices of this machine, or of the run, unless others are given.
-
-    Raises:
-        SpecjaxError: for another text, or if the mesh does not have as many devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {DATA: 1, MODEL: 1}
@@ -58,11 +55,7 @@ def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def as_mesh(mesh: Mesh | str) -> Mesh:
-    """Returns a mesh with the axes `data` and `model`, over which XLA spreads the arithmetic.
-
-    Raises:
-        SpecjaxError: as `make_mesh`, or if a mesh has other axes.
-    """
+    """Returns a mesh with the axes `data` and `model`, over which XLA spreads the arithmetic."""
     if isinstance(mesh, str):
         return make_mesh(mesh)
     if set(mesh.axis_names) != {DATA, MODEL}:
@@ -70,7 +63,7 @@ def as_mesh(mesh: Mesh | str) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * 2)
 
 
-def check_rows(mesh: Mesh | None, num_rows: int, what: str) -> None:
+def check_batch(mesh: Mesh | None, num_rows: int, what: str) -> None:
     """Raises SpecjaxError unless rows spread evenly over `data`."""
     if mesh is not None and num_rows % mesh.shape[DATA]:
         raise SpecjaxError(
@@ -135,7 +128,7 @@ def put_array(leaf: Any, sharding: NamedSharding) -> Any:
     return jax.make_array_from_callback(local.shape, sharding, local.__getitem__)
 
 
-def constrain_rows(tree: Any, mesh: Mesh | None, batch: int) -> Any:
+def shard_batch(tree: Any, mesh: Mesh | None, batch: int) -> Any:
     """Has the arrays of a batch within a compiled program lie along `data`.
 
     The heads of cached keys and values lie along `model`. Arrays without rows stay where they are.

@@ -1,6 +1,6 @@
 """The `Target` protocol, through which drafters and objectives use a model.
 
-`QueryRows` are the rows of one forward pass, `Taps` the inner values it should return, and
+`QueryRows` is the input of one forward pass, `Taps` selects the inner values it should return, and
 `ModelOutput` is its result.
 """
 
@@ -21,9 +21,9 @@ from specjax.models.quantize import Weight
 
 @pytree
 class QueryRows:
-    """B texts with Q rows each, fed to the model in one pass.
+    """The input of one pass: Q tokens or nodes for each of B sequences.
 
-    C is the number of scratch rows already in the cache plus these Q; the committed part of the
+    C is the number of scratch slots already in the cache plus these Q; the committed part of the
     cache is always visible.
     """
 
@@ -33,7 +33,7 @@ class QueryRows:
 
 
 def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows:
-    """Returns rows of plain text: row q of text b is at position `start[b] + q`, sees rows 0..q."""
+    """Returns the input for plain text: token q is at `start[b] + q` and sees tokens 0 to q."""
     batch, count = tokens.shape
     below = jnp.tril(jnp.ones((count, count), bool))
     return QueryRows(
@@ -74,11 +74,11 @@ class Taps:
 
 @pytree
 class ModelOutput:
-    """The results of a forward pass over Q rows. V: vocabulary, S: cache slots."""
+    """The results of a forward pass over Q tokens. V: vocabulary, S: cache slots."""
 
     logits: Float[Array, "B Q V"] | None  # float32
     hidden: Float[Array, "B Q T D"] | None = None  # T tapped layers, in order of the taps
-    # A tapped heads, float32, rows sum to 1; R: the Q rows, or the one row a round keeps.
+    # A tapped heads, float32, sums are 1; R: the Q tokens, or the one that a round keeps.
     attention: Float[Array, "B A R S"] | None = None
 
 
@@ -107,7 +107,7 @@ class Target(Protocol):
     def run(
         self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
     ) -> tuple[ModelOutput, KVCache]:
-        """Runs one pass over `rows`; writes them as scratch behind `cache.length`."""
+        """Runs one pass; writes its keys and values as scratch behind `cache.length`."""
         ...
 
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -144,5 +144,5 @@ class Target(Protocol):
         num_slots: int,
         prompt_length: Int[Array, " B"] | int | None = None,
     ) -> KVCache:
-        """Returns an empty cache for `batch` texts; `prompt_length` is `num_slots` by default."""
+        """Returns an empty cache for `batch` sequences; `prompt_length` defaults to `num_slots`."""
         ...

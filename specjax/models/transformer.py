@@ -28,15 +28,15 @@ from specjax.models.target import ModelOutput, QueryRows, Taps
 class Transformer(nn.Module):
     """A decoder-only transformer: embedding, layers, final norm, LM head. It is a `Target`.
 
-    `run` writes its rows as scratch behind `cache.length`; `KVCache.keep` commits them.
+    `run` writes scratch behind `cache.length`; `KVCache.keep` commits it.
 
     Attributes:
         config: the model's shape and arithmetic.
         cache_dtype: of keys and values; None takes that of the weights.
         mesh: the devices that the params lie on; None: a single one.
-        padded_width: decoding fills every pass that verifies up to this many rows per text, so that
-            GPUs and TPUs multiply the same shapes whichever method drafts. All passes with logits
-            then sum over slots in float64 on GPUs too, if they are in 16 bits. 0: no filling.
+        padded_width: decoding pads every verification pass to this many tokens per sequence, so
+            that GPUs and TPUs multiply the same shapes whichever method drafts. In 16 bits, passes
+            with logits then sum over slots in float64 on GPUs too. 0: no padding.
     """
 
     config: TransformerConfig
@@ -96,7 +96,7 @@ class Transformer(nn.Module):
     def _masks(
         self, rows: QueryRows, positions: Int[Array, "B S"], cache: KVCache
     ) -> dict[int | None, Bool[Array, "B Q S"]]:
-        """Returns the slots each row sees, for each sliding window of the layers (None: all)."""
+        """Returns the slots that each token sees, for each sliding window (None: all)."""
         visible = cache.visible_slots(rows.visible)
         distance = rows.positions[:, :, None] - positions[:, None, :]
         windows = {self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)}

@@ -25,7 +25,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
 from specjax.core.memory import check_program, explain_out_of_memory
 from specjax.core.settings import check_fields, setting
-from specjax.models.sharding import DATA, Placement, check_rows, make_mesh, place, put_array
+from specjax.models.sharding import DATA, Placement, check_batch, make_mesh, place, put_array
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
 from specjax.training.progress import Progress
@@ -198,7 +198,7 @@ def train_step(
 
 def _split(batch: PyTree, mesh: Mesh) -> PyTree:
     """Splits the sequences of a batch over the devices."""
-    check_rows(mesh, jax.tree.leaves(batch)[0].shape[0], "a batch of")
+    check_batch(mesh, jax.tree.leaves(batch)[0].shape[0], "a batch of")
     return jax.tree.map(lambda leaf: put_array(leaf, NamedSharding(mesh, P(DATA))), batch)
 
 

@@ -102,113 +102,52 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
     assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
 
 
+MISTRAL = {"model_type": "mistral", "num_key_value_heads": 4}
+PHI3 = {"model_type": "phi3"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "wrong", "advice"),
+    ("changes", "wrong"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2'", "specjax supports llama, mistral"),
-        ({"model_type": ...}, "model_type None", "specjax supports llama, mistral"),
-        ({"hidden_act": "relu2"}, "hidden_act 'relu2'", "supports silu, gelu, gelu_pytorch_tanh"),
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "weights quantised by gptq are not supported",
-            "use the original model, with quantize int8 or int4",
-        ),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            "weights quantised by awq are not supported",
-            "use the original model",
-        ),
-        ({"num_local_experts": 8}, "num_local_experts 8: experts", "use a dense model"),
-        (
-            {"model_type": "gemma3", "text_config": {}},
-            "model_type 'gemma3' is not supported (its text model",
-            "gemma3_text",
-        ),
-        (
-            {"model_type": "gemma2", "use_bidirectional_attention": True},
-            "use_bidirectional_attention",
-            "use a model that generates text",
-        ),
-        (
-            {"model_type": "gpt_bigcode", "num_hidden_layers": ...},
-            "no 'n_layer'",
-            "which a gpt_bigcode model needs",
-        ),
-        ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query", "multi_query true"),
-        (
-            {"model_type": "phi3", "rope_scaling": LONG | {"long_factor": [1.0]}},
-            "LongRoPE has 1 entries for 4 rotated pairs",
-            "check the config",
-        ),
-        (
-            {"model_type": "phi3", "rope_scaling": LONG | {"long_factor": None}},
-            "needs 'long_factor'",
-            "add it to config.json",
-        ),
-        ({"hidden_size": ...}, "no 'hidden_size'", "which a llama model needs"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads 3", "check the config"),
-        ({"hidden_size": "192"}, "hidden_size '192' is not a whole number", "check the config"),
-        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole", "at least 1; check"),
-        ({"vocab_size": 61.0}, "vocab_size 61.0 is not a whole number", "check the config"),
-        ({"num_hidden_layers": True}, "num_hidden_layers True is not", "check the config"),
-        ({"max_position_embeddings": None}, "max_position_embeddings None", "check the config"),
-        ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd", "check the config"),
-        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps '1e-6' is not a number above 0", "check the"),
-        ({"mlp_bias": "no"}, "mlp_bias 'no' is not true or false", "check the config"),
-        (
-            {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": PATTERN * 2},
-            "layer_types has 4 entries for 2 layers",
-            "check the config",
-        ),
-        (
-            {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": ["linear"] * 2},
-            "layer_types has 'linear'",
-            "supports 'sliding_attention' and 'full_attention'",
-        ),
-        (
-            {"model_type": "mistral", "sliding_window": 0, "num_key_value_heads": 4},
-            "sliding_window 0 is not a whole",
-            "check the config",
-        ),
-        ({"bos_token_id": [1]}, "bos_token_id [1] is not a whole number", "check the config"),
-        ({"eos_token_id": "</s>"}, "eos_token_id '</s>' is not a whole number", "check the"),
-        ({"eos_token_id": [2, 1.5]}, "eos_token_id 1.5 is not a whole number", "check the config"),
-        ({"rope_theta": [1e4]}, "rope_theta [10000.0] is not a number", "check the config"),
-        ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object", "check the config"),
-        (
-            {"rope_scaling": {"type": "linear", "factor": "2"}},
-            "factor '2' is not a number above 0",
-            "check the config",
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": None}},
-            "needs 'factor'",
-            "add it to config.json",
-        ),
-        (
-            {"rope_scaling": {"type": "llama3"} | LLAMA3 | {"high_freq_factor": None}},
-            "needs 'high_freq_factor'",
-            "add it to config.json",
-        ),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn'", "default, linear, dynamic"),
-        ({"rope_parameters": {"rope_type": "proportional"}}, "'proportional'", "default, linear"),
-        ({"rope_scaling": {"type": "linear"}}, "needs 'factor'", "add it to config.json"),
-        (
-            {"rope_scaling": {"type": "llama3", "factor": 8.0}},
-            "needs 'low_freq_factor'",
-            "add it to config.json",
-        ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "full rotary heads"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2'.* specjax supports llama, mistral"),
+        ({"model_type": ...}, "model_type None"),
+        ({"hidden_act": "relu2"}, "'relu2'.*supports silu, gelu, gelu_pytorch_tanh"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by gptq are not"),
+        ({"num_local_experts": 8}, "num_local_experts 8: experts.*use a dense model"),
+        ({"model_type": "gemma3", "text_config": {}}, "'gemma3' is not supported .its text model"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ({"model_type": "gpt_bigcode", "num_hidden_layers": ...}, "no 'n_layer', which a gpt_big"),
+        ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query"),
+        (PHI3 | {"rope_scaling": LONG | {"long_factor": [1.0]}}, "LongRoPE has 1 entries for 4"),
+        (PHI3 | {"rope_scaling": LONG | {"long_factor": None}}, "needs 'long_factor'.*add it to"),
+        ({"hidden_size": ...}, "no 'hidden_size', which a llama model needs"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ({"hidden_size": "192"}, "hidden_size '192' is not a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole.*at least 1; check"),
+        ({"vocab_size": 61.0}, "vocab_size 61.0 is not a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers True is not"),
+        ({"max_position_embeddings": None}, "max_position_embeddings None"),
+        ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps '1e-6' is not a number above 0"),
+        ({"mlp_bias": "no"}, "mlp_bias 'no' is not true or false"),
+        (MISTRAL | {"layer_types": PATTERN * 2}, "layer_types has 4 entries for 2 layers"),
+        (MISTRAL | {"layer_types": ["linear"] * 2}, "layer_types has 'linear'"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window 0 is not a whole"),
+        ({"bos_token_id": [1]}, r"bos_token_id \[1\] is not a whole number"),
+        ({"eos_token_id": [2, 1.5]}, "eos_token_id 1.5 is not a whole number"),
+        ({"rope_theta": [1e4]}, r"rope_theta \[10000.0\] is not a number"),
+        ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor '2' is not a number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, "needs 'factor'"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
+        ({"rope_scaling": {"type": "yarn"}}, "'yarn'.*default, linear, dynamic"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*full rotary heads"),
     ],
 )
-def test_unsupported_configs_are_refused_with_a_reason(tmp_path, changes, wrong, advice):
-    with pytest.raises(SpecjaxError) as caught:
+def test_unsupported_configs_are_rejected_with_a_reason(tmp_path, changes, wrong):
+    with pytest.raises(SpecjaxError, match=wrong) as error:
         read(tmp_path, **changes)
-    message = str(caught.value)
-    assert wrong in message
-    assert advice in message
-    assert str(tmp_path / "config.json") in message
-    assert "\n" not in message
+    assert str(tmp_path / "config.json") in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +174,6 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
             patch.setattr(Path, reading, refuse)
             with pytest.raises(SpecjaxError, match=r"config\.json cannot be read \(Permission den"):
                 read_config(tmp_path)
-
-
-def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(SpecjaxError, match=r"has no config\.json; give a folder"):
-        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

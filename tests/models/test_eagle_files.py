@@ -1,7 +1,6 @@
 """Rules of EAGLE's files alone: its layouts, and the forward pass as published."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from tests.models.heads import (
     stored,
     write,
 )
+from tests.models.test_transformer import literal_layer
 
 EMBEDDING = {"embed_tokens.weight": np.asarray(TARGET_PARAMS["embed_tokens"]["weight"])}
 ZEROS = np.zeros(32, np.float32)
@@ -160,52 +160,6 @@ def test_published_biases_of_attention_have_none_at_the_output(tmp_path):
     assert_same(loaded, params)
 
 
-def published_forward(
-    folder: Path, embedding: np.ndarray, tokens: list[int], features: np.ndarray
-) -> np.ndarray:
-    """The head as published, in float64, from the names and values in its files."""
-    config = config_of(folder)
-    weights = {name: tensor.astype(np.float64) for name, tensor in stored(folder).items()}
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    width, length = config["hidden_size"] // heads, len(tokens)
-    frequencies = config["rope_theta"] ** (-np.arange(0, width, 2) / width)
-    angles = np.tile(np.arange(length)[:, None] * frequencies, 2)  # slots count from 0
-
-    def norm(x, name):
-        mean_square = (x**2).mean(-1, keepdims=True)
-        return weights[name] * x / np.sqrt(mean_square + config["rms_norm_eps"])
-
-    def rotated(x):
-        halves = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], -1)
-        return x * np.cos(angles)[:, None] + halves * np.sin(angles)[:, None]
-
-    def attention(x, name):
-        query, key, value = (
-            (x @ weights[f"{name}.{kind}_proj.weight"].T).reshape(length, -1, width)
-            for kind in "qkv"
-        )
-        query, key = rotated(query), np.repeat(rotated(key), heads // groups, 1)
-        scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
-        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", shares, np.repeat(value, heads // groups, 1))
-        return mixed.reshape(length, -1) @ weights[f"{name}.o_proj.weight"].T
-
-    def feed_forward(x, name):
-        gate, up = (x @ weights[f"{name}.{kind}_proj.weight"].T for kind in ("gate", "up"))
-        return (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.down_proj.weight"].T
-
-    x = np.concatenate([embedding[tokens], features], -1) @ weights["fc.weight"].T
-    x = x + weights.get("fc.bias", 0)
-    for number in range(config["num_hidden_layers"]):
-        layer = f"layers.{number}"
-        normed = x if number == 0 else norm(x, f"{layer}.input_layernorm.weight")
-        x = x + attention(normed, f"{layer}.self_attn")
-        x = x + feed_forward(norm(x, f"{layer}.post_attention_layernorm.weight"), f"{layer}.mlp")
-    return x
-
-
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("name", ["eagle", "eagle, fc bias"])
 def test_a_head_computes_what_the_published_code_computes(tmp_path, name, num_layers):
@@ -218,6 +172,10 @@ def test_a_head_computes_what_the_published_code_computes(tmp_path, name, num_la
     cache = KVCache.create(head.config.layers, 1, len(tokens))
     run = jax.jit(head.run, static_argnums=1)
     actual, _ = run(loaded, target, TARGET_PARAMS, rows, features, cache)
-    embedding = EMBEDDING["embed_tokens.weight"].astype(np.float64)
-    expected = published_forward(folder, embedding, tokens, np.asarray(features[0], np.float64))
+    weights = {name: tensor.astype(np.float64) for name, tensor in stored(folder).items()}
+    x = np.concatenate([weights["embed_tokens.weight"][tokens], features[0]], -1)
+    x = x @ weights["fc.weight"].T + weights.get("fc.bias", 0)
+    for number in range(num_layers):
+        layer, visible = loaded[f"layers_{number}"], np.tri(len(tokens), dtype=bool)
+        expected = x = literal_layer(head.config.layers, layer, x, visible)
     np.testing.assert_allclose(actual[0], expected, rtol=1e-5, atol=1e-5)

@@ -33,12 +33,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def config_from(values: Mapping[str, Any]) -> TransformerConfig:
-    """Reads the content of a `config.json`.
-
-    Raises:
-        SpecjaxError: if the architecture, activation or RoPE type is not supported, or a field is
-            missing or malformed.
-    """
+    """Reads the content of a `config.json`."""
     kind = values.get("model_type")
     for name in EXPERTS:
         if values.get(name):

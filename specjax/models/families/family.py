@@ -65,10 +65,6 @@ def read_common(
         variant: fields of `Variant`; the activation is among `values`.
         can_be_partial: see `Rope.from_huggingface`.
         others: further fields of `TransformerConfig`, or values that replace those read.
-
-    Raises:
-        SpecjaxError: if the activation or RoPE type is not supported, or a field is malformed.
-        KeyError: if a field is missing.
     """
     activation, heads = values.get("hidden_act", "silu"), values["num_attention_heads"]
     if activation not in tuple(ACTIVATIONS):

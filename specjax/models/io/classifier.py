@@ -62,11 +62,7 @@ METADATA_FIELDS = tuple(entry.name for entry in fields(TrainedClassifier)[1:])
 
 
 def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
-    """Writes a new `folder`, completely or not at all.
-
-    Raises:
-        SpecjaxError: if `folder` already holds something, or cannot be written.
-    """
+    """Writes a new `folder`, completely or not at all."""
     values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_FIELDS}
     text = json.dumps(values, indent=1) + "\n"
     leaves = flatten_dict(classifier.params, sep=".").items()
@@ -79,11 +75,7 @@ def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
 
 
 def load_classifier(folder: str | Path) -> TrainedClassifier:
-    """Reads a classifier that `save_classifier` wrote, or the one within a finished run.
-
-    Raises:
-        SpecjaxError: if the folder is missing, damaged, or not a length classifier.
-    """
+    """Reads a classifier that `save_classifier` wrote, or the one within a finished run."""
     folder = made_by_run(expand_user(folder), CLASSIFIER)
     try:
         values, weights = read_json(folder / METADATA), load_file(folder / WEIGHTS)

@@ -92,10 +92,6 @@ def load_gguf(
     """Reads a model's config, params and `transformers` tokenizer (None if it has none).
 
     Without `dtype` it is that of `default_dtype`.
-
-    Raises:
-        SpecjaxError: if the file is damaged, holds what specjax does not support, or is quantised
-            in an unknown way, or if the package `gguf` is not installed.
     """
     with _reading(path) as (metadata, tensors):
         config = _config(metadata, tensors)

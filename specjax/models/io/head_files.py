@@ -44,11 +44,7 @@ SIZES = {  # keys of config.json: fields of the target's config
 
 
 def made_by_run(folder: Path, name: str) -> Path:
-    """Returns the result of the `specjax train` run in a folder, or the folder if it has no run.
-
-    Raises:
-        SpecjaxError: if the run has not finished.
-    """
+    """Returns the result of the `specjax train` run in a folder, or the folder if it has no run."""
     if (folder / name).is_dir():
         return folder / name
     if (folder / CHECKPOINTS).is_dir():
@@ -68,10 +64,6 @@ def detect_format(
     """Returns the format of a head by its config alone; its weights may not be there yet.
 
     A config without any sign is of the `expected` format, or else of the format without signs.
-
-    Raises:
-        SpecjaxError: if the config is missing or damaged, or describes another kind of head than
-            `expected`, or one that is not supported.
     """
     title, formats = expected.signs.title if expected else "a drafter head", list(formats)
     values = _read_config(folder, title)
@@ -108,11 +100,7 @@ def _check_tensors(folder: Path, shapes: Shapes, formats: Iterable[HeadFormat]) 
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Returns what the head was saved with as `about`; {} for a head that others saved.
-
-    Raises:
-        SpecjaxError: if the config is missing or damaged.
-    """
+    """Returns what the head was saved with as `about`; {} for a head that others saved."""
     try:
         return json_object(_read_config(folder), ABOUT)
     except SpecjaxError as error:
@@ -161,10 +149,6 @@ def load_head(
         dtype: of the params, whatever the files store.
         progress: show a bar on stderr, if that is a terminal.
         others: formats that a message names if the folder holds one of them instead.
-
-    Raises:
-        SpecjaxError: if a file is missing or damaged, does not fit the others or the target, is
-            quantised, or holds something else than such a head.
     """
     folder, formats = expand_user(folder), (format, *others)
     with readable(folder):
@@ -317,11 +301,6 @@ def save_head(
         about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
         as_torch: write `pytorch_model.bin` in place of safetensors; needs torch.
         with_embedding: hold the target's embedding even in a layout that is better without.
-
-    Raises:
-        SpecjaxError: if `folder` already holds something or cannot be written, the params are not
-            those of the head, the head is not for this target, the layout cannot hold it or needs
-            `target_params`, or torch is needed and not installed.
     """
     config, layout = head.config, layout or next(iter(format.layouts))
     if layout not in format.layouts:

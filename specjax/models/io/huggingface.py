@@ -52,29 +52,17 @@ Names = Sequence[tuple[str, str]]  # such as `LLAMA_NAMES`
 
 
 def huggingface_name(path: str, names: Names = LLAMA_NAMES) -> str:
-    """Returns the Hugging Face name of the param at `path`, such as `layers_0.mlp.up_proj.weight`.
-
-    Raises:
-        SpecjaxError: if the target has no such param.
-    """
-    return _translate(path, names)
+    """Returns the Hugging Face name of the param at a path like `layers_0.mlp.up_proj.weight`."""
+    return _lookup(path, names)[1]
 
 
 def param_path(name: str, names: Names = LLAMA_NAMES) -> str:
-    """Returns the path of the param with this Hugging Face name.
-
-    Raises:
-        SpecjaxError: if the target has no such weight.
-    """
-    return _translate(name, [(theirs, ours) for ours, theirs in names])
-
-
-def _translate(name: str, table: Names) -> str:
-    return _lookup(name, table)[1]
+    """Returns the path of the param with this Hugging Face name."""
+    return _lookup(name, [(theirs, ours) for ours, theirs in names])[1]
 
 
 def _lookup(name: str, table: Names) -> tuple[int, str]:
-    """Returns the row of the table that fits, and the translation."""
+    """Returns the number of the entry that matches, and the translation."""
     for row, (source, target) in enumerate(table):
         pattern = re.escape(source).replace(r"\{\}", r"(\d+)")
         if match := re.match(pattern, name):
@@ -129,9 +117,6 @@ def load_transformer(
         dtype: the dtype of the params, whatever the files store; None: see `default_dtype`.
         progress: show a progress bar on stderr, if that is a terminal.
         quantize: int8 or int4, for matrices of whole numbers with scales of this dtype.
-
-    Raises:
-        SpecjaxError: if a file is missing or damaged, or the weights do not fit `config`.
     """
     folder = Path(folder)
     stored = stored_tensors(folder)
@@ -164,12 +149,7 @@ def dtype_for(config: TransformerConfig) -> jnp.dtype:
 def save_transformer(
     folder: Path, config: TransformerConfig, params: Mapping[str, Any], dtype: DTypeLike
 ) -> None:
-    """Writes `config.json` and `model.safetensors`, in `dtype`, to a new `folder`, atomically.
-
-    Raises:
-        SpecjaxError: if `folder` is not empty or cannot be written, or if `params` do not fit
-            `config`.
-    """
+    """Writes `config.json` and `model.safetensors`, in `dtype`, to a new `folder`, atomically."""
     if wrong := shape_mismatches(params, Transformer(config)):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the config of these params")
     if has_quantized(params):
@@ -204,10 +184,6 @@ def write_weights(
 
     torch writes a `file` that ends in `.pt` or `.bin`. All processes of a run
     call this, and the first writes.
-
-    Raises:
-        SpecjaxError: if `folder` is not empty or cannot be written, or if torch is needed and not
-            installed.
     """
     kind = jnp.dtype(dtype).name
     values = {**config, "dtype": kind, "torch_dtype": kind}  # the new and the old key
@@ -284,9 +260,6 @@ def read_params(
 
     With `quantize`, each matrix is quantised before the next is read. With a `placement`, each part
     of a tensor is read straight to its devices.
-
-    Raises:
-        SpecjaxError: if they do not fit in memory, or a tensor cannot be read.
     """
     _check_memory(tensors, dtype, title, quantize, placement)
     flat = {}

@@ -53,9 +53,6 @@ def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
     """Returns the weight files of `folder`: a single one, or all shards listed in its index.
 
     Single files called `names` come first; the first that exists is taken.
-
-    Raises:
-        SpecjaxError: if there are no weights, the index is damaged, or a shard is missing.
     """
     for name in names:
         if (folder / name).is_file():
@@ -90,9 +87,6 @@ def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, Store
     Args:
         folder: the folder of the weights.
         names: see `weight_files`.
-
-    Raises:
-        SpecjaxError: if a file is missing or damaged, or needs torch and torch is not installed.
     """
     tensors = {}
     for path in weight_files(folder, names):
@@ -159,11 +153,7 @@ def _from_torch(path: Path) -> list[StoredTensor]:
 def import_torch(
     path: Path | str, doing: str = "read", instead: str = "use a checkpoint in safetensors format"
 ) -> Any:
-    """Imports torch, which only torch's own files need.
-
-    Raises:
-        SpecjaxError: if torch is not installed; the message names `path`.
-    """
+    """Imports torch, which only torch's own files need."""
     try:
         import torch
     except ImportError:
