@@ -13,8 +13,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = ("specjax", "specjax.decoding", "specjax.models", "specjax.training")
 
 
-def test_importing_specjax_imports_no_library():
-    code = "import sys, specjax; print(*{'flax', 'jax', 'numpy', 'torch'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("specjax", {"flax", "jax", "numpy", "torch"}),
+        ("specjax.data.datastore", {"jax", "torch"}),
+        ("specjax.loading.targets", {"torch", "transformers", "orbax"}),
+    ],
+)
+def test_importing_a_module_imports_no_library_that_it_seldom_needs(module, absent):
+    code = f"import sys, {module}; print(*{absent!r} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

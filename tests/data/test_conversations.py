@@ -1,8 +1,6 @@
 """Conversations out of files and hub datasets: every form, and lines that are broken."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -161,27 +159,6 @@ def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path,
     assert [each.text for each in found] == ["b0", "b1", "a0", "a1"]
     counts = [line.rpartition("/")[2] for line in warnings()[1::2]]
     assert counts == ["b", "a"]
-
-
-def test_a_source_that_does_not_exist_is_refused_at_once(tmp_path):
-    for source in (tmp_path / "b.jsonl", "b.jsonl", ""):
-        with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
-            read_conversations([source])
-    with pytest.raises(SpecjaxError, match="Is a directory"):
-        list(read_conversations([tmp_path]))
-
-
-def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, warnings):
-    def load_dataset(name, split, streaming):
-        assert (name, split, streaming) == ("some/chats", "train", True)
-        return iter([FORMS["openai"], {"messages": []}])
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert list(read_conversations(["some/chats"])) == [PAIR]
-    assert warnings()[0].startswith("some/chats, row 2, is without user turns")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(SpecjaxError, match=r"some/chats does not exist here.*pip install datasets"):
-        list(read_conversations(["some/chats"]))
 
 
 @pytest.mark.parametrize(

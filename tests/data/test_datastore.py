@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from specjax.data.datastore import (
     Metadata,
     build,
     load_datastore,
-    params,
     save,
     tokenizer_fingerprint,
 )
@@ -74,22 +72,11 @@ def test_suffixes_are_in_the_order_of_their_first_tokens(seed):
     assert made.suffixes.tolist() == expected
 
 
-def test_params_are_the_tokens_and_the_suffixes():
-    arrays = params(build(DOCUMENTS, 70_001))
-    assert sorted(arrays) == ["suffixes", "tokens"]
-    assert arrays["tokens"].tolist() == FLAT
-    assert arrays["suffixes"].dtype == np.int32
-
-
 def test_progress_is_reported():
     reports = []
     build([[1], [2, 3]], 5, progress=lambda *given: reports.append(given))
     rounds = [("sorting", number, 5) for number in range(6)]
     assert reports == [("reading", 2, None), ("reading", 5, None), *rounds]
-
-
-def test_documents_are_read_once():
-    assert build(iter([np.array([1, 2]), (3,)]), 5).tokens.tolist() == [1, 2, -1, 3, -1]
 
 
 @pytest.mark.parametrize("documents", [[], [[]]])
@@ -120,15 +107,6 @@ def test_another_tokenizer_is_rejected():
     build([[1]], 5).check_tokenizer("abc")
     with pytest.raises(SpecjaxError, match=r"tokenizer abc, but the target's is abd; build"):
         made.check_tokenizer("abd")
-
-
-def test_the_fingerprint_is_of_the_whole_vocabulary():
-    def of(**vocabulary):
-        return tokenizer_fingerprint(SimpleNamespace(get_vocab=lambda: vocabulary))
-
-    assert of(a=0, b=1) == of(b=1, a=0)
-    assert len({of(a=0, b=1), of(a=1, b=0), of(a=0, b=1, c=2), of(a=0)}) == 4
-    assert len(of(a=0)) == 16
 
 
 # ---- Save and load -----------------------------------------------------------------------------
@@ -234,23 +212,6 @@ def test_arrays_with_impossible_values_are_rejected(folder, name, index, value, 
         load_datastore(folder)
 
 
-@pytest.mark.parametrize("name", ["tokens", "other"])
-def test_arrays_of_another_kind_are_rejected(folder, name):
-    arrays = load_file(folder / ARRAYS)
-    arrays[name] = arrays["tokens"].astype(np.int64)
-    save_file(arrays, folder / ARRAYS)
-    with pytest.raises(SpecjaxError, match="arrays are"):
-        load_datastore(folder)
-
-
-def test_importing_it_leaves_jax_alone():
-    code = "import sys, specjax.data.datastore; print('jax' in sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert run.stdout.strip() == "False"
-
-
 # ---- Read text ---------------------------------------------------------------------------------
 
 
@@ -344,11 +305,6 @@ def test_a_source_that_does_not_exist_is_rejected_at_once(tmp_path):
     for source in (tmp_path / "b.txt", "b.txt", ""):
         with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
             read_documents([tmp_path / "a.txt", source], Characters())
-
-
-def test_a_folder_without_text_is_rejected(tmp_path):
-    with pytest.raises(SpecjaxError, match=r"has no text files; give a folder that has some"):
-        read_documents([tmp_path], Characters())
 
 
 def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, capsys):
