@@ -35,11 +35,8 @@ Message = dict[str, str]  # "role": system, user or assistant, and "content"
 def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
     """Returns the tokens of a chat, up to where the assistant's next answer begins.
 
-    BOS comes from the template or else from the tokenizer, never from both.
-
-    Args:
-        tokenizer: a `transformers` tokenizer.
-        chat: a user's message, or all messages so far, ending with the user's.
+    `chat` is a user's message, or all messages so far, ending with the user's. BOS comes from the
+    template or else from the tokenizer, never from both.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     text = chat_text(tokenizer, messages, is_answer_next=True)
@@ -54,11 +51,8 @@ def chat_text(
 ) -> str:
     """Formats messages with the tokenizer's chat template, or Vicuna's.
 
-    Args:
-        tokenizer: a `transformers` tokenizer.
-        messages: at least one; only the first may be a system message.
-        is_answer_next: end the text where the assistant's next answer begins.
-        today: the date that some templates insert; by default today's.
+    With `is_answer_next` the text ends where the assistant's next answer begins. `today` is the
+    date that some templates insert, by default today's.
     """
     template = tokenizer.chat_template
     if not template:

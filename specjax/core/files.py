@@ -87,8 +87,7 @@ def check_writable(path: Path, is_file: bool = False) -> None:
 
 def check_size(path: Path, max_bytes: int = MAX_JSON_BYTES) -> None:
     """Raises SpecjaxError if a file is too large to read whole."""
-    if (size := path.stat().st_size) > max_bytes:
-        raise _too_large(path, f"has {size:,} bytes", max_bytes)
+    _check_limit(path, path.stat().st_size, max_bytes)
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -96,16 +95,16 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     check_size(path, max_bytes)
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise _too_large(path, "does not end", max_bytes)
+    _check_limit(path, len(content), max_bytes)
     return content
 
 
-def _too_large(path: Path, problem: str, max_bytes: int) -> SpecjaxError:
-    return SpecjaxError(
-        f"{path} is damaged or too large: it {problem}, and {max_bytes:,} bytes are the limit; "
-        "check it, or download it again"
-    )
+def _check_limit(path: Path, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise SpecjaxError(
+            f"{path} is damaged or too large: it has {size:,} bytes or more, and {max_bytes:,} "
+            "bytes are the limit; check it, or download it again"
+        )
 
 
 def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -167,7 +166,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def vacant(folder: Path) -> Path:
     """Returns the absolute path of `folder`, which must not exist yet or be empty."""
-    folder = _absolute(folder)
+    folder = Path(os.path.realpath(expand_user(folder)))
     with writable(folder):
         is_vacant = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_vacant:
@@ -176,7 +175,3 @@ def vacant(folder: Path) -> Path:
         )
     check_writable(folder.parent)
     return folder
-
-
-def _absolute(folder: Path) -> Path:
-    return Path(os.path.realpath(expand_user(folder)))

@@ -50,14 +50,10 @@ def check_fits(
     advice: str = ADVICE,
     devices: Iterable[Any] | None = None,
 ) -> None:
-    """Raises SpecjaxError, with figures, if something needs more memory than a device has.
+    """Raises SpecjaxError, with figures, if `what` needs more memory than a device has.
 
-    Args:
-        what: name of the thing that needs memory.
-        needs: least bytes that each device needs, by purpose.
-        held: arrays among the needs that exist already; nothing is checked while they are traced.
-        advice: ways to need less.
-        devices: by default those of `held`, or else the default device.
+    `needs` are bytes of each device, by purpose; `held` are arrays among them that exist already,
+    and nothing is checked while they are traced. `devices` are by default those of `held`.
     """
     leaves = jax.tree.leaves(held)
     if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -84,12 +80,12 @@ def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) 
 
     `held` are its arguments. A later call of the jitted function with them does not compile again.
     """
-    analysis = lowered.compile().memory_analysis()
-    if analysis is None:  # some experimental backends
-        return
-    work = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-    work -= analysis.alias_size_in_bytes
-    check_fits(what, {"arguments": device_bytes(held), "workspace": max(work, 0)}, held, advice)
+    if (
+        analysis := lowered.compile().memory_analysis()
+    ) is not None:  # experimental backends give None
+        work = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+        work = max(work - analysis.alias_size_in_bytes, 0)
+        check_fits(what, {"arguments": device_bytes(held), "workspace": work}, held, advice)
 
 
 @contextmanager

@@ -33,9 +33,8 @@ def machine() -> str:
 
 def num_cores() -> int:
     """Returns the number of processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def command_line() -> str:
@@ -52,13 +51,12 @@ def revision() -> str | None:
     """Returns the commit of this source tree, marked `-dirty` if changed; None if there is none."""
 
     def git(*arguments: str) -> str:
-        here = Path(__file__)
-        return subprocess.run(
-            ["git", *arguments], cwd=here.parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        options = {"cwd": here.parent, "capture_output": True, "text": True, "check": True}
+        return subprocess.run(["git", *arguments], **options).stdout.strip()
 
+    here = Path(__file__)
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails in another repository
+        git("ls-files", "--error-unmatch", here.name)  # fails in another repository
         return git("describe", "--always", "--dirty", "--abbrev=40")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -28,19 +28,17 @@ def pytree(cls: _Class) -> _Class:
     arrays = tuple(field.name for field in fields if not field.metadata.get("static"))
     settings = tuple(field.name for field in fields if field.metadata.get("static"))
 
-    def flatten_with_keys(node):
-        children = [(jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in arrays]
-        return children, tuple(getattr(node, name) for name in settings)
-
     def flatten(node):
         children = [getattr(node, name) for name in arrays]
         return children, tuple(getattr(node, name) for name in settings)
 
+    def flatten_with_keys(node):
+        children, structure = flatten(node)
+        return list(zip(map(jax.tree_util.GetAttrKey, arrays), children, strict=True)), structure
+
     def unflatten(structure, children):
         node = object.__new__(cls)
-        for name, value in zip(arrays, children, strict=True):
-            object.__setattr__(node, name, value)
-        for name, value in zip(settings, structure, strict=True):
+        for name, value in zip((*arrays, *settings), (*children, *structure), strict=True):
             object.__setattr__(node, name, value)
         return node
 

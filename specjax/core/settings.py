@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import pairwise
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
 from reprlib import repr as shortened
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -39,7 +40,7 @@ class Bounds:
     at_most: Limit = None
     below: Limit = None
     choices: tuple[Any, ...] = ()  # of one type; values of another type pass
-    advice: str = ""
+    advice: str = ""  # on an invalid value; if empty, the error shows the default
 
     def __str__(self) -> str:
         """Describes the bounds: "at least 1", "above 0 and at most 1", "first or last"."""
@@ -58,64 +59,39 @@ class Bounds:
             return value in self.choices or not isinstance(value, type(self.choices[0]))
         if not isinstance(value, Real) or self == Bounds():
             return True
-        number = float(value)
-        return (
-            math.isfinite(number)
-            and (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-            and (self.below is None or number < self.below)
-        )
+        limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
+        return math.isfinite(value) and all(x is None or holds(value, x) for x, holds in limits)
 
 
 def setting(
-    default: Any = MISSING,
-    *,
-    at_least: Limit = None,
-    above: Limit = None,
-    at_most: Limit = None,
-    below: Limit = None,
-    choices: tuple[Any, ...] = (),
-    advice: str = "",
-    metadata: Mapping[str, Any] | None = None,
-    **options: Any,
+    default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
-    """Declares a dataclass field with bounds for `check_fields`.
+    """Declares a dataclass field that `check_fields` checks; without a default it is required.
 
-    Args:
-        default: the default; a field without one is required.
-        at_least: the lowest value.
-        above: a number that the value must exceed.
-        at_most: the highest value.
-        below: a number that the value must stay below.
-        choices: the only values.
-        advice: what to do about an invalid value, such as "use 1 to keep all tokens"; if empty,
-            the error shows the default.
-        metadata: further metadata of the field.
-        options: further arguments of `dataclasses.field`.
+    `options` are the fields of `Bounds` and further arguments of `dataclasses.field`.
     """
-    bounds = Bounds(at_least, above, at_most, below, choices, advice)
+    names = [field.name for field in dataclasses.fields(Bounds) if field.name in options]
+    bounds = Bounds(**{name: options.pop(name) for name in names})
     metadata = {**(metadata or {}), BOUNDS: bounds}
     return dataclasses.field(default=default, metadata=metadata, **options)
 
 
 def check_fields(instance: Any) -> None:
-    """Checks the types and bounds of all fields of a dataclass; call it in `__post_init__`."""
+    """Raises SettingError for the first invalid field of a dataclass, in its `__post_init__`."""
     for field in dataclasses.fields(instance):
         check_setting(type(instance), field.name, getattr(instance, field.name))
 
 
 def check_setting(owner: type, name: str, value: Any) -> None:
-    """Checks a value for one field of the dataclass `owner`, without an instance."""
+    """Raises SettingError for an invalid value of one field of the dataclass `owner`."""
     hint, bounds = _hints(owner)[name], bounds_of(owner, name)
     has_type = _has_type(value, hint)
     if has_type and bounds.allow(value):
         return
+    is_infinite = isinstance(value, float) and not math.isfinite(value)
+    expected = "finite" if is_infinite else str(bounds)
     if not has_type and not bounds.choices:
         expected = _type_name(hint)
-    else:
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        expected = str(bounds) if is_finite else "finite"
     default = _fields(owner)[name].default
     advice = bounds.advice or ("" if default is MISSING else f"the default is {shortened(default)}")
     raise SettingError(name, f"must be {expected}, got {shortened(value)}; {advice}".rstrip("; "))

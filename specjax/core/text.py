@@ -40,7 +40,10 @@ class GrowingText:
         whole = decode(self._tokenizer, self._tokens)
         fresh = self._fresh(whole.rstrip(UNFINISHED))
         if len(self._tokens) >= 2 * NUM_DECODED_AGAIN and not whole.endswith(UNFINISHED):
-            self._forget()
+            kept = self._tokens[-NUM_DECODED_AGAIN:]  # if they begin at a character boundary
+            text = decode(self._tokenizer, kept)
+            if not text.startswith(UNFINISHED):
+                self._tokens, self._num_shown = kept, len(text)
         return fresh
 
     def finish(self) -> str:
@@ -51,10 +54,3 @@ class GrowingText:
         fresh = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text))
         return fresh
-
-    def _forget(self) -> None:
-        """Drops the older half if the rest begins at a character boundary."""
-        kept = self._tokens[-NUM_DECODED_AGAIN:]
-        text = decode(self._tokenizer, kept)
-        if not text.startswith(UNFINISHED):
-            self._tokens, self._num_shown = kept, len(text)

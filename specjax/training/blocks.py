@@ -38,13 +38,9 @@ def sum_slots(
 ) -> tuple[Float[Array, ""], Sums]:
     """Sums a loss, and other values, over all blocks of slots.
 
-    Gradients flow to `trained` and `inputs`, from the loss alone.
-
-    Args:
-        loss_of: pure; arrays that it closes over get no gradient.
-        trained: params that all blocks share.
-        inputs: floats of every slot, `[B, T, ...]` each.
-        fixed: further arrays of every slot. Slots that pad the last block are zero in all.
+    Gradients flow from the loss to `trained`, the params that all blocks share, and to `inputs`,
+    `[B, T, ...]` each; not to the `fixed` arrays, nor to those that `loss_of` closes over. Slots
+    that pad the last block are zero in all.
     """
     sums = lax.map(lambda block: loss_of(trained, *block), _split((inputs, fixed)))
     return jax.tree.map(lambda blocks: jnp.sum(blocks, axis=0), sums)

@@ -42,22 +42,17 @@ class Checkpoints:
                 except (OSError, ValueError):  # corrupt: the others must still open
                     return None
 
-        is_url = "://" in place
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
         newest_and_best = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
         options = ocp.CheckpointManagerOptions(best_fn=_score, preservation_policy=newest_and_best)
         try:
-            folder = place if is_url else expand_user(place).absolute()
+            folder = place if "://" in place else expand_user(place).absolute()
             self.manager = Manager(folder, options=options)
         except Exception as error:  # of the packages behind URLs, or because they are missing
-            advice = (
-                "choose a folder, or install what writes there: gcsfs for gs://, s3fs for s3://"
-                if is_url
-                else "free some space, or choose another folder"
-            )
             raise SpecjaxError(
-                f"checkpoints cannot be kept in {place} ({_reason(error)}); {advice}"
+                f"checkpoints cannot be kept in {place} ({_reason(error)}); choose another folder, "
+                "or install what writes to the URL: gcsfs for gs://, s3fs for s3://"
             ) from error
         self.place = str(self.manager.directory)
 
@@ -101,10 +96,6 @@ class Checkpoints:
         if not is_intact:
             raise SpecjaxError("checksum mismatch")
         return state, about["data"]
-
-    def delete(self, step: int) -> None:
-        """Deletes a checkpoint."""
-        self.manager.delete(step)
 
     def wait(self) -> None:
         """Waits until all checkpoints are written."""

@@ -82,11 +82,7 @@ def batches(examples: Sequence[Example], options: DataOptions, seed: int = 0) ->
 
     Every example comes once an epoch, except for those that teach nothing. Padded batches hold
     texts of one bucket; texts that do not fill a batch move to the next longer bucket, and empty
-    sequences pad the last batch of an epoch. Packed batches run from one epoch into the next. The
-    order depends on the seed and on the examples in their given order.
-
-    Raises:
-        SpecjaxError: if an example is too long, or none teaches anything.
+    sequences pad the last batch of an epoch. Packed batches run from one epoch into the next.
     """
     longest = max((len(example.tokens) for example in examples), default=0)
     if longest > options.longest:
@@ -173,11 +169,10 @@ def _pad(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatc
     dtypes = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
     batch = {name: np.zeros((batch_size, length), dtype) for name, dtype in dtypes.items()}
     for index, example in enumerate(examples):
-        slots = index, slice(len(example.tokens))
-        batch["tokens"][slots] = example.tokens
-        batch["is_answer"][slots] = example.is_answer
-        batch["segments"][slots] = 1
-        batch["positions"][slots] = np.arange(len(example.tokens))
+        positions = np.arange(len(example.tokens))
+        values = vars(example) | {"segments": 1, "positions": positions}
+        for name in dtypes:
+            batch[name][index, : len(positions)] = values[name]
     return batch
 
 
@@ -199,12 +194,9 @@ def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 
 def _rename(sequence: NumpyBatch) -> NumpyBatch:
     """Takes the segments and positions of the tokens; Grain gives every array the same."""
-    return {
-        "tokens": sequence["tokens"],
-        "is_answer": sequence["is_answer"],
-        "segments": sequence["tokens_segment_ids"],
-        "positions": sequence["tokens_positions"],
-    }
+    places = {"segments": "tokens_segment_ids", "positions": "tokens_positions"}
+    names = {"tokens": "tokens", "is_answer": "is_answer"} | places
+    return {name: sequence[source] for name, source in names.items()}
 
 
 def _in_this_thread() -> Any:

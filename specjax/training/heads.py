@@ -1,6 +1,5 @@
 """Trains a drafter head for a target, from examples to a folder that can be loaded and shared."""
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -58,15 +57,14 @@ def train_head(
 ) -> Trained:
     """Trains a head in the run folder `out`, and writes its best params to `out/head`.
 
-    It starts from the params `start`, by default new ones. The best params are those with the
-    highest score of the `evaluation`, or the last ones without it.
+    It starts from the params `start`, by default new ones. The best params have the highest score
+    of the `evaluation`; without one they are the last.
     """
     check_trainable(head, target)
     params = new_params(head, target, settings.loop.seed, examples) if start is None else start
     # The draft vocabulary is fixed during training.
     fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
     params = {name: leaf for name, leaf in params.items() if name not in fixed}
-    placement = _placement(target)
     loss = settings.training.loss(head, target.model, settings.remat)
     if fixed and evaluation is not None:
         measure = evaluation.measure
@@ -76,7 +74,7 @@ def train_head(
         "shape": shape_of(head),
         "target": target.fingerprint,
         "dtype": dtype_name(target.model.dtype(target.params), target.params),
-        "texts": _checksum(examples),
+        "texts": checksum([(example.tokens, example.is_answer) for example in examples]),
         "start": None if start is None else checksum(start),
     }
     trained = train(
@@ -88,7 +86,7 @@ def train_head(
         out,
         config,
         frozen=target.params,
-        placement=placement,
+        placement=_placement(target),
         accumulate=settings.optimizer.accumulate,
         evaluation=evaluation,
         resume=resume,
@@ -136,16 +134,15 @@ def new_params(
 
     A draft vocabulary holds the tokens that are most frequent in the answers.
     """
-    config, key, table = head.config, jax.random.key(seed), target.model.lm_head(target.params)
-    drafted = {}
-    if count := getattr(config, "draft_vocab_size", 0):
-        tokens, share = frequent_tokens(examples, config.vocab_size, count)
+    table, options, drafted = target.model.lm_head(target.params), {}, {}
+    if count := getattr(head.config, "draft_vocab_size", 0):
+        tokens, share = frequent_tokens(examples, head.config.vocab_size, count)
         print(f"the {count} tokens to draft make up {share:.1%} of the answers")
         drafted = {DRAFT_TOKENS: jnp.asarray(tokens)}
         table = table[drafted[DRAFT_TOKENS]]
-    if not getattr(config, "has_lm_heads", False):
-        return head.initialise(key) | drafted
-    return head.initialise(key, lm_head=dequantized(table)) | drafted
+    if getattr(head.config, "has_lm_heads", False):
+        options = {"lm_head": dequantized(table)}
+    return head.initialise(jax.random.key(seed), **options) | drafted
 
 
 def shape_of(head: Any) -> dict[str, Any]:
@@ -155,10 +152,3 @@ def shape_of(head: Any) -> dict[str, Any]:
         del shape["draft_vocab_size"]
     layers = getattr(head.config, "layers", None)
     return shape if layers is None else shape | {"num_hidden_layers": layers.num_hidden_layers}
-
-
-def _checksum(examples: Sequence[Example]) -> int:
-    total = 0
-    for example in examples:
-        total = zlib.crc32(example.tokens.tobytes() + example.is_answer.tobytes(), total)
-    return total

@@ -111,21 +111,13 @@ def train(
         loss_fn: params, frozen params, batch, key -> loss, metrics; pure.
         params: to start from; they are not donated.
         batches: pytrees of arrays, whose sequences are split over the devices.
-        optimizer: with its learning-rate schedule, and with the accumulation of `accumulate`
-            batches per step.
-        options: number of steps, and intervals.
+        optimizer: with its schedule, and the accumulation of `accumulate` batches per step.
         run_folder: for checkpoints, metrics and provenance; without one nothing is kept.
         config: everything that decides the run, as JSON; a run resumes under the same one only.
-        frozen: arrays that the loss reads, such as the target's params; those that are not on the
-            devices yet are copied to each.
+        frozen: arrays that the loss reads, such as the target's params.
         placement: of the params and of the optimizer's state; by default all devices are for data.
         resume: continue the run in the folder; otherwise the folder must hold none.
         advice: what to do if memory does not suffice.
-
-    Raises:
-        SpecjaxError: if the folder cannot be written, belongs to another config or holds only
-            corrupt checkpoints, if a loss that is logged or saved is not finite, if a batch does
-            not split evenly over the devices, or if memory does not suffice.
     """
     placement = placement or Placement(make_mesh(f"{DATA}={jax.device_count()}"), 1, fsdp=True)
     mesh = placement.mesh
@@ -156,10 +148,7 @@ def train(
 def _step_taker(
     one_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
 ) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
-    """Returns a function that takes one step over `accumulate` batches; metrics are the last's.
-
-    A batch of a new shape compiles a program, whose memory is checked before it runs.
-    """
+    """Returns a function that takes one step over `accumulate` batches; metrics are the last's."""
     key, checked = jax.random.key(seed), set()
 
     def take_step(step, state, batches, progress):
@@ -168,6 +157,7 @@ def _step_taker(
             batch = next(batches)
             progress.count(batch)
             inputs = (state, frozen, _split(batch, mesh), jax.random.fold_in(key, part))
+            # A new shape compiles a program, whose memory is checked before it runs.
             if (shapes := tuple(leaf.shape for leaf in jax.tree.leaves(batch))) not in checked:
                 check_program("a training step", one_step.lower(*inputs), inputs, advice)
                 checked.add(shapes)
@@ -234,7 +224,12 @@ def _report(
     is_logged = options.is_due(options.log_every, done)
     is_measured = evaluation is not None and options.is_due(options.eval_every, done)
     if is_logged or is_measured or options.is_due(options.save_every, done):
-        numbers = _numbers(metrics, done)
+        numbers = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
+        if not math.isfinite(numbers["loss"]):
+            raise SpecjaxError(
+                f"the loss is {numbers['loss']} at step {done}; lower the learning rate, or check "
+                "the data for values that are not finite"
+            )
         if is_logged:
             run.log({"step": done, **numbers, **progress.show(done, numbers)})
     if evaluation is None or not is_measured:
@@ -242,14 +237,3 @@ def _report(
     measured = progress.measure(done, evaluation.measure, state["params"])
     run.log({"step": done, **measured})
     return float(measured[evaluation.score])
-
-
-def _numbers(metrics: Metrics, step: int) -> dict[str, Any]:
-    """Returns the metrics as Python numbers and lists; waits for the step."""
-    numbers = {name: np.asarray(metrics[name]).tolist() for name in ("loss", *metrics)}
-    if not math.isfinite(numbers["loss"]):
-        raise SpecjaxError(
-            f"the loss is {numbers['loss']} at step {step}; lower the learning rate, or check the "
-            "data for values that are not finite"
-        )
-    return numbers

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,15 +21,13 @@ class Progress:
     def __init__(self, title: str, first: int, num_steps: int):
         is_quiet = jax.process_index() > 0  # only the first process prints
         self.console = Console(stderr=True, quiet=is_quiet)
-        whole = partial(Column, no_wrap=True)
+        whole, cut = Column(no_wrap=True), Column(overflow="ellipsis")  # on a narrow terminal
         columns = (
-            TextColumn("{task.description}", table_column=whole()),
-            BarColumn(bar_width=20, table_column=whole()),
-            MofNCompleteColumn(table_column=whole()),
-            TimeRemainingColumn(table_column=whole()),
-            TextColumn(  # on a narrow terminal this is cut off first
-                "{task.fields[metrics]}", markup=False, table_column=Column(overflow="ellipsis")
-            ),
+            TextColumn("{task.description}", table_column=whole.copy()),
+            BarColumn(bar_width=20, table_column=whole.copy()),
+            MofNCompleteColumn(table_column=whole.copy()),
+            TimeRemainingColumn(table_column=whole.copy()),
+            TextColumn("{task.fields[metrics]}", markup=False, table_column=cut),
         )
         hidden = not self.console.is_terminal
         self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)

@@ -34,9 +34,8 @@ METRICS, RUN, TENSORBOARD = "metrics.jsonl", "run.json", "tensorboard"
 class TrainingRun:
     """Keeps checkpoints and metrics of a run; without checkpoints it keeps nothing.
 
-    Each checkpoint holds `config` as well, because it may outlive the folder: those at a URL do,
-    where a machine is lost with its disk. Of several processes the first alone has a TensorBoard,
-    and writes everything but the checkpoints.
+    Each checkpoint holds `config`, because at a URL it may outlive the folder. Of several processes
+    only the first has a TensorBoard, and writes everything but the checkpoints.
     """
 
     folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
@@ -63,7 +62,7 @@ class TrainingRun:
             if position["batches"] is not None:
                 batches.set_state(position["batches"])
         for corrupt in saved[: saved.index(step)] if step else ():
-            self.checkpoints.delete(corrupt)
+            self.checkpoints.manager.delete(corrupt)
         if self.tensorboard is not None:
             logged = list(self.folder.records(METRICS, lambda line: int(line["step"])))
             self.folder.truncate(METRICS, sum(number <= step for number in logged))

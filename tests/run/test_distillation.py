@@ -22,7 +22,6 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import load
-from specjax.run import distillation
 from specjax.run.distillation import (
     DistillOptions,
     check_room,
@@ -263,20 +262,6 @@ def test_a_prompt_that_is_too_long_is_cut_or_skipped(target, answer, tmp_path, c
     assert answer(conversations, resume=True) == answered
 
 
-def test_messages_that_the_chat_template_rejects_are_skipped(target, answer, capsys):
-    picky = load(target.name)
-    picky.tokenizer.chat_template = (
-        "{% for message in messages %}{% if message.role == 'system' %}"
-        "{{ raise_exception('no system') }}{% endif %}{{ message.content }}{% endfor %}"
-    )
-    conversations = [ask("best", system="Be short."), ask("max")]
-    [answered] = answer(conversations, "a.jsonl", target=picky)
-    assert answered.turns[0].text == "max"
-    assert capsys.readouterr().err.endswith("or rejected by the chat template.\n")
-    with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
-        answer(conversations[:1], "b.jsonl", target=picky)
-
-
 def test_an_impossible_request_writes_nothing(target, answer, tmp_path):
     file = "new/answers.jsonl"
     with pytest.raises(SpecjaxError, match="has no tokenizer"):
@@ -299,8 +284,3 @@ def test_prompts_leave_room_for_their_answers(target, max_new_tokens):
     whole = chat_ids(target.tokenizer, "best value")
     prompt = prompt_of(target, ask("best value"), LONGEST, max_new_tokens)
     assert tuple(prompt) == (whole if len(whole) <= room else ())
-
-
-def test_a_text_of_one_token_is_not_a_prompt(target, monkeypatch):
-    monkeypatch.setattr(distillation, "opening_ids", lambda tokenizer, text: (5,))
-    assert prompt_of(target, Conversation(text="x"), LONGEST, 8) == ()

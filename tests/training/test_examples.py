@@ -154,17 +154,6 @@ def test_answers_and_their_end_tokens_are_marked(template, conversation, expecte
     assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
 
 
-@fast_and_slow
-def test_the_end_token_of_pocket_is_marked(pocket_tokenizer, wrap):
-    tokenizer = wrap(pocket_tokenizer)
-    expected = (
-        "<|begin|>|<|user|>|Rename|Ġ`|a|`Ġ|to|Ġ`|b|`.|Ċ|x|Ġ=Ġ|a|<|assistant|>|«x»|«Ġ=Ġ»|«b»|"
-        "«<|end|>»|<|user|>|x|<|assistant|>|«b»|«<|end|>»"
-    )
-    conversation = talk("Rename `a` to `b`.\nx = a", "x = b", "x", "b")
-    assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
-
-
 def test_a_prompt_in_training_is_the_prompt_in_decoding(pocket_tokenizer):
     for tokenizer in (pocket_tokenizer, words(None), words(CHAT_ML), words(LLAMA_2)):
         example = tokenize(TALK, tokenizer, 99)
@@ -205,38 +194,30 @@ def test_every_token_of_a_plain_text_counts_and_bos_comes_first(pocket_tokenizer
 
 
 def test_examples_are_cut_off():
+    """What follows the last answer is left out too."""
+    longer = Conversation((*TALK.turns, Turn("user", "Hi"), Turn("user", "Bye")))
     tokenizer = words(CHAT_ML)
     whole = tokenize(TALK, tokenizer, 99)
     for longest in range(1, len(whole.tokens) + 2):
-        cut = tokenize(TALK, tokenizer, longest)
+        cut = tokenize(longer, tokenizer, longest)
         assert cut.tokens.tolist() == whole.tokens[:longest].tolist()
         assert cut.is_answer.tolist() == whole.is_answer[:longest].tolist()
     assert (whole.tokens.dtype, whole.is_answer.dtype) == (np.int32, bool)
 
 
-def test_what_follows_the_last_answer_is_left_out():
-    tokenizer = words(CHAT_ML)
-    longer = Conversation((*TALK.turns, Turn("user", "Hi"), Turn("user", "Bye")))
-    assert shown(tokenize(longer, tokenizer, 99), tokenizer) == (
-        shown(tokenize(TALK, tokenizer, 99), tokenizer)
-    )
+REJECTED = [
+    (COUNTING, TALK, r"writes the answer in turn 1, .* differently"),
+    (FORGETFUL, TALK, r"writes the answer in turn 1, .* differently"),
+    (LLAMA_2, WITH_SYSTEM, r"rejects messages .* system, user.*\(no system here\)"),
+    (None, Conversation((Turn("user", "x"),)), "no question with an answer"),
+    (None, Conversation((Turn("assistant", "x"),)), "no question with an answer"),
+]
 
 
-@pytest.mark.parametrize("template", [COUNTING, FORGETFUL])
-def test_a_template_that_rewrites_earlier_turns_is_rejected(template):
-    with pytest.raises(SpecjaxError, match=r"writes the answer in turn 1, .* differently"):
-        tokenize(TALK, words(template), 99)
-
-
-def test_a_template_that_rejects_is_reported_with_its_reason():
-    with pytest.raises(SpecjaxError, match=r"rejects messages .* system, user.*\(no system here\)"):
-        tokenize(WITH_SYSTEM, words(LLAMA_2), 99)
-
-
-@pytest.mark.parametrize("turns", [[Turn("user", "x")], [Turn("assistant", "x")]])
-def test_a_conversation_without_question_and_answer_is_rejected(turns):
-    with pytest.raises(SpecjaxError, match="no question with an answer"):
-        tokenize(Conversation(tuple(turns)), words(None), 99)
+@pytest.mark.parametrize(("template", "conversation", "reason"), REJECTED)
+def test_a_conversation_that_cannot_be_learned_is_rejected(template, conversation, reason):
+    with pytest.raises(SpecjaxError, match=reason):
+        tokenize(conversation, words(template), 99)
 
 
 def test_rejected_conversations_are_skipped_and_counted(capsys):

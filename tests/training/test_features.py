@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Params
-from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
 from specjax.training.objectives.base import target_features
 from tests.decoding import tiny
@@ -46,15 +45,6 @@ def test_a_sliding_window_shows():
 def test_texts_that_see_each_other_would_be_caught():
     merged = each_alone(features(segments=np.minimum(batch_of()["segments"], 1)))
     assert np.abs(merged[2][:4] - alone(MODEL)[2]).max() > 0.1
-
-
-def test_features_are_what_the_lm_head_reads():
-    text = jnp.asarray(EXAMPLES[0].tokens[None])
-    cache = MODEL.new_cache(PARAMS, *text.shape)
-    output, _ = jax.jit(MODEL.run)(PARAMS, causal_rows(text, jnp.zeros(1, jnp.int32)), cache)
-    assert output.logits is not None
-    found = MODEL.logits(PARAMS, features()[:1, : text.shape[1]])
-    np.testing.assert_allclose(found, output.logits, atol=1e-4)
 
 
 def test_no_gradient_reaches_the_target():

@@ -1,35 +1,26 @@
-"""HASS: what flows between steps, token alignment, and the top losses."""
+"""HASS: the flow between steps, and token alignment."""
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.losses import top_loss
-from specjax.training.objectives.base import Step
 from specjax.training.objectives.eagle import EagleTraining
-from specjax.training.objectives.hass import HassTraining, next_features
+from specjax.training.objectives.hass import next_features
 from tests.models import test_eagle_head as simulation
 from tests.training.cases import (
     CASES,
     FROZEN,
     HASS,
     KEY,
-    NOISE,
     OF_FEATURES,
     TARGET,
     assert_same,
-    batch_of,
     by_drafting,
-    clean_features,
-    counted,
     definition,
-    each_alone,
-    noisy_features,
 )
 
 CASE = CASES["hass"]
@@ -82,11 +73,6 @@ def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
     assert abs(expected - measured()[0]) > 1e-1  # other tokens than the text's
 
 
-def test_token_alignment_of_no_slot_changes_nothing():
-    """A probability that is never drawn, so that the code for tokens runs."""
-    assert_same(measured(replace(HASS, token_alignment=1e-30)), measured(), 1e-6)
-
-
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
 def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     drafted = jnp.arange(2 * 4000.0).reshape(2, 4000, 1)
@@ -101,19 +87,3 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
 
 
 # ---- The top losses -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["bild", "recall-at-k", "top-p"])  # test_losses.py has them all
-def test_a_top_loss_trains(kind):
-    batch, (texts, at) = jax.tree.map(jnp.asarray, batch_of()), np.array(counted()).T
-    step = Step(TARGET, FROZEN, batch, KEY)
-    predicted, _ = step.run_head(CASE.head, CASE.params, step.embed(1), noisy_features(NOISE))
-    features = each_alone(predicted)[texts, at], clean_features()[texts, at + 1]
-    logits, targets = (TARGET.logits(FROZEN, jnp.asarray(values)) for values in features)
-    top: Any = {"top_loss": kind, "top_weight": 0.8, "top_k": 5, "top_p": 0.7}
-    alone = HassTraining(feature_weight=0.0, logit_weight=0.0, noise=NOISE, align_steps=1, **top)
-    loss, gradient, metrics = measured(alone)
-    expected = np.mean(top_loss(kind, logits, targets, k=5, p=0.7))
-    np.testing.assert_allclose([metrics["top_loss"], loss], [expected, 0.8 * expected], rtol=1e-5)
-    leaves = jax.tree.leaves(gradient)
-    assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)

@@ -17,7 +17,6 @@ import optax
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.folder import RunFolder
 from specjax.core.interrupts import Stopped
 from specjax.training.data import from_function
 from specjax.training.loop import Evaluation, LoopOptions, Trained, train
@@ -147,14 +146,6 @@ def test_a_corrupt_checkpoint_is_skipped(tmp_path, capsys, how):
     assert same_bits(run(tmp_path, stop_at=0), whole)  # it was written anew
 
 
-def test_half_a_checkpoint_is_never_picked_up(tmp_path):
-    """A folder that a killed save left behind carries another name than a whole one."""
-    whole = run(tmp_path)
-    saved = tmp_path / "checkpoints"
-    shutil.move(saved / "12", saved / "12.orbax-checkpoint-tmp-0")
-    assert same_bits(run(tmp_path), whole)
-
-
 def test_without_any_whole_checkpoint_the_run_stops_in_one_line(tmp_path):
     run(tmp_path)
     for step in (8, 12):
@@ -179,20 +170,6 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     assert np.array_equal(trained.params["weight"], seen[-1])
     kept = {file.name for file in (tmp_path / "checkpoints").iterdir()}
     assert kept == {"4", "12"}
-
-
-def test_a_folder_takes_one_run_at_a_time(tmp_path):
-    with RunFolder(tmp_path).lock(), pytest.raises(SpecjaxError, match="in use by another run"):
-        run(tmp_path)
-
-
-def test_a_folder_is_resumed_under_its_own_config_only(tmp_path):
-    run(tmp_path, config={"rate": 1, "labels": ("a",)})
-    run(tmp_path, config={"rate": 1, "labels": ("a",)})
-    with pytest.raises(SpecjaxError, match=r"holds another run \(rate was 1, now 2\)"):
-        run(tmp_path, config={"rate": 2, "labels": ("a",)})
-    with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
-        run(tmp_path, config={"rate": 1, "labels": ("a",)}, resume=False)
 
 
 def test_checkpoints_elsewhere_outlive_the_folder(tmp_path):

@@ -140,9 +140,8 @@ class Step:
 
     def __post_init__(self):
         # XLA drops the target's layers from a program that does not read these.
-        tokens, *places = (self.batch[name] for name in ("tokens", "positions", "segments"))
-        layers = (-1, *self.taps)
-        hidden = hidden_states(self.target, self.frozen, layers, tokens, *places)
+        places = (self.batch[name] for name in ("tokens", "positions", "segments"))
+        hidden = hidden_states(self.target, self.frozen, (-1, *self.taps), *places)
         tapped = hidden[:, :, 1:].reshape(*hidden.shape[:2], -1)
         object.__setattr__(self, "features", hidden[:, :, 0])
         object.__setattr__(self, "tapped", tapped)
@@ -162,10 +161,7 @@ class Step:
     def run_head(
         self, head: Any, params: Any, embedded: Array, features: Array, streams: tuple = ()
     ) -> tuple[Float[Array, "B T D"], tuple]:
-        """Runs a head over the texts at one depth; returns its outputs, and one more stream.
-
-        `streams` are what the head left at the depths before.
-        """
+        """Runs a head at one depth, after the streams of depths before; returns one more stream."""
         places = self.batch["positions"], self.batch["segments"]
         run = self.checkpoint(head.step)
         outputs, stream = run(params, embedded, features, streams, *places)
@@ -182,16 +178,10 @@ class Step:
         """Returns the loss of all predictions together, and metrics.
 
         A slot counts if the token it predicts is an answer's; means over no slots are 0. Metrics
-        are means over predictions too, except for the accuracy, which is listed.
-
-        Args:
-            values_of: computes the losses of slots, and `is_right`; pure.
-            predictions: such as those of each depth.
-            weights: of the losses, by their names in the values.
-            decays: weights of the predictions; by default all are 1.
-            trained: params of the head that `values_of` reads.
+        are means over predictions too, except for the accuracy, which is listed. `weights` are
+        those of the losses, by their names in the values; `decays` those of the predictions.
         """
-        decays = [1.0] * len(predictions) if decays is None else decays
+        decays = decays or [1.0] * len(predictions)
         aheads = [prediction.ahead for prediction in predictions]
         arrived = [jax.tree.map(partial(earlier, ahead=p.ahead), p) for p in predictions]
         shares = tuple(map(self._share, aheads))
@@ -247,8 +237,8 @@ def hidden_states(
 ) -> Float[Array, "B T L D"]:
     """Returns the target's hidden states after some layers, as constants for gradients.
 
-    A sequence holds one text or several. `positions` count within each text, and `segments` number
-    the texts, which do not attend to each other.
+    `segments` number the texts of a sequence, which do not attend to each other; `positions` count
+    within each.
     """
     rows = QueryRows(tokens, positions, text_before(segments))
     cache = target.new_cache(params, *tokens.shape)

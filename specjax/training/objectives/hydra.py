@@ -57,14 +57,9 @@ class HydraTraining(HeadTraining):
     epochs: ClassVar[float] = 10.0
 
     def new_head(self, target: TransformerConfig) -> HydraHeads:
-        config = HydraConfig.for_target(
-            target,
-            has_prefix=self.prefix,
-            num_heads=self.num_heads,
-            num_layers=self.num_layers,
-            has_lm_heads=self.lm_heads,
-        )
-        return HydraHeads(config)
+        shape = {name: getattr(self, name) for name in ("num_heads", "num_layers")}
+        shape |= {"has_prefix": self.prefix, "has_lm_heads": self.lm_heads}
+        return HydraHeads(HydraConfig.for_target(target, **shape))
 
     def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, weights = step.batch["tokens"], {"logit_loss": 1.0, "top_loss": self.top_weight}

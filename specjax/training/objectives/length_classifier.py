@@ -5,7 +5,6 @@ the threshold for latency; ours is tuned for F1 on the validation prompts, the s
 reports, so our validation scores are slightly optimistic.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from specjax.core.settings import check_fields, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
+from specjax.training.checkpoints import checksum
 from specjax.training.data import from_function
 from specjax.training.draft_features import (
     ContinuedPrompt,
@@ -80,17 +80,16 @@ def train_classifier(
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
     data = read_drafts(texts, target, draft, settings.position, settings.labels)
     params, scores = fit(data, settings, out, resume)
+    recipe = asdict(settings)
     trained = TrainedClassifier(
         params=params,
-        hidden_size=settings.hidden_size,
         threshold=scores["threshold"],
-        position=settings.position,
-        labels=settings.labels,
         target=target.fingerprint,
         draft=draft.fingerprint,
         scores=scores,
-        recipe=asdict(settings) | {"num_prompts": len(prompts), "num_tokens": len(data.labels)},
+        recipe=recipe | {"num_prompts": len(prompts), "num_tokens": len(data.labels)},
         specjax_version=__version__,
+        **{name: recipe[name] for name in ("hidden_size", "position", "labels")},
     )
     if not (out / CLASSIFIER).exists():
         save_classifier(trained, out / CLASSIFIER)
@@ -114,7 +113,6 @@ def fit(
             )
     model = LengthClassifier(settings.hidden_size)
     decay = optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)
-    checksum = zlib.crc32(training.features.tobytes() + training.labels.tobytes())
 
     def batch_at(step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((settings.seed, step))
@@ -128,7 +126,7 @@ def fit(
         optax.adamw(decay, weight_decay=settings.weight_decay),
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
-        config=asdict(settings) | {"data": checksum},
+        config=asdict(settings) | {"data": checksum((training.features, training.labels))},
         resume=resume,
         title="training disco",
     )
@@ -165,13 +163,9 @@ def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[
 
 
 def score(
-    model: LengthClassifier,
-    params: Any,
-    data: DraftFeatures,
-    threshold: float,
-    static_length: int | None,
+    model: LengthClassifier, params: Any, data: DraftFeatures, threshold: float, static_length: Any
 ) -> dict[str, Any]:
-    """Scores a classifier with a threshold, and a static length, on any texts."""
+    """Scores a classifier with a threshold, and a static length (None: unlimited), on any texts."""
     static = data.depth < (np.inf if static_length is None else static_length)
     return {
         **scores_of(_confidence(model, params, data) >= threshold, data.is_match),
