@@ -70,13 +70,9 @@ def read_drafts(
 ) -> DraftFeatures:
     """Computes features and labels of all tokens of the continuations, in one pass per text.
 
-    Args:
-        texts: prompts with the target's continuations, which may be empty.
-        target: runs only for labels of the overlap.
-        draft: the model whose distributions the classifier sees.
-        position: since the last mismatch ("draft") or since the prompt ("generation"), from 0.
-        labels: "match" is 1 where the most likely token of the draft is the target's next one;
-            "overlap" is 1 - TV(draft, target), the chance that rejection sampling accepts.
+    Positions count since the last mismatch ("draft") or since the prompt ("generation"). The label
+    "match" is 1 where the most likely token of the draft is the target's next one; "overlap" is
+    1 - TV(draft, target), the chance that rejection sampling accepts.
     """
     check_vocabularies(target, draft)
     readings = dict(_read_texts(texts, draft, target if labels == "overlap" else None))
@@ -142,8 +138,7 @@ def _read_texts(
 ) -> Iterator[tuple[int, Reading]]:
     """Yields number and reading of each text that has a continuation, the shortest first."""
     owners = (draft,) if target is None else (draft, target)
-    models = tuple(owner.model for owner in owners)
-    params = tuple(owner.params for owner in owners)
+    models, params = zip(*((owner.model, owner.params) for owner in owners), strict=True)
     order = [number for number, text in enumerate(texts) if len(text.continuation)]
     order.sort(key=lambda number: texts[number].length)
     for start in range(0, len(order), BATCH):

@@ -1,8 +1,7 @@
 """Tokenizes conversations and marks the tokens of the assistant.
 
 The whole conversation is tokenized once. An answer begins where the template lets the assistant
-begin, and ends with the token that ends the assistant's turn: exactly the tokens that the model
-must generate. Text that a template writes after that token, such as a line break, is not marked.
+begin, and ends with the token that ends its turn: exactly the tokens that the model must generate.
 """
 
 import re
@@ -55,10 +54,8 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
     """Tokenizes a conversation in the tokenizer's chat template, or in Vicuna's.
 
     Turns after the last answer are dropped; in a plain text all tokens count. The end token of an
-    answer that is cut is not marked. The example is truncated to `longest` tokens. A slow
-    tokenizer, without offsets, is called more often. Raises SpecjaxError for a template that
-    rejects the turns, or writes a turn differently when more turns follow: training and decoding
-    would then see different text before an answer.
+    answer that is cut is not marked. Raises SpecjaxError for a template that rejects the turns, or
+    writes a turn differently when more turns follow: training and decoding would then differ.
     """
     if conversation.text:
         ids = opening_ids(tokenizer, conversation.text)
@@ -98,10 +95,7 @@ def _example(ids: Sequence[int], marked: Iterable[Span], longest: int) -> Exampl
 def _answer_span(
     tokenizer: Any, text: str, messages: Sequence[Message], number: int, is_cut: bool
 ) -> Span:
-    """Finds the characters of `text` that the model must generate as message `number`.
-
-    They include the end token, except for the last message of a text that is cut.
-    """
+    """Finds the characters of `text` that the model must generate as message `number`."""
     before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
     # With a placeholder for the answer, the text after it is the same and can be located.
     placeholder = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
@@ -170,8 +164,7 @@ def frequent_tokens(
 ) -> tuple[Int32[np.ndarray, " R"], float]:
     """Returns the most frequent tokens of the answers, and the share of the answers they cover.
 
-    Ties go to low ids, which were merged early when the tokenizer was trained, so they are frequent
-    elsewhere too.
+    Ties go to low ids, which were merged early when the tokenizer was trained.
     """
     counts = np.zeros(vocab_size, np.int64)
     for example in examples:

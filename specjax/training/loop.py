@@ -1,9 +1,8 @@
 """The training loop of every objective: deterministic, interruptible, resumable to the same bits.
 
 The key of a step is a function of its number, and the position in the data is saved with params and
-optimizer state, so a run continues from a checkpoint as if it had never stopped. Batches are split
-over the devices. Every process builds the whole batch and feeds its own devices, so that a run does
-not depend on the number of processes.
+optimizer state. Batches are split over the devices; every process builds the whole batch and feeds
+its own devices, so that a run does not depend on the number of processes.
 """
 
 import math

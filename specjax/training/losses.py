@@ -1,10 +1,9 @@
 """Losses of one slot: distances of a predicted feature or distribution from the target's.
 
 They compute in float32, pass no gradient to the target's side, and leave the mean over slots to the
-objective. The top losses are those of HASS (Zhang et al. 2025, "Learning Harmonized
-Representations for Speculative Sampling"): section 3.1 and the ablations of table 3. In their
-formulas p is the target's distribution and q the predicted one. The paper describes the ablations
-in words only; where they leave a choice open, the function documents ours.
+objective. The top losses are those of HASS (Zhang et al. 2025, section 3.1 and the ablations of
+table 3); where the paper leaves a choice open, the function documents ours. In their formulas p is
+the target's distribution and q the predicted one.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,10 +59,7 @@ def top_loss(
     k: int = 10,
     p: float = 0.9,
 ) -> Float[Array, "..."]:
-    """Computes the loss `kind` of `TOP_LOSSES`, on the tokens that matter most to the target.
-
-    It covers k tokens, at most V; or with `top-p` the tokens that add up to the probability p.
-    """
+    """Computes a loss on the target's k most likely tokens, or those that add up to p (`top-p`)."""
     k = min(k, logits.shape[-1])
     return TOP_LOSSES[kind](logits.astype(jnp.float32), _constant(target_logits), k, p)
 
@@ -95,8 +91,7 @@ def _normed_top_k_softmax(logits: Array, target_logits: Array, k: int, _p: float
     """Does as top-k, with p and q each normalised by a softmax over the set.
 
     The softmax is of the probabilities: of the logits it would be the linear form, which the paper
-    lists separately. Values in [0, 1] make it nearly uniform: no token is e times as likely as
-    another.
+    lists separately.
     """
     tokens = _most_likely(target_logits, k)
     q, p = (_at(jax.nn.softmax(values, axis=-1), tokens) for values in (logits, target_logits))
@@ -116,8 +111,7 @@ def _recall_at_k(logits: Array, target_logits: Array, k: int, _p: float) -> Arra
 
     Patel et al. 2022, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup": a token's
     rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts by
-    `sigmoid(k - rank)`. Ranks are computed one token at a time, and again for the
-    gradient, so that no `[k, ..., V]` ever exists.
+    `sigmoid(k - rank)`. Ranks are computed one at a time, so that no `[k, ..., V]` ever exists.
     """
     top_logits = _at(logits, _most_likely(target_logits, k))
 

@@ -51,8 +51,7 @@ ValuesOf = Callable[[Any, Prediction, Teacher], SlotValues]
 class HeadTraining(ABC):
     """Trains the head of one method; the registry names a subclass in the method's row.
 
-    The docstring of a subclass is the help of `specjax train METHOD`. Its fields are the options of
-    the head's shape and of its loss, with the published defaults.
+    The docstring of a subclass is the help of `specjax train METHOD`, and its fields are options.
     """
 
     top_loss: TopLoss = "top-k"
@@ -88,10 +87,9 @@ class HeadTraining(ABC):
         """Returns the loss of one batch, and metrics; `params` are in the target's dtype."""
 
     def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
-        """Returns the loss for `training.loop`; its frozen params are the target's.
+        """Returns the loss for `training.loop`, computed in the target's dtype.
 
-        The head computes in the target's dtype, whatever the dtype of its params. With
-        `recompute` activations are computed again for the gradients instead of kept.
+        With `recompute` activations are computed again for the gradients instead of kept.
         """
 
         def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):

@@ -1,9 +1,8 @@
 """EAGLE's objective: every slot predicts the target's next feature and distribution.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Slot t counts
-if token t + 2, which it drafts, belongs to an answer; the released code counts it if token t does,
-and so loses the first drafted token of each answer. The target runs in the training step; the
-released code keeps its features on disk.
+if token t + 2, which it drafts, belongs to an answer; the released code counts it if token t does.
+The target runs in the training step; the released code keeps its features on disk.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,9 @@
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test". At step n slot t reads the token n places later, and from step 2 on what the
 step before returned in its place; it learns the target's distribution of the token after that,
-limited to the draft vocabulary. Its outputs need not resemble features. Gradients flow
-through all steps. Slots where the target's most likely token is outside of the draft vocabulary
-teach nothing. Slot t counts at step n if token t + 1 + n is an answer's; the released code divides
-by all slots.
+limited to the draft vocabulary. Slots where the target's most likely token is outside of it teach
+nothing. Slot t counts at step n if token t + 1 + n is an answer's; the released code divides by all
+slots.
 """
 
 from dataclasses import dataclass

@@ -2,14 +2,10 @@
 
 Zhang et al. 2025, "Learning Harmonized Representations for Speculative Sampling". *Harmonized
 context alignment* (section 3.2): at step n every slot stands for the n-th token of a draft. It
-takes the feature that the head itself predicted at step n - 1, one slot earlier, and sees the
-features that a draft of that length would see (`EagleHead.step`). *Harmonized objective
+takes the feature that the head predicted at step n - 1, one slot earlier, without its gradient, and
+sees the features that a draft of that length would see (`EagleHead.step`). *Harmonized objective
 distillation* (section 3.1): cross-entropy over the target's K most likely tokens, beside EAGLE's
-losses.
-
-The released code multiplies attention logits by the alignment mask, which leaves masked columns in
-the softmax; here they are excluded. Features carry no gradient from step to step. The paper has one
-stage of training; the released recipe has two, which are separate trainings here.
+losses. The released code leaves masked columns in the softmax; here they are excluded.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,9 @@
 """Hydra's objective: each head learns the target's distribution at its own depth.
 
 Ankner et al. 2024, "Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding", with the loss
-of the released code: cross-entropy to the target's own distribution, equally weighted over heads.
-Heads read the tokens of the text where drafting gives them drafted ones. The target is frozen and
-runs in the training step. Slot t counts for head d if token t + 1 + d, which it predicts there,
-belongs to an answer. The released recipe drops out a fifth of what each block reads; here there is
-no dropout.
+of the released code, but without its dropout: cross-entropy to the target's distribution, equally
+weighted over heads, which read the text's tokens where drafting gives them drafted ones. Slot t
+counts for head d if token t + 1 + d, which it predicts there, belongs to an answer.
 """
 
 from dataclasses import dataclass

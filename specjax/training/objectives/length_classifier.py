@@ -67,11 +67,9 @@ def train_classifier(
     out: str | Path,
     resume: bool = False,
 ) -> TrainedClassifier:
-    """Trains a classifier on the draft's mistakes in the target's texts.
+    """Trains a classifier on the draft's mistakes in the target's texts, in the run folder `out`.
 
-    `generate` returns the target's greedy continuations, with the end token; it gets all prompts at
-    once, so that it can batch them. `out` is the run folder; the classifier is written to
-    `out/classifier`.
+    `generate` returns the target's greedy continuations of all prompts, with the end token.
     """
     out = expand_user(out)
     check_out(out, resume, CLASSIFIER)  # before the slow part
@@ -148,9 +146,8 @@ def loss_of(model: LengthClassifier) -> LossFn:
 def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[str, Any]:
     """Scores the classifier at its best threshold, and the best static length.
 
-    Both predict acceptance at temperature 0, whichever labels were trained on. A static rule
-    predicts that exactly the first `static_length` tokens of a draft are accepted; its length is
-    chosen on the same data as the threshold, and null means unlimited.
+    Both predict acceptance at temperature 0. A static rule predicts that exactly the first
+    `static_length` tokens of a draft are accepted; None means unlimited.
     """
     threshold = best_threshold(_confidence(model, params, data), data.is_match)
     static_length = best_static_length(data.depth, data.is_match)

@@ -1,11 +1,9 @@
 """Medusa's objective: each head predicts the text's token at its own depth.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
-equation 1, which Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative
-Decoding", repeats as equation 2: the cross-entropy of head k weighs `head_decay^k`, k from 1. The
-target is frozen (Medusa-1) and runs in the training step. Slot t counts for head d if token
-t + 1 + d, which it predicts there, belongs to an answer; the first released trainer counts every
-token.
+equation 1: the cross-entropy of head k weighs `head_decay^k`, k from 1. The target is frozen
+(Medusa-1). Slot t counts for head d if token t + 1 + d, which it predicts there, belongs to an
+answer; the first released trainer counts every token.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,7 @@
 Xiao et al. 2024, "ParallelSpec: Parallel Drafter for Efficient Speculative Decoding", section 4.3.
 Medusa's kind learns the tokens of the text (equation 3), EAGLE's kind the target's features and
 distributions (equation 4, summed over the group). At depth d (from 1) slot t predicts token
-t + 1 + d; it counts there if that token belongs to an answer. Gradients flow from masks into the
-keys and values of the real slots that they see, because all stand in one sequence.
+t + 1 + d; it counts there if that token belongs to an answer.
 """
 
 from dataclasses import dataclass
