@@ -76,12 +76,11 @@ def distill(
 ) -> list[Conversation]:
     """Replaces the answers in conversations by the target's, turn after turn.
 
-    The user's turns stay, up to the first that does not fit the target, that its chat template
-    rejects, or that follows an answer cut off at `distill_tokens`; a plain text keeps its opening.
-    Conversations without any answer are dropped. `file` gets a line per conversation, in a form
-    that `read_conversations` reads, as each is done; `file.json` beside it describes the request.
-    Answers depend on the seed and the conversation's number, not on batching. `longest` bounds the
-    tokens of a text, its last answer included; `watch` sees the conversations go by.
+    The user's turns stay, up to the first that does not fit in `longest` tokens, that the chat
+    template rejects, or that follows an answer cut off at `distill_tokens`; a plain text keeps its
+    opening. Conversations without any answer are dropped. `file` gets a line per conversation that
+    `read_conversations` reads, as each is done; `file.json` beside it describes the request.
+    Answers depend on the seed and the conversation's number, not on batching.
     """
     target.require_tokenizer()
     check_room(target, longest, options)
@@ -107,8 +106,7 @@ def distill(
             f"none of {len(texts)} conversations is answered: {reason}; lower --distill-tokens, or "
             "give other data"
         )
-    if len(answered) < len(texts):
-        num_skipped = len(texts) - len(answered)
+    if num_skipped := len(texts) - len(answered):
         warn(f"Skipped {num_skipped} of {len(texts)} conversations: {reason}.")
     return answered
 
@@ -124,8 +122,8 @@ def generate_questions(
 ) -> list[Conversation]:
     """Generates the user's turn of `count` conversations with the target, at temperature 1.
 
-    A chat model has learned user turns as well, so this needs no data. Questions that are empty or
-    longer than `distill_tokens` are dropped. `file` grows as in `distill`.
+    Questions that are empty or longer than `distill_tokens` are dropped. `file` grows as in
+    `distill`.
     """
     tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
     question = [{"role": USER, "content": mark}]
@@ -146,11 +144,8 @@ def generate_questions(
             is_whole = text and new_ids[-1] in target.eos
             yield prompt.name, Conversation((Turn(USER, text),)) if is_whole else None
 
-    request = {
-        "distill_tokens": options.distill_tokens,
-        "target": fingerprint(target.config, target.params),
-        "seed": seed,
-    }
+    model = fingerprint(target.config, target.params)
+    request = {"distill_tokens": options.distill_tokens, "target": model, "seed": seed}
     questions = [text for text in _complete(file, request, resume, count, produce, watch) if text]
     if not questions:
         raise SpecjaxError(f"{target.name} generated no whole question; give --data a file")
@@ -179,12 +174,10 @@ def _complete(
 
 
 def _to_record(conversation: Conversation | None) -> dict[str, Any]:
-    if conversation is None:
-        return {"messages": []}
-    if conversation.text:
+    if conversation is not None and conversation.text:
         return {"text": conversation.text}
-    record: dict[str, Any] = {"messages": messages_of(conversation.turns)}
-    return record | {"is_cut": True} if conversation.is_cut else record
+    turns, is_cut = (conversation.turns, conversation.is_cut) if conversation else ((), False)
+    return {"messages": messages_of(turns)} | ({"is_cut": True} if is_cut else {})
 
 
 def _parse(record: dict[str, Any]) -> Conversation | None:
@@ -258,9 +251,8 @@ def prompt_of(
 ) -> Ids:
     """Tokenizes a prompt for the target: a conversation up to its next answer, or a text's opening.
 
-    Prompt and continuation together have at most `longest` tokens, and fit the target's positions.
-    `so_far` holds the answers before. Returns () if there is no question or no room, or if the chat
-    template rejects the messages.
+    `so_far` holds the answers before. Returns () if there is no question, if prompt and answer do
+    not fit in `longest` tokens, or if the chat template rejects the messages.
     """
     tokenizer = target.require_tokenizer()
     room = min(longest, target.config.longest_text) - max_new_tokens
