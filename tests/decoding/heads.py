@@ -1,5 +1,6 @@
 """Random heads of every kind for the tiny targets, their drafters, and literal readings of them."""
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -208,85 +209,6 @@ def padded(texts: list[list[int]]) -> Int[Array, "B {LONGEST}"]:
 # ---- Literal readings: the logits below a text, each path by itself ----------------------------
 
 
-class Literal:
-    """Base of the readings below: `logits(path)` are those for the token after text and path."""
-
-    def __init__(self, headed: Headed, text: list[int]):
-        self.params, self.module, self.text = headed.request, headed.drafter.head, text
-        self.model = target()[0]
-        features = features_of(self.params, padded([text]), self.model)
-        self.known = np.asarray(features_for(self.module, features))
-
-    def logits(self, path: Path) -> Float[Array, " V"]:
-        """The tokens of `path` follow the text; () is its last token, the root."""
-        raise NotImplementedError
-
-
-class EagleLiteral(Literal):
-    """In a pass over text and path for every token of the path."""
-
-    def __init__(self, headed: Headed, text: list[int]):
-        super().__init__(headed, text)
-        self.features: dict[Path, np.ndarray] = {}
-
-    def feature(self, path: Path) -> np.ndarray:
-        """Predicted at the last token of `path`."""
-        if path not in self.features:
-            features, root = self.known.copy(), len(self.text) - 1
-            for steps in range(len(path)):
-                features[0, root + steps] = self.feature(path[:steps])
-            tokens = padded([[*self.text, *path]])
-            output, _ = predicted(self.params, tokens, jnp.asarray(features), self.module)
-            self.features[path] = np.asarray(output[0, root + len(path) - 1])
-        return self.features[path]
-
-    def logits(self, path: Path) -> Float[Array, " V"]:
-        return self.model.logits(self.params.target, jnp.asarray(self.feature(path)))
-
-
-class HydraLiteral(Literal):
-    """By the formula, from what the prefix layer makes of the whole text."""
-
-    def __init__(self, headed: Headed, text: list[int]):
-        super().__init__(headed, text)
-        features, _ = predicted(self.params, padded([text]), jnp.asarray(self.known), self.module)
-        self.read = np.asarray(features[0, len(text) - 2])
-
-    def logits(self, path: Path) -> Float[Array, " V"]:
-        own = self.params.target
-        embedded = np.asarray(self.model.embed(own, jnp.array([self.text[-1], *path])))
-        lm_head = np.asarray(self.model.lm_head(own))
-        said = hydra_logits(self.module, self.params.drafter, self.read, embedded, lm_head)
-        return jnp.asarray(said, jnp.float32)
-
-
-class MedusaLiteral(Literal):
-    """By the formula; a head does not know the path, only its length."""
-
-    def __init__(self, headed: Headed, text: list[int]):
-        super().__init__(headed, text)
-        lm_head = np.asarray(self.model.lm_head(self.params.target))
-        feature = self.known[0, len(text) - 2]
-        said = medusa_logits(self.module, self.params.drafter, feature, lm_head)
-        self.by_depth = jnp.asarray(said, jnp.float32)
-
-    def logits(self, path: Path) -> Float[Array, " V"]:
-        return self.by_depth[len(path)]
-
-
-class ParallelLiteral(Literal):
-    """As the training pass over the whole text says it; again only the length matters."""
-
-    def __init__(self, headed: Headed, text: list[int]):
-        super().__init__(headed, text)
-        predictions = trained(self.params, padded([text]), jnp.asarray(self.known), self.module)
-        features = predictions[:, 0, len(text) - 2]
-        self.by_depth = self.model.logits(self.params.target, features)
-
-    def logits(self, path: Path) -> Float[Array, " V"]:
-        return self.by_depth[len(path)]
-
-
 @partial(jax.jit, static_argnums=3)
 def trained(params: Params, tokens, features, module: ParallelHead) -> Float[Array, "K B S D"]:
     """Returns the predictions of the training pass at every slot of whole texts, by depth."""
@@ -302,17 +224,48 @@ def trained(params: Params, tokens, features, module: ParallelHead) -> Float[Arr
     return jnp.stack(predictions)
 
 
-LITERALS = {
-    EagleHead: EagleLiteral,
-    HydraHeads: HydraLiteral,
-    MedusaHeads: MedusaLiteral,
-    ParallelHead: ParallelLiteral,
-}
+def literal(headed: Headed, text: list[int]) -> Callable[[Path], Float[Array, " V"]]:
+    """Returns the logits of the token after the text and a path, which () leaves at its root.
+
+    The heads of Medusa and ParallelSpec do not know the path, only its length.
+    """
+    params, module, model = headed.request, headed.drafter.head, target()[0]
+    features = features_for(module, features_of(params, padded([text]), model))
+    known, lm_head = np.asarray(features), np.asarray(model.lm_head(params.target))
+    root = len(text) - 1
+    if isinstance(module, EagleHead):
+        return _eagle_logits(params, module, text, known)
+    if isinstance(module, HydraHeads):
+        read = predicted(params, padded([text]), features, module)[0][0, root - 1]
+
+        def logits(path: Path) -> Float[Array, " V"]:
+            embedded = model.embed(params.target, jnp.array([text[-1], *path]))
+            given = np.asarray(read), np.asarray(embedded), lm_head
+            return jnp.asarray(hydra_logits(module, params.drafter, *given), jnp.float32)
+
+        return logits
+    if isinstance(module, MedusaHeads):
+        by_depth = medusa_logits(module, params.drafter, known[0, root - 1], lm_head)
+        by_depth = jnp.asarray(by_depth, jnp.float32)
+    else:
+        predictions = trained(params, padded([text]), features, module)
+        by_depth = model.logits(params.target, predictions[:, 0, root - 1])
+    return lambda path: by_depth[len(path)]
 
 
-def literal(headed: Headed, text: list[int]) -> Literal:
-    """Returns the literal reading of a drafter's head below a text."""
-    return LITERALS[type(headed.drafter.head)](headed, text)
+def _eagle_logits(params: Params, module: EagleHead, text: list[int], known: np.ndarray):
+    """Reads a path in one pass over text and path for each of its tokens."""
+    model, root = target()[0], len(text) - 1
+
+    @cache
+    def feature(path: Path) -> np.ndarray:
+        features = known.copy()
+        for steps in range(len(path)):
+            features[0, root + steps] = feature(path[:steps])
+        output, _ = predicted(params, padded([[*text, *path]]), jnp.asarray(features), module)
+        return np.asarray(output[0, root + len(path) - 1])
+
+    return lambda path: model.logits(params.target, jnp.asarray(feature(path)))
 
 
 # ---- Formulas, in float64 ----------------------------------------------------------------------

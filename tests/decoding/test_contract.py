@@ -15,17 +15,12 @@ from specjax.data.datastore import params as datastore_params
 from specjax.decoding import Proposal, chain, widths
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.drafters.auto import Auto
-from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.drafters.hybrid import Hybrid
-from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.lookahead import Lookahead
-from specjax.decoding.drafters.medusa import Medusa
-from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
-from specjax.decoding.drafters.retrieval import Retrieval
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS
@@ -71,21 +66,21 @@ def draft_model() -> Small:
 
 # By name or drafter; a method that is not here reads nothing and is small enough by default.
 SMALL: Any = {
-    Eagle: lambda: Small.headed(heads.eagle_head()),
-    Eagle2: lambda: Small.headed(heads.eagle_head(), top_k=3, depth=3, num_tokens=12),
+    "Eagle": lambda: Small.headed(heads.eagle_head()),
+    "Eagle2": lambda: Small.headed(heads.eagle_head(), top_k=3, depth=3, num_tokens=12),
     "eagle3": lambda: Small.headed(
         heads.eagle3_head(drafted=tuple(range(3, 40, 2))), top_k=3, depth=3, num_tokens=12
     ),
-    Hydra: lambda: Small.headed(heads.hydra_head()),
-    Medusa: lambda: Small.headed(heads.medusa_head()),
-    ParallelSpec: lambda: Small.headed(heads.parallel_head()),
-    ParallelSpecMedusa: lambda: Small.headed(heads.parallel_head(reads_features=False)),
-    DraftModel: draft_model,
-    Retrieval: lambda: Small(params=datastore(), settings={"max_drafted": 12}),
-    PromptLookupPlus: lambda: Small(settings={"num_tokens": 20}),
-    PromptLookupPlusAttention: lambda: Small(settings={"num_tokens": 20}),
-    Auto: lambda: Small((PromptLookup(), 0.5)),
-    Hybrid: lambda: Small(
+    "Hydra": lambda: Small.headed(heads.hydra_head()),
+    "Medusa": lambda: Small.headed(heads.medusa_head()),
+    "ParallelSpec": lambda: Small.headed(heads.parallel_head()),
+    "ParallelSpecMedusa": lambda: Small.headed(heads.parallel_head(reads_features=False)),
+    "DraftModel": draft_model,
+    "Retrieval": lambda: Small(params=datastore(), settings={"max_drafted": 12}),
+    "PromptLookupPlus": lambda: Small(settings={"num_tokens": 20}),
+    "PromptLookupPlusAttention": lambda: Small(settings={"num_tokens": 20}),
+    "Auto": lambda: Small((PromptLookup(), 0.5)),
+    "Hybrid": lambda: Small(
         params={"copy": None, "head": heads.EAGLE2.params},
         settings={
             "copy": PromptLookupPlus(8, layer=2),
@@ -123,7 +118,7 @@ ORACLE_CASES = (("sampled", 3, True), ("greedy", 3, False))
 
 
 def of_method(name: str) -> tuple[Drafter, Any]:
-    small = SMALL.get(name, SMALL.get(METHODS[name].drafter, Small))()
+    small = SMALL.get(name, SMALL.get(METHODS[name].drafter.__name__, Small))()
     config = target()[0].config
     return METHODS.make(name, config, small.settings, *small.parts), small.params
 

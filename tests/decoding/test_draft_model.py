@@ -13,23 +13,12 @@ from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import speculative_generate
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.models.cache import KVCache
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
-from tests.decoding.contract import (
-    KEY,
-    ROWS,
-    SAMPLINGS,
-    VOCAB,
-    assert_lossless,
-    assert_params_rejected,
-    p_value,
-    truth,
-    whole_texts,
-)
+from tests.decoding import contract
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_length_rules import classifier, wants_more
 from tests.decoding.tiny import (
@@ -69,7 +58,9 @@ def weights(draft: str):
 
 
 def params_of(rule: str, draft: str, sampling: str = "greedy", batch: int = BATCH) -> Params:
-    known = {"disco": classifier, "oracle": partial(whole_texts, sampling, batch)}.get(rule)
+    known = {"disco": classifier, "oracle": partial(contract.whole_texts, sampling, batch)}.get(
+        rule
+    )
     return Params(target()[1], {"draft": weights(draft), "rule": known and known()})
 
 
@@ -81,7 +72,7 @@ def generated(rule: str, draft: str, sampling: str, batch: int, ends: bool = Fal
     """The counts of a text, which is asserted to be that of plain decoding."""
     params = params_of(rule, draft, sampling, batch).drafter
     cases = ((sampling, batch, ends),)
-    found = assert_lossless(drafter(rule), params, new_tokens=NEW_TOKENS, cases=cases)
+    found = contract.assert_lossless(drafter(rule), params, new_tokens=NEW_TOKENS, cases=cases)
     return found[sampling, batch].stats
 
 
@@ -103,7 +94,9 @@ def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sam
 def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
     cases, params = (("sampled", BATCH, False),), params_of("fixed", "same").drafter
     chosen = drafter("fixed", is_drawn=False)
-    out = assert_lossless(chosen, params, new_tokens=NEW_TOKENS, cases=cases)["sampled", BATCH]
+    out = contract.assert_lossless(chosen, params, new_tokens=NEW_TOKENS, cases=cases)[
+        "sampled", BATCH
+    ]
     drawn = generated("fixed", "same", "sampled", BATCH).mean_accepted_length
     assert out.stats.mean_accepted_length < drawn - 0.3
 
@@ -118,10 +111,10 @@ STEPPED = slow_except(STEPPED, ("disco", "sampled"))
 @cache
 def rounds(rule: str, sampling: str) -> list[Round]:
     """All rounds of a generation with the near draft, whose rows end on their own."""
-    eos = tuple(truth(sampling, BATCH)[0, 16:17].tolist())
-    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS, "eos": eos}
+    eos = tuple(contract.truth(sampling, BATCH)[0, 16:17].tolist())
+    settings = {"sampling": contract.SAMPLINGS[sampling], "max_new_tokens": NEW_TOKENS, "eos": eos}
     engine = Engine(target()[0], drafter(rule), **settings)
-    return rounds_of(engine, params_of(rule, "near", sampling), key=KEY)
+    return rounds_of(engine, params_of(rule, "near", sampling), key=contract.KEY)
 
 
 @jax.jit
@@ -153,7 +146,7 @@ def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
         before, tree = found.before, found.tree
         logits, _ = draft_pass(weights("near"), jnp.asarray(with_draft(found)))
         places = jnp.arange(1, logits.shape[1] + 1)[None, :] + jnp.zeros((BATCH, 1), jnp.int32)
-        draw = Draw(before.sequence_keys, jnp.asarray(before.length), SAMPLINGS[sampling])
+        draw = Draw(before.sequence_keys, jnp.asarray(before.length), contract.SAMPLINGS[sampling])
         said = np.argmax(draw.perturbed(logits, places), axis=-1)
         probs = np.asarray(jax.nn.softmax(logits, axis=-1))
         for row in np.flatnonzero(~before.is_done):
@@ -178,7 +171,7 @@ def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
 
 
 def truth_after(sampling: str, row: int, at: int) -> list[int]:
-    return truth(sampling, BATCH)[row, at : NEW_TOKENS + LONGEST].tolist()
+    return contract.truth(sampling, BATCH)[row, at : NEW_TOKENS + LONGEST].tolist()
 
 
 def accepted_of(tree: DraftTree, row: int, true: list[int]) -> int:
@@ -223,30 +216,6 @@ def test_each_drafted_token_takes_one_pass_that_all_rows_share(rule):
     assert finished > 0
 
 
-@pytest.mark.parametrize(
-    "position, rounds, drafted", [("draft", 3, 3 * 6), ("generation", 1 + 7, 6 + 7)]
-)
-def test_disco_counts_places_from_the_first_token_of_the_draft_or_of_the_new_text(
-    position, rounds, drafted
-):
-    kernel = jnp.zeros((12, 1)).at[11, 0].set(1.0)  # the feature log(1 + place)
-    steep = {  # goes on after places 0 to 4: a draft from there on counts 6 tokens
-        "hidden": {"kernel": kernel, "bias": jnp.array([-jnp.log(5.5)])},
-        "logit": {"kernel": jnp.full((1, 1), -1000.0), "bias": jnp.ones(1)},
-    }
-    model, params = target()
-    out = speculative_generate(
-        Params(params, {"draft": params, "rule": steep}),
-        prompt(BATCH),
-        KEY,
-        target=model,
-        drafter=DraftModel(model, Disco(0.5, position), max_length=8),
-        max_new_tokens=20,
-    )
-    np.testing.assert_array_equal(out.stats.rounds, [rounds] * BATCH)
-    np.testing.assert_array_equal(out.stats.drafted, [drafted] * BATCH)
-
-
 def test_no_pass_runs_for_unneeded_tokens():
     own = replace(drafter("heuristic"), draft=Watched(target()[0].config))
     params = params_of("heuristic", "near")
@@ -254,7 +223,7 @@ def test_no_pass_runs_for_unneeded_tokens():
     longest = []
     for found in rounds("heuristic", "sampled"):
         state = jax.tree.map(jnp.asarray, found.before)
-        draw = Draw(state.sequence_keys, state.length, SAMPLINGS["sampled"])
+        draw = Draw(state.sequence_keys, state.length, contract.SAMPLINGS["sampled"])
         PASSES.clear()
         context = Context(state.tokens, state.length)
         jax.block_until_ready(propose(params, state.drafter, context, draw))
@@ -269,7 +238,7 @@ def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     short = Transformer(replace(model.config, max_position_embeddings=37))
     own = replace(drafter("fixed"), draft=short)
     cases, params = (("greedy", BATCH, False),), params_of("fixed", "same").drafter
-    out = assert_lossless(own, params, new_tokens=NEW_TOKENS, cases=cases)["greedy", BATCH]
+    out = contract.assert_lossless(own, params, new_tokens=NEW_TOKENS, cases=cases)["greedy", BATCH]
     # The last pass feeds position 36, after which position 37 is drafted.
     for row, length in enumerate(prompt(BATCH).length.tolist()):
         last = np.flatnonzero(out.from_draft[row])[-1] + length
@@ -291,7 +260,9 @@ REJECTION_RULES = {
 def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     sampling = Sampling(temperature=0.5, top_p=0.8, verification="rejection")
     own, params = drafter("fixed"), params_of("fixed", "near")
-    state = Engine(target()[0], own, max_new_tokens=NEW_TOKENS).prefill(params, prompt(), KEY)
+    state = Engine(target()[0], own, max_new_tokens=NEW_TOKENS).prefill(
+        params, prompt(), contract.KEY
+    )
 
     def propose(own, sampling, state):
         draw = Draw(state.sequence_keys, state.length, sampling)
@@ -318,8 +289,8 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
 
 
 def rejection_case(rule: str) -> tuple[DraftModel, dict]:
-    model, draft = target(VOCAB, layers=1, seed=1, scale=4.0)
-    texts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 12))
+    model, draft = target(contract.VOCAB, layers=1, seed=1, scale=4.0)
+    texts = np.random.default_rng(0).integers(0, contract.VOCAB, (contract.ROWS, 12))
     known = {"disco": classifier(), "oracle": jnp.asarray(texts)}.get(rule)
     own = DraftModel(model, REJECTION_RULES[rule], max_length=3)
     return own, {"draft": draft, "rule": known}
@@ -327,7 +298,7 @@ def rejection_case(rule: str) -> tuple[DraftModel, dict]:
 
 @pytest.mark.parametrize("rule", slow_except(REJECTION_RULES, "confidence"))
 def test_drawn_drafts_keep_the_distribution(rule):
-    assert p_value(*rejection_case(rule)) > 1e-3
+    assert contract.p_value(*rejection_case(rule)) > 1e-3
 
 
 class Peeking(DraftModel):
@@ -352,7 +323,7 @@ class LyingDraft(Lying, DraftModel):
 @pytest.mark.parametrize("kind", [Peeking, LyingDraft])
 def test_lies_about_what_was_drawn_are_caught(kind):
     own, params = rejection_case("confidence")
-    assert p_value(kind(own.draft, own.rule, max_length=own.max_length), params) < 1e-6
+    assert contract.p_value(kind(own.draft, own.rule, max_length=own.max_length), params) < 1e-6
 
 
 # ---- settings and params -----------------------------------------------------------------------
@@ -361,43 +332,36 @@ def test_lies_about_what_was_drawn_are_caught(kind):
 @pytest.mark.parametrize(
     "settings, rule",
     [
-        ({}, Fixed(5)),
         ({"rule": "fixed", "length": 7}, Fixed(7)),
         ({"rule": "heuristic", "length": 7}, Heuristic(7)),
         ({"rule": "confidence"}, Confidence(0.4)),
-        ({"rule": "confidence", "threshold": 0.3}, Confidence(0.3)),
-        ({"rule": "disco"}, Disco(0.5, "draft")),
         ({"rule": "disco", "threshold": 0.3, "position": "generation"}, Disco(0.3, "generation")),
-        ({"rule": Oracle()}, Oracle()),
     ],
 )
 def test_a_rule_is_named_or_given(settings, rule):
     assert DraftModel(target()[0], **settings).length_rule == rule
 
 
+OTHER = "the draft's weights belong to another model .*; pass the params that were loaded"
+FORM = "DraftModel needs the params {'draft': the draft's weights"
+
+
+@pytest.mark.parametrize(
+    "rule, params, message",
+    [
+        ("fixed", None, FORM),
+        ("fixed", {"draft": 1}, FORM),
+        ("fixed", {"draft": target(layers=1)[1], "rule": None}, OTHER),
+        ("fixed", {"draft": None, "rule": None}, OTHER),
+        ("fixed", {"draft": target()[1], "rule": classifier()}, "rule Fixed has no params"),
+        ("disco", {"draft": target()[1], "rule": None}, "Disco needs the weights"),
+    ],
+)
+def test_params_that_do_not_belong_together_are_rejected(rule, params, message):
+    contract.assert_params_rejected(drafter(rule), params, message)
+
+
 def test_a_draft_of_another_vocabulary_is_rejected():
     model, params = target(41)
     message = "the draft has a vocabulary of 41 tokens, the target one of 40; use a draft with"
-    assert_params_rejected(DraftModel(model), {"draft": params, "rule": None}, message)
-
-
-@pytest.mark.parametrize("given", [None, {}, {"draft": 1}, {"draft": 1, "rule": 2, "more": 3}])
-def test_params_of_another_form_are_rejected(given):
-    assert_params_rejected(
-        drafter("fixed"), given, "DraftModel needs the params {'draft': the draft's weights"
-    )
-
-
-def test_params_that_do_not_belong_together_are_rejected():
-    own, right = drafter("fixed"), weights("near")
-    for wrong in (target(layers=1)[1], target(41)[1], None, jnp.zeros(3)):
-        message = "the draft's weights belong to another model .*; pass the params that were loaded"
-        assert_params_rejected(own, {"draft": wrong, "rule": None}, message)
-    assert_params_rejected(
-        own, {"draft": right, "rule": classifier()}, "length rule Fixed has no params"
-    )
-    assert_params_rejected(
-        drafter("disco"), {"draft": right, "rule": None}, "Disco needs the weights"
-    )
-    engine = Engine(target()[0], drafter("disco"), max_new_tokens=4)
-    engine.check(params_of("disco", "near"), prompt(1))
+    contract.assert_params_rejected(DraftModel(model), {"draft": params, "rule": None}, message)

@@ -17,12 +17,9 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.models.config import Rope
-from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
 from tests.decoding.contract import KEY, SAMPLINGS, truth
 from tests.decoding.tiny import BATCH, OracleTree, prompt, target
-from tests.models import checkpoints
 
 
 def test_max_rounds_cuts_the_text_and_compiles_nothing():
@@ -86,28 +83,6 @@ def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
     for count in (40, 100):
         out = speculative_generate(known, given, KEY, **run, drafter=drafter, max_new_tokens=count)
         np.testing.assert_array_equal(out.tokens, expected[:, :count])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt_length", [10, 24])
-def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_length):
-    """Beyond 16 positions the frequencies grow with the text; one of the prompts is longer."""
-    torch = pytest.importorskip("torch")
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    theirs = checkpoints.build(max_position_embeddings=16, rope_parameters=rope)
-    config = read_config(checkpoints.save(tmp_path / "target", theirs))
-    given = np.random.default_rng(1).integers(3, 61, (1, prompt_length))
-    theirs.generation_config.eos_token_id = None
-    said = theirs.generate(torch.from_numpy(given), max_new_tokens=38, do_sample=False)
-    out = speculative_generate(
-        Params(load_transformer(tmp_path / "target", config, jnp.float32)),
-        from_ids(given.tolist()),
-        KEY,
-        target=Transformer(config),
-        drafter=PromptLookup(),
-        max_new_tokens=38,
-    )
-    np.testing.assert_array_equal(out.tokens, said.numpy()[:, prompt_length:])
 
 
 @pytest.mark.parametrize("donate", [False, True])

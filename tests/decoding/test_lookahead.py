@@ -26,7 +26,6 @@ from tests.decoding.tiny import BATCH, prompt, target
 
 VOCAB, NEW_TOKENS = 40, 80
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
-NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_prompt=True)
 
 
 @cache
@@ -197,17 +196,6 @@ def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram
             remember(expected, first, tuple(rest), 4)
         assert buckets(pool[row]) == expected
     assert buckets(pool[4]) == {}
-
-
-def test_pool_starts_empty_or_with_the_prompt():
-    assert (start(SMALL).drafter.pool == EMPTY).all()
-    state = start(NARROW)
-    for row in range(BATCH):
-        text, expected = text_of(state, row), {}
-        for at in range(len(text) - NARROW.max_depth):
-            first, *rest = text[at : at + NARROW.ngram_length]
-            remember(expected, first, tuple(rest), NARROW.num_guesses)
-        assert buckets(state.drafter.pool[row]) == expected
 
 
 # ---- what is drafted ---------------------------------------------------------------------------

@@ -25,11 +25,13 @@ def generate(value: float, sampling: Sampling, run=specjax.speculative_generate)
     return make(specjax.Params(params), prompt(3), key, max_new_tokens=64)
 
 
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(1.0, top_p=0.9), Sampling(1.0, verification="rejection")],
-    ids=["greedy", "coupled", "rejection"],
+    "value, sampling",
+    [
+        (jnp.nan, Sampling()),
+        pytest.param(jnp.inf, Sampling(1.0, top_p=0.9), marks=pytest.mark.slow),
+        pytest.param(jnp.inf, Sampling(1.0, verification="rejection"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_row_with_logits_that_are_not_finite_ends_and_is_reported(value, sampling):
     out = generate(value, sampling)

@@ -75,17 +75,6 @@ def assert_drafts(drafter: Drafter, reading, hidden=None, **known):
 # ---- PLD ---------------------------------------------------------------------------------------
 
 
-def published(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
-    """The published search, step by step."""
-    length, count = len(text), drafter.num_tokens
-    for n in range(drafter.max_ngram, drafter.min_ngram - 1, -1):
-        for i in range(length - n + 1):
-            has_all = i + n + count <= length and i + n < length - n
-            if text[i : i + n] == text[length - n :] and has_all:
-                return text[i + n : i + n + count]
-    return []
-
-
 def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
     """As our docstring says: the longest n-gram first, then the first or last occurrence of it."""
     length = len(text)
@@ -96,12 +85,6 @@ def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None)
             if text[i : i + n] == text[max(length - n, 0) :]:
                 return text[i + n : i + n + drafter.num_tokens]
     return []
-
-
-@pytest.mark.parametrize("settings", [(10, 3, 1), (4, 3, 1), (5, 4, 2), (7, 2, 2), (3, 1, 1)])
-def test_pld_drafts_what_the_published_algorithm_drafts(settings):
-    drafter = PromptLookup(*settings)
-    assert_drafts(drafter, partial(published, drafter))
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,7 @@ def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
 @pytest.mark.parametrize(
     "kind, settings, message",
     [
-        (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
         (PromptLookupPlus, {"layer": 3}, "hidden layer 3 does not exist: the model has layers 0"),
-        (PromptLookupPlusAttention, {"heads": ((2, 0),)}, r"\(layer 2, head 0\) does not"),
         (PromptLookupPlusAttention, {"heads": ((0, 9),)}, r"\(layer 0, head 9\) does not"),
         (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
     ],

@@ -10,7 +10,6 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import check_arguments, speculative_generate, stream
@@ -51,7 +50,6 @@ def of_length(*lengths: int, token: int = 1) -> Prompt:
 PARAMS = target()[1]
 BAD = {
     "one token": ({"prompt": of_length(5, 1)}, "prompt 1 has 1 token(s)"),
-    "no token": ({"prompt": Prompt(jnp.ones((1, 8), int), jnp.array([0]))}, "has 0 token(s)"),
     "length beyond the tokens": (
         {"prompt": Prompt(jnp.ones((1, 8), int), jnp.array([9]))},
         "prompt 0 has length 9 but only 8 tokens",
@@ -60,12 +58,10 @@ BAD = {
         {"prompt": of_length(3, token=40)},
         "prompt 0 holds token id 40",
     ),
-    "negative token": ({"prompt": from_ids([[1, 2], [1, -1]], bucket=8)}, "prompt 1 holds"),
     "too long": (
         {"prompt": of_length(500, 2), "max_new_tokens": 13},
         "500 prompt tokens + 13 new ones exceed the model's 512 positions",
     ),
-    "prompt alone too long": ({"prompt": of_length(513)}, "generate at most 0 new tokens"),
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
@@ -76,14 +72,10 @@ BAD = {
         "the target's params do not fit this model (missing: layers_1.",
     ),
     "no params": ({"params": Params(None)}, "the target's params do not fit this model (missing: "),
-    "params of something else": ({"params": Params({"kernel": 1})}, "unexpected: kernel)"),
-    **{
-        f"params for {type(drafter).__name__}": (
-            {"drafter": drafter, "params": Params(PARAMS, {"weight": 1})},
-            f"{type(drafter).__name__} has no params but was given some",
-        )
-        for drafter in (Autoregressive(), PromptLookup(), PromptLookupPlus(layer=1))
-    },
+    "params for a drafter without": (
+        {"params": Params(PARAMS, {"weight": 1})},
+        "PromptLookup has no params but was given some",
+    ),
     "missing layer": ({"drafter": PromptLookupPlus(layer=3)}, "hidden layer 3 does not exist"),
     "too little memory": (
         {"drafter": PromptLookup(num_tokens=10**6)},
@@ -98,16 +90,12 @@ def test_an_invalid_request_is_rejected_before_compilation(case):
     assert_rejected(message, speculative_generate, **request(**changes))
 
 
-@pytest.mark.parametrize("case", ["one token", "no new tokens", "other layers", "missing layer"])
-def test_streaming_rejects_the_same(case):
-    changes, message = BAD[case]
+def test_streaming_rejects_the_same():
+    changes, message = BAD["other layers"]
     assert_rejected(message, lambda **given: next(stream(**given)), **request(**changes))
 
 
-PLAIN = ["one token", "too long", "no new tokens", "other vocabulary", "no params"]
-
-
-@pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.parametrize("case", ["one token", "too long", "no new tokens", "no params"])
 def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
     changes, message = BAD[case]
     given = request(**changes)
@@ -122,11 +110,10 @@ def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
 @pytest.mark.parametrize(
     ("method", "name", "value"),
     [
-        *(("pld", "num_tokens", value) for value in (2.5, "5", True)),
-        ("pld", "allow_shorter", 1),
-        *(("pld-plus", "min_similarity", value) for value in ("0.5", False)),
+        ("pld", "num_tokens", 2.5),
+        ("pld", "num_tokens", True),
         ("pld-plus", "candidates", 3),
-        *(("pld-plus-attention", "heads", value) for value in (5, [(0, 1)], ((0, 1.0),))),
+        ("pld-plus-attention", "heads", ((0, 1.0),)),
     ],
 )
 def test_a_setting_of_another_type_is_rejected(method, name, value):
@@ -170,10 +157,8 @@ def test_prompts_are_padded_to_whole_buckets(bucket, columns):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"prompt": of_length(500, 2), "max_new_tokens": 12},
-        {"prompt": of_length(2, token=39)},
-        {"drafter": PromptLookupPlus(layer=2)},
+        {"prompt": of_length(2, token=39), "drafter": PromptLookupPlus(layer=2)},
     ],
 )
 def test_a_request_at_the_limit_passes(changes):
@@ -182,32 +167,19 @@ def test_a_request_at_the_limit_passes(changes):
     assert made.tokens.shape == (len(given["prompt"].length), given["max_new_tokens"])
 
 
-@pytest.mark.parametrize("traced", ["tokens", "length", "both"])
-def test_traced_prompts_are_not_checked(traced):
+def test_traced_prompts_are_checked_for_their_shapes_alone():
     given = request()
-    invalid = {"tokens": jnp.full((1, 32), 40), "length": jnp.array([1])}
-    names = {"both": ("tokens", "length")}.get(traced, (traced,))
 
-    def run(values):
-        fields = {name: getattr(given["prompt"], name) for name in ("tokens", "length")}
-        return speculative_generate(**given | {"prompt": Prompt(**fields | values)})
+    def run(tokens, **changes):
+        return speculative_generate(**given | {"prompt": Prompt(tokens, jnp.array([9]))} | changes)
 
+    invalid = jnp.full((1, 32), 40)
     with pytest.raises(SpecjaxError):
-        run({name: invalid[name] for name in names})
-    made = jax.eval_shape(run, {name: invalid[name] for name in names})
-    assert made.tokens.shape == (1, 4)
-
-
-@pytest.mark.parametrize("case", ["no new tokens", "other vocabulary", "other layers"])
-def test_shapes_and_settings_are_checked_under_an_outer_jit_too(case):
-    changes, message = BAD[case]
-    given = request(**changes)
-
-    def run(params, prompt):
-        return speculative_generate(**given | {"params": params, "prompt": prompt})
-
-    traced = partial(jax.eval_shape, run, given["params"], given["prompt"])
-    assert_rejected(message, traced)
+        run(invalid)
+    assert jax.eval_shape(run, invalid).tokens.shape == (1, 4)
+    for case in ("no new tokens", "other vocabulary", "other layers"):
+        changes, message = BAD[case]
+        assert_rejected(message, partial(jax.eval_shape, partial(run, **changes), invalid))
 
 
 @pytest.mark.parametrize(
@@ -234,8 +206,6 @@ def test_an_argument_of_another_type_is_rejected(name, value, message):
     "eos, message",
     [
         ("</s>", "does not hold token ids; pass target.eos"),
-        ([1.5], "does not hold token ids"),
-        ([None], "does not hold token ids"),
         (-1, "eos -1 is outside the vocabulary of 40 .*; pass target.eos"),
         ((2, 40), "eos 40 is outside the vocabulary"),
     ],

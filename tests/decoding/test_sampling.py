@@ -52,14 +52,6 @@ def test_filters_are_temperature_then_top_k_then_top_p(temperature, top_k, top_p
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=5, top_p=0.9)])
-def test_bfloat16_logits_are_filtered_in_float32(sampling):
-    narrow = jnp.asarray(LOGITS).astype(jnp.bfloat16)
-    found = sampling.filtered(narrow)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, sampling.filtered(narrow.astype(jnp.float32)))
-
-
 # ---- Draws -------------------------------------------------------------------------------------
 
 

@@ -262,17 +262,6 @@ def test_typical_acceptance_is_the_definition(epsilon, delta):
         assert 1 in lengths, "nothing was rejected"
 
 
-def test_typical_at_its_extremes_takes_all_and_nothing():
-    tree, _ = random_trees(1)
-    flat = np.zeros((ROWS, NODES, TOKENS))  # all tokens are equally likely
-    takes_all = verified(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
-    deepest = jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
-    np.testing.assert_array_equal(takes_all.num_accepted, deepest)
-    assert {0, 3} < set(deepest.tolist()), "padding is there, and was never accepted"
-    strict = Sampling(1.0, None, 1.0, "typical", 1.0, 1.0)
-    assert not verified(tree, flat, strict).num_accepted.any()
-
-
 def test_greedy_typical_is_coupled():
     tree, logits = random_trees(2)
     typical = verified(tree, logits, Sampling(verification="typical", typical_delta=0.0))
