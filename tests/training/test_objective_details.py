@@ -12,8 +12,7 @@ from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
-from specjax.training.data import slot_mask
-from specjax.training.objectives.base import target_features
+from specjax.training.losses import soft_cross_entropy
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.hydra import HydraTraining
@@ -27,10 +26,13 @@ from tests.training.cases import (
     FROZEN,
     KEY,
     NOISE,
+    TABLE,
     TARGET,
     VOCAB,
+    Case,
     assert_same,
     batch_of,
+    by_drafts,
     clean_features,
     counted,
     each_alone,
@@ -88,41 +90,21 @@ def test_noise_of_no_width_is_none_and_only_features_carry_noise():
 
 
 def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
-    """And slots whose likeliest token is outside teach nothing."""
+    """Slots whose most likely token is outside of it teach nothing."""
     head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
-    fixed = {"draft_tokens": params["draft_tokens"]}
-    learned = {name: leaf for name, leaf in params.items() if name not in fixed}
     training = Eagle3Training(draft_vocab=len(DRAFTED), test_steps=1)
-    batch = jax.tree.map(jnp.asarray, CASES["eagle3"].batch)
-    loss = training.loss(head, TARGET)
-    found, metrics = loss(params, FROZEN, batch, KEY)
-    whole, all_params = heads.eagle3_head(VOCAB, 1)  # with all tokens, and this LM head
-    table = jnp.zeros((VOCAB, TARGET.config.hidden_size))
-    table = table.at[jnp.array(DRAFTED)].set(params["lm_head"]["weight"])
-    all_params = learned | {"lm_head": {"weight": table}}
-    recorded = {}
-
-    def record(self, logits, target_logits):
-        recorded["logits"] = logits
-        return {}
-
-    class Recording(Eagle3Training):
-        top_values = record
-
-    with jax.disable_jit():
-        Recording(draft_vocab=0, test_steps=1).loss(whole, TARGET)(all_params, FROZEN, batch, KEY)
-    places = (batch[name] for name in ("tokens", "positions", "segments"))
-    wanted = TARGET.logits(FROZEN, target_features(TARGET, FROZEN, *places))
-    own = np.asarray(recorded["logits"])[..., list(DRAFTED)]  # at the slot that is predicted
-    law = jax.nn.softmax(wanted[..., list(DRAFTED)], axis=-1)
-    losses = -np.sum(law * jax.nn.log_softmax(own, axis=-1), axis=-1)
-    best = np.argmax(wanted, axis=-1)
-    counts = np.roll(slot_mask(batch["is_answer"], batch["segments"], ahead=2), 1, axis=1)
-    teaches = counts & np.isin(best, DRAFTED)
-    assert 0 < teaches.sum() < counts.sum()
-    np.testing.assert_allclose(found, losses[teaches].sum() / counts.sum(), rtol=1e-5)
-    is_right = np.array(DRAFTED)[np.argmax(own, axis=-1)] == best
-    np.testing.assert_allclose(metrics["accuracy"], [is_right[counts].mean()], rtol=1e-5)
+    case = Case(training, head, params, by_drafts, ({"logit_loss": 1.0},))
+    loss, metrics = jax.jit(training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
+    logits_at, (text, slot) = by_drafts(case, params), np.transpose(counted())
+    logits = np.stack([logits_at(0, *place) for place in counted()])
+    target_logits = clean_features()[text, slot + 1] @ np.asarray(TABLE).T
+    drafted, best = np.array(DRAFTED), target_logits.argmax(axis=-1)
+    losses = soft_cross_entropy(jnp.asarray(logits), jnp.asarray(target_logits[:, drafted]))
+    teaches = np.isin(best, drafted)
+    assert 0 < teaches.sum() < len(teaches)
+    np.testing.assert_allclose(loss, losses[teaches].sum() / len(teaches), rtol=2e-5)
+    is_right = drafted[logits.argmax(axis=-1)] == best
+    np.testing.assert_allclose(metrics["accuracy"], [is_right.mean()], rtol=1e-5)
 
 
 # ---- Hydra and ParallelSpec ---------------------------------------------------------------------
