@@ -7,13 +7,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import check_fields, check_setting, setting
 
 CHECK = "check the config"
 ROPE_TYPES = {  # with the keys that each needs
@@ -28,12 +29,19 @@ ROPE_TYPES = {  # with the keys that each needs
     ),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
-MAX_SIZES = {  # beyond these a config is damaged
-    "num_hidden_layers": 10_000,
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 2**31 - 1),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 2**20),
-}
 SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
+
+
+SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim")
+SIZES += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+
+
+def _size(default: Any = dataclasses.MISSING, at_most: int = 2**31 - 1) -> Any:
+    return setting(default, at_least=1, at_most=at_most, advice=CHECK)  # beyond: a damaged config
+
+
+def _positive(default: Any) -> Any:
+    return setting(default, above=0, advice=CHECK)
 
 
 @dataclass(frozen=True)
@@ -46,15 +54,15 @@ class Rope:
     """
 
     rope_type: str = "default"
-    rope_theta: float = 10000.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    rope_theta: float = _positive(10000.0)
+    factor: float = _positive(1.0)
+    low_freq_factor: float = _positive(1.0)
+    high_freq_factor: float = _positive(4.0)
     original_max_position_embeddings: int = 0  # llama3, longrope: the length before scaling
-    short_factor: tuple[float, ...] = ()  # longrope: divisors of the frequencies of short texts
-    long_factor: tuple[float, ...] = ()
-    attention_factor: float = 1.0  # longrope: of cosine and sine
-    partial_rotary_factor: float = 1.0  # the share of a head that is rotated
+    short_factor: tuple[float, ...] = _positive(())  # longrope: frequency divisors of short prompts
+    long_factor: tuple[float, ...] = _positive(())
+    attention_factor: float = _positive(1.0)  # longrope: of cosine and sine
+    partial_rotary_factor: float = _positive(1.0)  # the share of a head that is rotated
 
     def inverse_frequencies(
         self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, "B Q"]
@@ -141,10 +149,10 @@ class Rope:
 
 def _longrope(values: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the original length and the factor of cosine and sine, given or derived."""
-    longest = whole_number("max_position_embeddings", values["max_position_embeddings"])
+    max_length = values["max_position_embeddings"]
     name = "original_max_position_embeddings"
-    original = whole_number(name, values.get(name) or scaling.get(name) or longest)
-    stretch = scaling.get("factor") or longest / original
+    original = values.get(name) or scaling.get(name) or max_length
+    stretch = scaling.get("factor") or max_length / original
     derived = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return {name: original, "attention_factor": scaling.get("attention_factor") or derived}
 
@@ -161,9 +169,9 @@ class Variant:
     has_output_bias: bool = True  # `attention_bias` is also that of o_proj
     has_learned_positions: bool = False  # added to the embeddings, in place of RoPE
     has_scaled_embeddings: bool = False  # by the root of hidden_size
-    query_pre_attn_scalar: float | None = None  # attention scores are divided by its root
-    attn_logit_softcapping: float | None = None  # see `layers.soft_cap`
-    final_logit_softcapping: float | None = None
+    query_pre_attn_scalar: float | None = _positive(None)  # scores are divided by its root
+    attn_logit_softcapping: float | None = _positive(None)  # see `layers.soft_cap`
+    final_logit_softcapping: float | None = _positive(None)
     sliding_rope: Rope | None = None  # of the layers with a sliding window; None: as the others
     layers_without_rope: tuple[int, ...] = ()
 
@@ -172,28 +180,28 @@ class Variant:
 class TransformerConfig:
     """The shapes and the arithmetic of one model."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6  # of norms of any kind
+    vocab_size: int = _size()
+    hidden_size: int = _size()
+    intermediate_size: int = _size()
+    num_hidden_layers: int = setting(at_least=0, at_most=10_000, advice=CHECK)
+    num_attention_heads: int = _size(at_most=2**20)
+    num_key_value_heads: int = _size(at_most=2**20)
+    head_dim: int = _size(at_most=2**20)
+    max_position_embeddings: int = _size(2048)
+    rms_norm_eps: float = _positive(1e-6)  # of norms of any kind
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = _size(None)
     layer_types: tuple[str, ...] = ()  # one per layer; empty: all the same
     rope: Rope = field(default_factory=Rope)
     model_type: str = "llama"
-    bos_token_id: int | None = None
-    eos_token_id: tuple[int, ...] = ()
+    bos_token_id: int | None = setting(None, at_least=0, advice=CHECK)
+    eos_token_id: tuple[int, ...] = setting((), at_least=0, advice=CHECK)
     variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self):
-        check_sizes(vars(self))
+        check_fields(self)
         if self.head_dim % 2:
             raise SpecjaxError(f"head_dim {self.head_dim} is odd, but RoPE rotates pairs; {CHECK}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -251,18 +259,18 @@ class TransformerConfig:
 
 
 def eos_tokens(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the EOS tokens in the content of a `config.json` or `generation_config.json`."""
-    value = values.get("eos_token_id")
-    tokens = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(whole_number("eos_token_id", token, minimum=0) for token in tokens)
+    """Returns the EOS tokens of a `config.json` or `generation_config.json`."""
+    tokens = values.get("eos_token_id")
+    tokens = tuple(tokens) if isinstance(tokens, list) else () if tokens is None else (tokens,)
+    check_setting(TransformerConfig, "eos_token_id", tokens)
+    return tokens
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:
-    """Raises SpecjaxError for a size that no model has, before anything is made of it."""
-    for name, limit in MAX_SIZES.items():
-        value = values.get(name)
-        if isinstance(value, int) and value > limit:
-            raise SpecjaxError(f"{name} {value} is above {limit}; {CHECK}")
+    """Raises SettingError for an invalid size, before anything is made of it."""
+    for name in SIZES:
+        if values.get(name) is not None:
+            check_setting(TransformerConfig, name, values[name])
 
 
 def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -274,33 +282,13 @@ def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def declared_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks and converts `values` to the types that the fields of the dataclass `cls` declare."""
-    kinds = {each.name: each.type for each in dataclasses.fields(cls)}
-    return {name: _field(name, value, kinds[name]) for name, value in values.items()}
-
-
-def _field(name: str, value: Any, kind: Any) -> Any:
-    if kind is int or (kind == int | None and value is not None):
-        return whole_number(name, value, minimum=0 if name == "bos_token_id" else 1)
-    if kind is float or (kind == float | None and value is not None):
-        return _positive(name, value)
-    if kind == tuple[float, ...]:
-        items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_positive(name, each) for each in items)
-    if kind is bool and not isinstance(value, bool):
-        raise SpecjaxError(f"{name} {value!r} is not true or false; {CHECK}")
-    return value
-
-
-def whole_number(name: str, value: Any, minimum: int = 1) -> int:
-    """Returns `value`; raises SpecjaxError unless it is a whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise SpecjaxError(f"{name} {value!r} is not a whole number of at least {minimum}; {CHECK}")
-    return value
-
-
-def _positive(name: str, value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and value > 0):
-        raise SpecjaxError(f"{name} {value!r} is not a number above 0; {CHECK}")
-    return float(value)
+    """Checks `values` for fields of the dataclass `cls`; converts lists and whole numbers."""
+    hints = get_type_hints(cls)
+    values = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+    for name, value in values.items():
+        check_setting(cls, name, value)
+        if value is not None and hints[name] in (float, float | None):
+            values[name] = float(value)
+        if hints[name] == tuple[float, ...] and isinstance(value, tuple):
+            values[name] = tuple(map(float, value))
+    return values

@@ -112,9 +112,9 @@ def test_eos_tokens_outside_the_vocabulary_are_left_out(folder, capsys):
     [
         ("{", " is not valid JSON"),
         ("[]", " does not hold a JSON object; fix it"),
-        ('{"eos_token_id": 1.5}', ": eos_token_id 1.5 is not a whole number"),
-        ('{"eos_token_id": "</s>"}', ": eos_token_id '</s>' is not a whole number"),
-        ('{"eos_token_id": [2, null]}', ": eos_token_id None is not a whole number"),
+        ('{"eos_token_id": 1.5}', ": `eos_token_id` must be"),
+        ('{"eos_token_id": "</s>"}', ": `eos_token_id` must be"),
+        ('{"eos_token_id": [2, null]}', ": `eos_token_id` must be"),
     ],
 )
 def test_a_damaged_generation_config_is_named(folder, content, message):

@@ -308,9 +308,14 @@ def patched(path: Path, after: bytes, form: str, value: int, skip: int = 0) -> P
         (b"general.architecture", "Q", 4, "damaged or cut short"),  # bytes of a string
         (b"tokenizer.ggml.tokens", "Q", 8, "damaged or cut short"),  # strings of an array
         (b"tokenizer.ggml.token_type", "Q", 8, "damaged or cut short"),  # numbers of an array
-        (b"llama.block_count", "I", 4, "num_hidden_layers 4294967295 is above"),
-        (b"llama.vocab_size", "I", 4, "vocab_size 4294967295 is above"),
-        (b"llama.attention.head_count", "I", 4, "num_attention_heads 4294967295 is above"),
+        (b"llama.block_count", "I", 4, "`num_hidden_layers` must be at least"),
+        (b"llama.vocab_size", "I", 4, "`vocab_size` must be at least"),
+        (
+            b"llama.attention.head_count",
+            "I",
+            4,
+            "`num_attention_heads` must be at least",
+        ),
         (b"token_embd.weight", "I", 0, "axes"),
         (b"token_embd.weight", "Q", 4, "damaged or cut short"),  # length of a row
         (b"token_embd.weight", "Q", 12, "damaged or cut short"),  # rows

@@ -240,7 +240,7 @@ REFUSED_CONFIGS = [
     ("eagle", {"bias": "yes"}, ": bias is 'yes', but False according to the weights; correct it"),
     ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),
     ("eagle, fc bias", {"bias": False}, ": bias is False, but True according to the weights"),
-    ("eagle", {"qkv_bias": "yes"}, ": attention_bias 'yes' is not true or false; check the config"),
+    ("eagle", {"qkv_bias": "yes"}, ": `attention_bias` must be true or false, got 'yes'"),
     ("medusa", PLAIN | {"hydra_num_heads": 4}, "describes a Hydra head; give a Medusa head"),
     ("medusa", PLAIN | {"num_masks": 4}, "describes a ParallelSpec head; give a Medusa head"),
     ("medusa", {"version": "2"}, ": version is '2', but '1' according to the weights; correct it"),

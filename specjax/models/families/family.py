@@ -13,7 +13,6 @@ from specjax.models.config import (
     Variant,
     declared_fields,
     eos_tokens,
-    whole_number,
 )
 from specjax.models.layers import ACTIVATIONS
 
@@ -78,7 +77,7 @@ def read_common(
         "num_hidden_layers": values["num_hidden_layers"],
         "num_attention_heads": heads,
         "num_key_value_heads": values.get("num_key_value_heads") or heads,
-        "head_dim": values.get("head_dim") or _head_dim(values["hidden_size"], heads),
+        "head_dim": values.get("head_dim") or values["hidden_size"] // heads,
         "max_position_embeddings": values["max_position_embeddings"],
         "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
         "tie_word_embeddings": values.get("tie_word_embeddings") or False,
@@ -94,16 +93,12 @@ def read_common(
     return TransformerConfig(**declared_fields(TransformerConfig, found), variant=Variant(**named))
 
 
-def _head_dim(hidden_size: Any, heads: Any) -> int:
-    return whole_number("hidden_size", hidden_size) // whole_number("num_attention_heads", heads)
-
-
 def windows(
     values: Mapping[str, Any], is_sliding: Callable[[int], bool], window: Any
 ) -> dict[str, Any]:
     """Returns the sliding window and which layers have it; `is_sliding` if `values` do not say."""
     if window is None:
         return {"sliding_window": None}
-    layers = range(whole_number("num_hidden_layers", values["num_hidden_layers"]))
+    layers = range(values["num_hidden_layers"])
     types = values.get("layer_types") or [SLIDING if is_sliding(at) else FULL for at in layers]
     return {"sliding_window": window, "layer_types": tuple(types)}

@@ -10,7 +10,6 @@ from specjax.models.config import (
     Rope,
     TransformerConfig,
     json_object,
-    whole_number,
 )
 from specjax.models.families.family import (
     LLAMA_NAMES,
@@ -71,7 +70,7 @@ def read_gemma2(values: Mapping[str, Any]) -> TransformerConfig:
 
 def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; RoPE is under two new keys, or in several old ones."""
-    period = whole_number("sliding_window_pattern", values.get("sliding_window_pattern") or 6)
+    period = values.get("sliding_window_pattern") or 6
     layers = windows(values, lambda layer: (layer + 1) % period != 0, values["sliding_window"])
     given = json_object(values, "rope_parameters")
     ropes = {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.models.config import TransformerConfig, whole_number
+from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, read_common, windows
 
 DEFAULTS = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -22,7 +22,7 @@ def read_qwen3(values: Mapping[str, Any]) -> TransformerConfig:
 
 def _windows(values: Mapping[str, Any]) -> dict[str, Any]:
     window = values["sliding_window"] if values.get("use_sliding_window") else None
-    first = whole_number("max_window_layers", values["max_window_layers"], minimum=0)
+    first = values["max_window_layers"]
     return windows(values, lambda layer: layer >= first, window)
 
 

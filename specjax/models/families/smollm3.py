@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.models.config import TransformerConfig, whole_number
+from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, read_common, windows
 
 
 def read(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; see `read_common`."""
-    interval = whole_number("no_rope_layer_interval", values["no_rope_layer_interval"])
-    count = whole_number("num_hidden_layers", values["num_hidden_layers"])
+    interval = values["no_rope_layer_interval"]
+    count = values["num_hidden_layers"]
     has_rope = values.get("no_rope_layers") or [(at + 1) % interval for at in range(count)]
     without = tuple(at for at, has in enumerate(has_rope[:count]) if not has)
     window = values["sliding_window"] if values.get("use_sliding_window") else None
