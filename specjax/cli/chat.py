@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 HINT = "/new starts a new conversation, /quit ends; end a line with \\ to continue it"
 COMMAND = re.compile(r"/[a-z]+")
-MIN_BUCKET = (
-    256  # prompts are padded to this length times a power of two: so that few programs are compiled
-)
+MIN_LENGTH = 256  # prompts are padded to this times a power of two, to compile few programs
 
 
 @dataclass(frozen=True)
@@ -84,24 +82,17 @@ class Chat(DecodingOptions):
 
 def _next_message() -> str | None:
     """Returns the next message of the input, or None at its end."""
-    prompt, lines = "> ", []
-    while True:
-        try:
-            lines.append(input(prompt if sys.stdin.isatty() else ""))
-        except EOFError:
-            return "\n".join(lines).strip() or None
-        if not lines[-1].endswith("\\"):
-            break
-        prompt, lines[-1] = ". ", lines[-1][:-1]
-    text = "\n".join(lines).strip()
-    return None if text == "/quit" else text
+    text, prompt = "", "> "
+    try:
+        while (text := text + input(prompt if sys.stdin.isatty() else "")).endswith("\\"):
+            text, prompt = f"{text[:-1]}\n", ". "
+    except EOFError:
+        return text.strip() or None
+    return None if text.strip() == "/quit" else text.strip()
 
 
 def _prompt(target: "LoadedTarget", messages: list[dict[str, str]]) -> "Prompt":
     from specjax.decoding.prompt import chat_ids, from_ids
 
     ids = chat_ids(target.tokenizer, messages)
-    bucket = MIN_BUCKET
-    while bucket < len(ids):
-        bucket *= 2
-    return from_ids([ids], bucket)
+    return from_ids([ids], max(MIN_LENGTH, 1 << (len(ids) - 1).bit_length()))

@@ -118,10 +118,8 @@ class Convert:
         if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
             print("without the target's embedding, which the server shares; --embedding adds it")
 
-    def _with_draft_vocab(
-        self, head: Any, params: Any, target: Any, num_tokens: int
-    ) -> tuple[Any, Any]:
-        """Returns the head with a draft vocabulary of `num_tokens`, or with all tokens for 0."""
+    def _with_draft_vocab(self, head: Any, params: Any, target: Any, num_tokens: int) -> Any:
+        """Returns the head and its params with `num_tokens` to draft, or with all for 0."""
         from specjax.data.conversations import read_conversations
         from specjax.models.heads.layered import LayeredHead, with_draft_tokens
         from specjax.training.examples import frequent_tokens, tokenize_all
@@ -140,7 +138,7 @@ class Convert:
             )
         if not self.data:
             raise SpecjaxError("--draft-vocab needs texts to count tokens in; add --data SOURCE")
-        texts = read_conversations(self.data, needs_answers=True)
+        texts = read_conversations(self.data)
         examples = tokenize_all(texts, target.require_tokenizer(), target.config.longest_text)
         tokens, share = frequent_tokens(examples, target.config.vocab_size, num_tokens)
         print(f"{num_tokens} tokens make up {share:.1%} of the answers")

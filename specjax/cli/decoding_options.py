@@ -38,8 +38,7 @@ class TargetOptions:
         from specjax.loading.targets import load
 
         use_compilation_cache()
-        options: dict[str, Any] = {"dtype": self.dtype, "quantize": self.quantize}
-        options["mesh"] = self.mesh
+        options = {"dtype": self.dtype, "quantize": self.quantize, "mesh": self.mesh}
         return load(self.target, **(options | others))
 
 
@@ -53,7 +52,6 @@ class PassOptions(TargetOptions):
     more. Useful in 16 bits; not needed on a CPU."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
-        """Loads the target; see `TargetOptions`."""
         return super().load_target(**({"padded_width": self.padded_width} | others))
 
 

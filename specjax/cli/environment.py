@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.core.errors import USER_ERROR, SpecjaxError, warn
-from specjax.core.files import cache_folder
+from specjax.core.files import cache_folder, writable_folder
 
 MIN_COMPILE_SECONDS = 0.5  # programs that compile faster are not cached
 HEARTBEAT_SECONDS = 30  # the other processes end when one is silent for this long
@@ -29,8 +29,7 @@ def quiet() -> None:
 def use_compilation_cache() -> Path | None:
     """Keeps compiled programs in the user's cache folder, so that the second start is fast.
 
-    Starts the backend first. Does nothing if `JAX_COMPILATION_CACHE_DIR` is set or the folder
-    cannot be created. Returns the folder if this call set it.
+    Returns the folder, or None if `JAX_COMPILATION_CACHE_DIR` is set or it cannot be written.
     """
     import jax
 
@@ -46,11 +45,8 @@ def use_compilation_cache() -> Path | None:
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     try:
-        folder = cache_folder() / "jax"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, SpecjaxError):  # SpecjaxError: there is no home folder
-        return None
-    if not os.access(folder, os.W_OK):
+        folder = writable_folder(cache_folder() / "jax")
+    except SpecjaxError:  # it cannot be written, or there is no home folder
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -62,10 +58,7 @@ def use_compilation_cache() -> Path | None:
 def distributed(processes: str | None) -> Iterator[None]:
     """Connects the processes of a run; ends this one with one line if another is lost.
 
-    Only the first process prints results.
-
-    Args:
-        processes: "auto" to detect the cluster, or "HOST:PORT,N,RANK"; None for a single process.
+    Only the first process prints results. `processes` is None for a single process.
     """
     if processes is None:
         yield

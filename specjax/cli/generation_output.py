@@ -1,7 +1,7 @@
 """Prints the output of `specjax generate`: results on stdout, everything else on stderr."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.core.files import expand_user, writable
 from specjax.core.text import token_texts
 from specjax.decoding.sampling import LOSSY
-from specjax.run.attribution import Page, Span
+from specjax.run.attribution import Page
 from specjax.run.runner import TimedRun
 
 
@@ -90,17 +90,16 @@ class GenerateOutput:
         with_spans: bool,
     ) -> None:
         """Prints one JSON object; a span is its start and end in the output, and its source."""
-        records = [
+        values, *others = (
             {"prompt": source.prompt, **result.record(seconds)}
             for result, seconds in zip(results, compile_seconds, strict=True)
-        ]
-        values = records[0]
+        )
         if with_spans:
             values["spans"] = results[0].spans
-        if len(results) == 2:
+        for plain in others:
+            is_identical = values["tokens"] == plain["tokens"]
             is_reproducible = results[0].request.engine.sampling.is_reproducible
-            is_identical = results[0].tokens == results[1].tokens if is_reproducible else None
-            values |= {"plain": records[1], "identical": is_identical}
+            values |= {"plain": plain, "identical": is_identical if is_reproducible else None}
         self.output.file.write(json.dumps(values) + "\n")
         self.output.file.flush()
 
@@ -108,35 +107,25 @@ class GenerateOutput:
         """Prints the output part by part, with positions in output and prompt, both from 0."""
         texts = token_texts(result.request.target.tokenizer, result.tokens)
         table = Table("output tokens", "copied from", "text", box=None, pad_edge=False)
-        for start, end, source in _parts(result.spans, len(texts)):
-            place = "" if source is None else _range(source, source + end - start)
-            table.add_row(_range(start, end), place, repr("".join(texts[start:end]))[1:-1])
+        position = 0
+        for start, end, source in [*result.spans, (len(texts), len(texts), None)]:
+            for first, last, place in ((position, start, None), (start, end, source)):
+                if first < last:
+                    copied = "" if place is None else _range(place, place + last - first)
+                    text = repr("".join(texts[first:last]))[1:-1]
+                    table.add_row(_range(first, last), copied, text)
+            position = end
         self.output.print(table)
 
     def page(self, result: TimedText, path: Path) -> None:
         """Writes the sources as an HTML page."""
-        request = result.request
-        tokenizer = request.target.tokenizer
-        prompt, output = (
-            token_texts(tokenizer, ids) for ids in (request.prompt_ids, result.tokens)
-        )
+        ids = result.request.prompt_ids, result.tokens
+        prompt, output = (token_texts(result.request.target.tokenizer, tokens) for tokens in ids)
         file = expand_user(path)
         with writable(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(Page(prompt, output, result.spans).html(), encoding="utf-8")
         self.notes.print(f"sources written to {path}")
-
-
-def _parts(spans: Sequence[Span], length: int) -> Iterator[tuple[int, int, int | None]]:
-    """Yields the output in order: spans and the parts between them."""
-    end = 0
-    for span in spans:
-        if end < span.start:
-            yield end, span.start, None
-        yield span
-        end = span.end
-    if end < length:
-        yield end, length, None
 
 
 def _range(start: int, end: int) -> str:

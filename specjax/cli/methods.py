@@ -42,16 +42,28 @@ class Methods:
         if self.json:
             print(json.dumps(rows if self.method is None else rows[self.method]))
             return
+        texts = {
+            name: f"Drafts {row['drafts']}. Needs {row['needs']}." for name, row in rows.items()
+        }
         if config is not None:
             print(
                 f"{self.target}: {config.model_type}, {config.num_hidden_layers} layers, texts of "
                 f"up to {config.longest_text} tokens; all methods support it\n"
             )
         if self.method is None:
-            print_rows("methods", {name: _about(row) for name, row in rows.items()})
+            print_rows("methods", texts)
             print("\n`specjax methods METHOD` shows the settings of METHOD.")
-        else:
-            _print_method(self.method, rows[self.method], is_fitted=config is not None)
+            return
+        row, settings = rows[self.method], {}
+        console().print(f"{self.method}: {row['paper']}.\n\n{texts[self.method]}")
+        for setting, values in row["settings"].items():
+            default = short(values["default"])
+            if values["depends_on_target"] and config is None:
+                default += " with 32 layers; depends on the target"
+            settings[setting] = values["meaning"] + (f" (default: {default})" if default else "")
+        if settings:
+            print()
+            print_rows("settings (--set NAME=VALUE)", settings)
 
     def _describe(self, name: str, config: "TransformerConfig | None") -> dict[str, Any]:
         from specjax.loading.methods import METHODS
@@ -80,34 +92,6 @@ class Methods:
         }
 
 
-def _about(row: dict[str, Any]) -> str:
-    return f"Drafts {row['drafts']}. Needs {row['needs']}."
-
-
-def _print_method(name: str, row: dict[str, Any], is_fitted: bool) -> None:
-    """Prints a method and its settings; `is_fitted` if these are for the user's target."""
-    console().print(f"{name}: {row['paper']}.\n\n{_about(row)}")
-    settings = {}
-    for setting, values in row["settings"].items():
-        default = short(values["default"])
-        if values["depends_on_target"] and not is_fitted:
-            default += " with 32 layers; depends on the target"
-        settings[setting] = values["meaning"] + (f" (default: {default})" if default else "")
-    if settings:
-        print()
-        print_rows("settings (--set NAME=VALUE)", settings)
-
-
-def _config_of(target: str) -> "TransformerConfig":
-    """Returns the config of a target, without its weights unless it is a GGUF file."""
-    from specjax.loading.hub import target_folder
-    from specjax.loading.targets import load
-    from specjax.models.families import read_config
-
-    folder = target_folder(target, with_weights=False)
-    return read_config(folder) if folder.is_dir() else load(target).config
-
-
 def _llama_2_7b() -> "TransformerConfig":
     from specjax.models.config import TransformerConfig
 
@@ -121,3 +105,13 @@ def _llama_2_7b() -> "TransformerConfig":
         head_dim=128,
         max_position_embeddings=4096,
     )
+
+
+def _config_of(target: str) -> "TransformerConfig":
+    """Returns the config of a target, without its weights unless it is a GGUF file."""
+    from specjax.loading.hub import target_folder
+    from specjax.loading.targets import load
+    from specjax.models.families import read_config
+
+    folder = target_folder(target, with_weights=False)
+    return read_config(folder) if folder.is_dir() else load(target).config

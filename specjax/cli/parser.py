@@ -4,10 +4,9 @@ A command is a frozen dataclass: its docstring is its help, its fields are the o
 does the work. The first paragraph of the docstring is its line in the list of commands.
 """
 
-import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from functools import reduce
 from inspect import getdoc
@@ -16,14 +15,8 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 from tyro import _errors as events  # tyro's hook for errors; pyproject.toml pins its version
-from tyro.conf import (
-    DisallowNone,
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    UseAppendAction,
-    arg,
-    subcommand,
-)
+from tyro import conf
+from tyro.conf import UseAppendAction, arg, subcommand
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec
 
 from specjax.core.errors import SpecjaxError
@@ -61,7 +54,7 @@ def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
             prog="specjax",
             description=_wrapped(about),
             args=arguments,
-            config=(FlagCreatePairsOff, DisallowNone, OmitArgPrefixes),
+            config=(conf.FlagCreatePairsOff, conf.DisallowNone, conf.OmitArgPrefixes),
             registry=_registry(),
         )
     while hasattr(command, "chosen"):
@@ -125,28 +118,23 @@ def _registry() -> ConstructorRegistry:
             kind, text = hints[field.name], texts.get(field.name, "")
             if "Literal" in str(kind):  # the choices are beside the option already
                 text = text.rpartition("; ")[0] + "."
-            annotated: Any = Annotated[kind, arg(help_behavior_hint=_hint(kind))]
-            default = _default(field, info.default)
+            is_repeatable = REPEATABLE in getattr(kind, "__metadata__", ())
+            hint = (lambda _: "(repeatable)") if is_repeatable else _default_hint
+            annotated: Any = Annotated[kind, arg(help_behavior_hint=hint)]
+            if is_dataclass(info.default):
+                default = getattr(info.default, field.name)
+            elif field.default_factory is not MISSING:
+                default = field.default_factory()
+            else:
+                default = tyro.MISSING_NONPROP if field.default is MISSING else field.default
             options.append(StructFieldSpec(field.name, annotated, default, text))
         return StructConstructorSpec(owner, tuple(options))
 
     return registry
 
 
-def _hint(kind: Any) -> Callable[[str], str]:
-    """Returns what turns a default into the end of an option's help."""
-    if REPEATABLE in getattr(kind, "__metadata__", ()):
-        return lambda default: "(repeatable)"
-    return lambda default: "" if default in SILENT_DEFAULTS else f"(default: {default})"
-
-
-def _default(field: dataclasses.Field, owner: Any) -> Any:
-    """Returns the default of a field: that of the instance `owner`, where there is one."""
-    if is_dataclass(owner):
-        return getattr(owner, field.name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return tyro.MISSING_NONPROP if field.default is dataclasses.MISSING else field.default
+def _default_hint(default: str) -> str:
+    return "" if default in SILENT_DEFAULTS else f"(default: {default})"
 
 
 def _lookup(arguments: Sequence[str], commands: Commands) -> tuple[str, Any]:
@@ -170,15 +158,15 @@ def _complaint(event: events.ParseErrorEvent, words: str, chosen: Any) -> str:
             if not is_group and not name.startswith("--"):
                 return f"`{words}` has no place for {token!r}; put a text with spaces in quotes"
             kind = "option" if name.startswith("--") else "command"
-            hint = _nearest(name, chosen if is_group else flags_of(chosen))
+            names = chosen if is_group else flags_of(chosen)
+            nearest = get_close_matches(name, names, 1, cutoff=0.75)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
             return f"`{words}` has no {kind} {name}; {hint}{more}"
         case events.MissingSubcommand():
             return f"`{words}` needs one of {', '.join(chosen)}; {more}"
         case events.MissingArgs(missing_arguments=missing):
-            names = ", ".join(
-                each.arg.get_invocation_text()[1].as_str_no_ansi() for each in missing
-            )
-            return f"`{words}` needs {names}; {more}"
+            names = [item.arg.get_invocation_text()[1].as_str_no_ansi() for item in missing]
+            return f"`{words}` needs {', '.join(names)}; {more}"
         case events.InvalidChoice(argument=option, value=value, choices=choices):
             name = option.display_name()
             return f"{name} {value!r} is not one of {', '.join(choices)}; {more}"
@@ -196,8 +184,3 @@ def _as_option(message: str, command: type) -> str:
     name = message.partition("`")[2].partition("`")[0]
     flag = "--" + name.replace("_", "-")
     return message.replace(f"`{name}`", flag, 1) if flag in flags_of(command) else message
-
-
-def _nearest(word: str, names: Iterable[str]) -> str:
-    matches = get_close_matches(word, names, 1, cutoff=0.75)
-    return f"did you mean {matches[0]}? " if matches else ""

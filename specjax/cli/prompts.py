@@ -1,14 +1,15 @@
 """Reads prompts from options, files and standard input; the default is an embedded example."""
 
-import json
 import os
 import re
 import select
 import stat
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MAX_ID = 2**31 - 1
 MAX_BYTES = 2**23  # of a prompt: more than models have positions
-MAX_FILE_BYTES = 2**28  # of many prompts
 STDIN = Path("-")
 
 # The edit task that `specjax generate` runs without a prompt; pocket gets it right.
@@ -88,19 +88,18 @@ def read_source(
 
 def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Source]:
     """Reads prompts from a JSONL file: strings, or objects with `prompt` or `messages`."""
+    from specjax.data.records import read_records
+
     sources = []
-    for number, line in enumerate(_read_file(file, "--prompts", MAX_FILE_BYTES).splitlines(), 1):
-        if not line.strip():
-            continue
-        place = f"{file}:{number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        record = record if isinstance(record, dict) else {"prompt": record}
+    for place, value, _ in read_records("/dev/stdin" if file == STDIN else file):
+        record = value if isinstance(value, dict) else {"prompt": value}
         prompt = record.get("prompt") or record.get("messages")
-        if isinstance(prompt, list) and all(map(_is_message, prompt)):
-            prompt = _with_system(tuple(prompt), system)
+        if isinstance(prompt, list) and all(
+            isinstance(message, dict)
+            and all(isinstance(message.get(key), str) for key in ("role", "content"))
+            for message in prompt
+        ):
+            prompt = _messages(prompt, system)
         elif not isinstance(prompt, str):
             raise SpecjaxError(
                 f'{place} is not a prompt; write {{"prompt": "some text"}}, or messages with role '
@@ -128,43 +127,35 @@ def tokenize(source: Source, target: "LoadedTarget", bucket: int | None = None) 
     return from_ids([chat_ids(target.tokenizer, prompt)], bucket)  # pyright: ignore[reportArgumentType]
 
 
-def _messages(text: str, system: str | None) -> "tuple[Message, ...]":
-    return _with_system(({"role": "user", "content": text},), system)
-
-
-def _with_system(messages: "tuple[Message, ...]", system: str | None) -> "tuple[Message, ...]":
-    return messages if system is None else ({"role": "system", "content": system}, *messages)
-
-
-def _is_message(record: Any) -> bool:
-    return isinstance(record, dict) and all(
-        isinstance(record.get(key), str) for key in ("role", "content")
-    )
+def _messages(chat: "str | Sequence[Message]", system: str | None) -> "tuple[Message, ...]":
+    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return (*opening, *messages)
 
 
 def _parse_ids(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
+    ids = []
+    for part in map(str.strip, text.split(",")):
         if not re.fullmatch(r"-?[0-9]{1,10}", part) or abs(int(part)) > MAX_ID:
             raise SpecjaxError(
                 f"--prompt-ids: {part!r} is not a token id; pass whole numbers such as 1,2,3"
             )
-    return tuple(map(int, parts))
+        ids.append(int(part))
+    return tuple(ids)
 
 
-def _read_file(path: Path, option: str = "--prompt-file", max_bytes: int = MAX_BYTES) -> str:
-    name = "standard input" if path == STDIN else f"{option} {path}"
+def _read_file(path: Path) -> str:
+    name = "standard input" if path == STDIN else f"--prompt-file {path}"
     try:
-        if path == STDIN:
-            content = sys.stdin.buffer.read(max_bytes + 1)
-        else:
-            with expand_user(path).open("rb") as file:
-                content = file.read(max_bytes + 1)
+        with (
+            nullcontext(sys.stdin.buffer) if path == STDIN else expand_user(path).open("rb") as file
+        ):
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or error
         raise SpecjaxError(f"{name} cannot be read ({reason}); check the path") from None
-    if len(content) > max_bytes:
-        raise SpecjaxError(f"{name} has more than {max_bytes >> 20} MiB; pass a shorter text")
+    if len(content) > MAX_BYTES:
+        raise SpecjaxError(f"{name} has more than {MAX_BYTES >> 20} MiB; pass a shorter text")
     if not content and path != STDIN:
         raise SpecjaxError(f"{name} is empty; write some text into it")
     try:

@@ -1,6 +1,5 @@
 """`specjax train disco`: trains the classifier that stops a draft model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,13 +18,12 @@ from specjax.core.files import expand_user
 from specjax.core.settings import setting
 from specjax.loading.parts import load_draft
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier
+from specjax.models.io.classifier import CLASSIFIER
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import POCKET, Task, TaskPrompt, read_tasks, task_prompts
+from specjax.run.tasks import POCKET, Task, read_tasks, task_prompts
 from specjax.training.draft_features import ContinuedPrompt, read_drafts
 from specjax.training.objectives.length_classifier import (
     ClassifierTraining,
-    Generate,
     score,
     train_classifier,
 )
@@ -98,8 +96,18 @@ class TrainDisco(TargetOptions):
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out / CLASSIFIER}")
-        if test_requests:
-            show_test(trained, test_requests, continue_all, frozen, frozen_draft)
+        rows = []
+        for kind, group in groupby(test_requests, lambda request: request.kind):
+            prompts = [request.ids for request in group]
+            texts = list(map(ContinuedPrompt, prompts, continue_all(prompts)))
+            data = read_drafts(texts, frozen, frozen_draft, trained.position)
+            static_length = trained.scores["static_length"]
+            scores = score(trained.model, trained.params, data, trained.threshold, static_length)
+            shares = [scores[name] for name in ("f1", "precision", "recall", "static_f1")]
+            rows.append((kind, *(number(share, 3) for share in shares), str(scores["num_tokens"])))
+        if rows:
+            header = ("test", "F1", "precision", "recall", "static F1", "tokens")
+            print_grid(Grid("", header, rows))
 
     def _training_tasks(self) -> list[Task]:
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)
@@ -111,25 +119,3 @@ class TrainDisco(TargetOptions):
                     f"--kinds {kind!r} matches no task; the kinds are {', '.join(available)}"
                 )
         return [task for task in tasks if task.kind in kinds]
-
-
-def show_test(
-    trained: TrainedClassifier,
-    requests: Sequence[TaskPrompt],
-    continue_all: Generate,
-    target: FrozenModel,
-    draft: FrozenModel,
-) -> None:
-    """Prints the scores of the classifier and of a static length on each kind of task."""
-    rows = []
-    for kind, group in groupby(requests, lambda request: request.kind):
-        prompts = [request.ids for request in group]
-        texts = [
-            ContinuedPrompt(*pair) for pair in zip(prompts, continue_all(prompts), strict=True)
-        ]
-        data = read_drafts(texts, target, draft, trained.position)
-        static_length = trained.scores["static_length"]
-        scores = score(trained.model, trained.params, data, trained.threshold, static_length)
-        shares = [number(scores[name], 3) for name in ("f1", "precision", "recall", "static_f1")]
-        rows.append((kind, *shares, str(scores["num_tokens"])))
-    print_grid(Grid("", ("test", "F1", "precision", "recall", "static F1", "tokens"), rows))

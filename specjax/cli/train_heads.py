@@ -35,12 +35,7 @@ from specjax.pocket import TASKS
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
-from specjax.training.heads import (
-    HeadSettings,
-    check_trainable,
-    shape_of,
-    train_head,
-)
+from specjax.training.heads import HeadSettings, check_trainable, shape_of, train_head
 from specjax.training.loop import Evaluation, LoopOptions
 from specjax.training.objectives.base import HeadTraining
 from specjax.training.optimizer import OptimizerOptions
@@ -97,15 +92,13 @@ class TrainHead(TargetOptions):
     def run(self) -> None:
         """Reads the texts, trains, and writes the head."""
         with distributed(self.distributed):
-            self._train()
+            self._train(expand_user(self.out))
 
-    def _train(self) -> None:
-        out = expand_user(self.out)
+    def _train(self, out: Path) -> None:
         if jax.process_index() == 0:
             check_out(out, self.resume, HEAD)
         use_compilation_cache()
-        devices = f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None
-        axes = self.mesh or devices
+        axes = self.mesh or (f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None)
         mesh = make_mesh(axes) if axes else None
         check_batch(mesh, self.batches.batch_size, "batch_size")
         sources, seed = self.data or (POCKET,), self.loop.seed
@@ -118,7 +111,14 @@ class TrainHead(TargetOptions):
         conversations = read_all(sources, self.limit, seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         # Validate everything before the slow work.
-        batches = limit_length(self.batches, target)
+        batches, max_length = self.batches, target.config.longest_text
+        if batches.longest > max_length:
+            if batches.buckets:
+                raise SpecjaxError(
+                    f"--buckets {batches.longest} exceeds the target's {max_length} positions; the "
+                    f"last bucket can be {max_length} at most"
+                )
+            batches = replace(batches, longest=max_length)
         target.require_tokenizer()
         head, start = self.head_to_train(target)
         frozen = FrozenModel.of(target)
@@ -126,15 +126,19 @@ class TrainHead(TargetOptions):
         if SELF in sources:
             count, file = self.limit or NUM_QUESTIONS, out / "questions.jsonl"
             watch = partial(with_progress, doing="Generating questions")
-            options = self.distillation, seed, watch, self.resume
-            conversations += generate_questions(target, count, file, *options)
+            conversations += generate_questions(
+                target, count, file, self.distillation, seed, watch, self.resume
+            )
         if len(conversations) < 2:
             raise SpecjaxError(
                 f"--data {' '.join(sources)} has fewer than two conversations, but one is needed "
                 "to train on and one to measure the head on; add more --data"
             )
         held_out, conversations = split(conversations, self.eval_prompts)
-        drafter = self.drafter_for(head, target)
+        method = self.training.measured_as or self.method
+        drafter = METHODS.make(method, target.config, {}, head)
+        if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
+            drafter = METHODS.make(method, target.config, {"tree": "dynamic"}, head)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
             file = out / "distilled.jsonl"
@@ -156,7 +160,7 @@ class TrainHead(TargetOptions):
     def format(self) -> HeadFormat:
         """The format of the method's heads."""
         format = METHODS[self.method].head
-        assert format is not None, "only methods with a head are trained here"
+        assert format is not None
         return format
 
     def loop_for(self, examples: Sequence[Example], batches: DataOptions) -> LoopOptions:
@@ -194,14 +198,6 @@ class TrainHead(TargetOptions):
                 )
         return head, params
 
-    def drafter_for(self, head: Any, target: LoadedTarget) -> Drafter:
-        """Returns the drafter that measures the head; its tree covers all depths of the head."""
-        method = self.training.measured_as or self.method
-        drafter = METHODS.make(method, target.config, {}, head)
-        if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
-            return METHODS.make(method, target.config, {"tree": "dynamic"}, head)
-        return drafter
-
 
 def train_command(name: str, kind: type[HeadTraining], example: str) -> type:
     """Returns the subcommand that trains the head of one method."""
@@ -235,25 +231,12 @@ def read_all(
     return conversations
 
 
-def limit_length(batches: DataOptions, target: LoadedTarget) -> DataOptions:
-    """Limits the length of texts to the target's positions."""
-    max_length = target.config.longest_text
-    if batches.longest <= max_length:
-        return batches
-    if batches.buckets:
-        raise SpecjaxError(
-            f"--buckets {batches.longest} exceeds the target's {max_length} positions; the last "
-            f"bucket can be {max_length} at most"
-        )
-    return replace(batches, longest=max_length)
-
-
 def split(
     conversations: Sequence[Conversation], num_held_out: int
-) -> tuple[list[Conversation], list[Conversation]]:
+) -> tuple[Sequence[Conversation], Sequence[Conversation]]:
     """Splits off the first conversations to measure on, at most a tenth of all."""
     count = max(1, min(num_held_out, len(conversations) // 10))
-    return list(conversations[:count]), list(conversations[count:])
+    return conversations[:count], conversations[count:]
 
 
 def evaluation(

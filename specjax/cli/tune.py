@@ -75,10 +75,9 @@ class TuneCommand(TargetOptions, ABC):
         tuned = self.tune(workload, tuned_for(target).updated(stored))
         write_tuned(path, stored.updated(tuned), owner)
         for method, settings in tuned.settings.items():
-            names = [
-                name for name in settings if method == AUTO or name in METHODS[method].settings
-            ]
-            print(f"{method}: " + ", ".join(f"{name}={short(settings[name])}" for name in names))
+            shown = settings if method == AUTO else METHODS[method].settings
+            parts = [f"{name}={short(settings[name])}" for name in settings if name in shown]
+            print(f"{method}: {', '.join(parts)}")
         print(f"written to {path}")
 
     def check(self) -> None:  # most options need no check
@@ -262,15 +261,10 @@ TUNE_COMMANDS: dict[str, type] = {
 def show_results(title: str, results: Sequence[Result]) -> None:
     """Prints a title, and results as a table."""
     columns = ("candidate", "x plain", "accepted length", "tokens/s") if results else ("",)
-    rows = [
-        (
-            result.name,
-            number(result.speed),
-            number(result.accepted_length),
-            f"{result.tokens_per_second:.0f}",
-        )
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        figures = number(result.speed), number(result.accepted_length)
+        rows.append((result.name, *figures, f"{result.tokens_per_second:.0f}"))
     print_grid(Grid(title, columns, rows))
 
 

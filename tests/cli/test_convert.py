@@ -36,12 +36,6 @@ def head(tiny, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def own_head(head, tmp_path):
-    """A copy of it, for a test to change."""
-    return shutil.copytree(head, tmp_path / "head")
-
-
 def convert(head, directory, target, *arguments) -> int:
     return main(["convert", str(head), str(directory), "--head-of", str(target), *arguments])
 
@@ -79,12 +73,6 @@ def test_a_head_is_written_in_every_layout(
     assert written.config.layers == EagleConfig.for_target(CONFIG).layers
 
 
-def test_a_head_is_stored_in_the_dtype_that_is_asked_for(tiny, head, tmp_path):
-    assert convert(head, tmp_path / "half", tiny, "--dtype", "float16") == 0
-    stored = load_file(tmp_path / "half" / WEIGHTS)
-    assert {tensor.dtype.name for tensor in stored.values()} == {"float16"}
-
-
 def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
     tiny, head, tmp_path, capsys, error_line
 ):
@@ -107,25 +95,6 @@ def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
         assert "--draft-vocab" in error_line()
 
 
-def test_a_head_is_read_from_the_hub(tiny, own_head, tmp_path, monkeypatch):
-    fake = FakeHub(own_head)
-    monkeypatch.setattr(hub, "snapshot_download", fake)
-    assert convert(HUB_ID, tmp_path / "out", tiny) == 0
-    assert fake.fetched == {"config.json", WEIGHTS}
-    assert fake.revisions == [None, "c0ffee"]
-
-
-def test_weights_of_another_kind_of_head_are_not_fetched(
-    tiny, own_head, tmp_path, monkeypatch, error_line
-):
-    edit_config(own_head, speculators_model_type="eagle3")
-    fake = FakeHub(own_head)
-    monkeypatch.setattr(hub, "snapshot_download", fake)
-    assert convert(HUB_ID, tmp_path / "out", tiny) == 2
-    assert "describes a head in the format of speculators" in error_line()
-    assert fake.fetched == {"config.json"}
-
-
 @pytest.mark.parametrize("option", [("--layout", "vllm"), ("--format", "bin"), ("--embedding",)])
 def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line, option):
     assert main(["convert", str(head), str(tmp_path / "out"), *option]) == 2
@@ -143,31 +112,39 @@ def test_a_file_of_torch_needs_torch_before_the_target_loads(
     assert "pytorch_model.bin needs torch to be written" in error_line()
 
 
-def test_a_head_of_another_target_is_refused(tiny, own_head, tmp_path, error_line):
-    edit_config(own_head, specjax={"target": "2x4x32-00c0ffee"})
-    assert convert(own_head, tmp_path / "out", tiny) == 2
-    assert "this head was trained for target 2x4x32-00c0ffee, but this one is" in error_line()
-    assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-def test_what_is_no_head_is_refused_before_anything_is_written(tiny, head, tmp_path, error_line):
-    no_head = "is not a head: give an existing folder with config.json and weights, or a hub id"
+def test_anything_but_a_head_of_the_target_is_rejected(tiny, head, tmp_path, error_line):
+    other = shutil.copytree(head, tmp_path / "other")
+    edit_config(other, specjax={"target": "2x4x32-00c0ffee"})
     for source, target, message in (
-        ("nope", tiny, f"'nope' {no_head}"),
-        ("", tiny, f"'' {no_head}"),
-        ("pocket", tiny, f"'pocket' {no_head}"),
-        (tiny, tiny, f"{tiny} holds a whole model; give an EAGLE, EAGLE-2 or HASS head"),
-        (tmp_path, tiny, f"{tmp_path} holds no config.json; give the folder of a drafter head"),
-        (head, "nope", "'nope' is not a target: give 'pocket'"),
+        ("nope", tiny, "'nope' is not a head"),
+        ("", tiny, "'' is not a head"),
+        ("pocket", tiny, "'pocket' is not a head"),
+        (tiny, tiny, f"{tiny} holds a whole model"),
+        (tmp_path, tiny, f"{tmp_path} holds no config.json"),
+        (head, "nope", "'nope' is not a target"),
         (head, "pocket", "but this one has"),
+        (other, tiny, "this head was trained for target 2x4x32-00c0ffee, but this one is"),
     ):
         assert convert(source, tmp_path / "out", target) == 2
         assert message in error_line()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_there_is_kept(tiny, own_head, error_line):
-    before = (own_head / WEIGHTS).read_bytes()
-    assert convert(own_head, own_head, tiny) == 2
+    assert convert(head, other, tiny) == 2
     assert "already exists and is not an empty folder" in error_line()
-    assert (own_head / WEIGHTS).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_head_is_read_from_the_hub_unless_its_config_is_of_another_kind(
+    tiny, head, tmp_path, monkeypatch, capsys
+):
+    fake = FakeHub(head)
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    assert convert(HUB_ID, tmp_path / "out", tiny, "--dtype", "float16") == 0
+    stored = load_file(tmp_path / "out" / WEIGHTS)
+    assert {tensor.dtype.name for tensor in stored.values()} == {"float16"}
+    assert fake.fetched == {"config.json", WEIGHTS}
+    assert fake.revisions == [None, "c0ffee"]
+    other = shutil.copytree(head, tmp_path / "other")
+    edit_config(other, speculators_model_type="eagle3")
+    monkeypatch.setattr(hub, "snapshot_download", fake := FakeHub(other))
+    assert convert(HUB_ID, tmp_path / "none", tiny) == 2
+    assert "describes a head in the format of speculators" in capsys.readouterr().err
+    assert fake.fetched == {"config.json"}

@@ -26,51 +26,40 @@ POSITIONAL = {
 }
 
 
-@pytest.mark.parametrize("words", ["", "train", "tune", *COMMAND_CLASSES])
-def test_help_fits_80_columns(words, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([*words.split(), "--help"]) == 0
-    usage, *lines = capsys.readouterr().out.splitlines()
-    assert usage.startswith(f"usage: specjax {words}".rstrip())
-    assert max(map(len, lines)) <= 80
-    assert not any(re.search(r"None|\(default: \)", line) for line in lines)
+@pytest.mark.parametrize("words", ["", "train", "tune"])
+def test_help_of_a_group_lists_its_commands(words, capsys, monkeypatch):
+    text = help_of(words, capsys, monkeypatch)
+    assert re.findall(r"• ([\w-]+)", text) == list(COMMANDS[words].load() if words else COMMANDS)
 
 
 @pytest.mark.parametrize("words", COMMAND_CLASSES)
-def test_every_option_is_documented(words, capsys):
-    assert main([*words.split(), "--help"]) == 0
-    flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+def test_every_option_is_documented(words, capsys, monkeypatch):
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", help_of(words, capsys, monkeypatch)))
     positional = {"--" + name.replace("_", "-") for name in POSITIONAL.get(words, ())}
     assert set(flags_of(COMMAND_CLASSES[words])) - flags == positional
-    undocumented = undocumented_fields(COMMAND_CLASSES[words])
-    assert undocumented == []
+    assert undocumented_fields(COMMAND_CLASSES[words]) == []
+
+
+def help_of(words: str, capsys, monkeypatch) -> str:
+    """Returns the help of a command, which must fit 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words.split(), "--help"]) == 0
+    usage, *lines = (text := capsys.readouterr().out).splitlines()
+    assert usage.startswith(f"usage: specjax {words}".rstrip())
+    assert max(map(len, lines)) <= 80
+    assert not any(re.search(r"None|\(default: \)", line) for line in lines)
+    return text
 
 
 def undocumented_fields(owner: type) -> list[str]:
     hints, texts = get_type_hints(owner), field_texts(owner)
-    return [
-        name
-        for field in fields(owner)
-        for name in (
-            undocumented_fields(hints[field.name])
-            if is_dataclass(hints[field.name])
-            else [field.name] * (not texts.get(field.name))
-        )
-    ]
-
-
-@pytest.mark.parametrize("words", ["", "train", "tune"])
-def test_help_of_a_group_lists_its_commands(words, capsys):
-    assert main([*words.split(), "--help"]) == 0
-    listed = re.findall(r"• ([\w-]+)", capsys.readouterr().out)
-    assert listed == list(COMMANDS[words].load() if words else COMMANDS)
-
-
-def test_help_shows_the_defaults_of_the_method(capsys):
-    assert main(["train", "medusa", "--help"]) == 0
-    text = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
-    assert re.search(r"--learning-rate FLOAT .*?\(default: 0.002\)", text)
-    assert re.search(r"--clip \{value,norm,none\} .*?\(default: norm\)", text)
+    names = []
+    for field in fields(owner):
+        if is_dataclass(hints[field.name]):
+            names += undocumented_fields(hints[field.name])
+        elif not texts.get(field.name):
+            names.append(field.name)
+    return names
 
 
 @pytest.mark.parametrize(
@@ -82,16 +71,10 @@ def test_help_shows_the_defaults_of_the_method(capsys):
         ("train eagle", ["needs --out FOLDER"]),
         ("convert pocket", ["`specjax convert` needs FOLDER"]),
         ("generate one two", ["'two'", "in quotes"]),
-        ("generate --temperature warm", ["--temperature", "'warm'"]),
         ("generate --seed", ["--seed needs a value"]),
-        (
-            "generate --verification blind",
-            ["--verification 'blind'", "coupled, rejection, typical"],
-        ),
+        ("generate --verification blind", ["'blind'", "coupled, rejection, typical"]),
         ("generate --methods=pld", ["no option --methods", "did you mean --method?"]),
         ("tune tree --plots x", ["`specjax tune tree` has no option --plots"]),
-        ("tune induction-heads --drafter x", ["no option --drafter"]),
-        ("train eagle --out x --batch-size 0", ["batch"]),
     ],
 )
 def test_arguments_that_do_not_parse_are_one_line(error_line, arguments, parts):

@@ -52,23 +52,20 @@ def classifier(tmp_path_factory, tiny, draft, tasks):
     "settings",
     [
         ("rule=fixed", "length=3"),
-        ("rule=heuristic", "length=2", "max_length=4"),
-        ("rule=confidence", "threshold=0.01", "is_drawn=false"),
-        ("rule=disco",),
+        pytest.param(("rule=heuristic", "length=2", "max_length=4"), marks=pytest.mark.slow),
+        pytest.param(("rule=confidence", "threshold=0.01"), marks=pytest.mark.slow),
+        pytest.param(("rule=disco",), marks=pytest.mark.slow),
     ],
 )
 def test_every_rule_generates_the_tokens_of_plain_decoding(
-    tiny, draft, classifier, capsys, settings
+    draft, generate, request, capsys, settings
 ):
-    command = ["generate", "--target", str(tiny), *SHORT, "--method", "draft-model", "--json"]
-    command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
     if settings == ("rule=disco",):
-        settings = (*settings, f"classifier={classifier}")
-    for setting in settings:
-        command += ["--set", setting]
-    capsys.readouterr()
-    assert main(command) == 0
-    values = json.loads(capsys.readouterr().out)
+        settings = (*settings, f"classifier={request.getfixturevalue('classifier')}")
+        capsys.readouterr()
+    options = [option for setting in settings for option in ("--set", setting)]
+    command = ("--method", "draft-model", "--drafter", str(draft), "--compare")
+    values = generate(*command, "--prompt-ids", "5,6,7", *options)
     assert values["identical"] is True
     assert values["method"] == "draft-model"
 
@@ -90,6 +87,7 @@ def test_invalid_settings_of_a_draft_model_are_rejected(tiny, draft, error_line,
     assert name in error_line()
 
 
+@pytest.mark.slow
 def test_draft_models_and_classifiers_must_fit(
     tiny, draft, classifier, tasks, tmp_path, error_line, capsys
 ):
@@ -130,6 +128,7 @@ def test_a_draft_model_with_another_tokenizer_is_rejected(tiny, draft, tmp_path,
     assert str(VOCABULARY) in error_line()
 
 
+@pytest.mark.slow
 def test_the_best_length_is_kept_and_used(
     tiny, draft, tasks, tmp_path, monkeypatch, capsys, error_line
 ):

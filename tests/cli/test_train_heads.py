@@ -4,12 +4,7 @@ The texts are random words, so nothing is learned; what a head learns is tested 
 """
 
 import json
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import __version__
 from specjax.bench.acceptance import advice
-from specjax.cli import main
 from specjax.cli.groups import TRAIN
 from specjax.cli.train_heads import TrainHead, evaluation, split
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
+from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about
 from specjax.training import loop
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example
+from specjax.training.heads import new_params
 from specjax.training.objectives.eagle import EagleTraining
+from specjax.training.objectives.medusa import MedusaTraining
 from tests.cli import training
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, SMALL, contents, write_chats
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +58,6 @@ def metrics_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def without_speed(rows: list[dict]) -> list[dict]:
-    return [{name: row[name] for name in row if name != "tokens_per_second"} for row in rows]
-
-
 def events_of(run: Path) -> list:
     """TensorBoard's events: records of a length, its check, the event and its check."""
     from tensorboardX.proto import event_pb2
@@ -87,18 +78,13 @@ def events_of(run: Path) -> list:
 def test_a_run_folder_documents_the_run(eagle_run):
     config = json.loads((eagle_run / "config.json").read_text())
     assert config["method"] == "eagle"
-    assert config["data"]["longest"] == 96
-    assert config["loop"]["num_steps"] == 6
+    assert (config["data"]["longest"], config["loop"]["num_steps"]) == (96, 6)
     [start] = json.loads((eagle_run / "run.json").read_text())["starts"]
     assert {"command", "revision", "versions", "devices", "time"} <= set(start)
-    assert start["versions"]["specjax"] == __version__
-    assert any((eagle_run / "tensorboard").iterdir())
     kept = {int(path.name) for path in (eagle_run / "checkpoints").iterdir()}
     assert {4, 6} <= kept <= {3, 4, 6}  # the two newest, and the best of 3 and 6
-    assert {path.name for path in eagle_run.iterdir()} == {
-        *(".lock", "config.json", "run.json", "metrics.jsonl"),
-        *("tensorboard", "checkpoints", "head"),
-    }
+    names = "config.json run.json metrics.jsonl tensorboard checkpoints head .lock".split()
+    assert {path.name for path in eagle_run.iterdir()} == set(names)
 
 
 def test_metrics_hold_loss_accuracy_speed_and_measurements(eagle_run):
@@ -106,9 +92,8 @@ def test_metrics_hold_loss_accuracy_speed_and_measurements(eagle_run):
     logged = [row for row in rows if "loss" in row]
     assert [row["step"] for row in logged] == [1, 2, 3, 4, 5, 6]
     for row in logged:
-        assert np.isfinite(row["loss"])
+        assert np.isfinite(row["loss"]) and row["tokens_per_second"] > 0
         assert [0 <= share <= 1 for share in row["accuracy"]] == [True]
-        assert row["tokens_per_second"] > 0
     measured = [row for row in rows if "accepted_length" in row]
     assert [row["step"] for row in measured] == [3, 6]
     for row in measured:
@@ -134,11 +119,7 @@ def test_a_run_can_be_drafted_with(eagle_run, generate, folder):
     assert generate("best value", *drafter, "--compare")["identical"] is True
 
 
-def test_a_run_is_no_target(eagle_run, tmp_path, error_line):
-    assert main(["convert", str(eagle_run), str(tmp_path / "out")]) == 2
-    assert " head" in error_line()
-
-
+@pytest.mark.slow
 def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(
     eagle_run, train, tmp_path, capsys
 ):
@@ -156,6 +137,7 @@ def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(
     assert 0 < moved < 1e-3  # two steps at this rate from there, not a new head
 
 
+@pytest.mark.slow
 def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path):
     """22 texts in rows of 2 are 11 steps; the target has 320 positions."""
     out = tmp_path / "run"
@@ -220,45 +202,15 @@ def test_a_finished_run_is_not_trained_again(eagle_run, train, monkeypatch, caps
     assert [after[name] for name in same] == [before[name] for name in same]
 
 
-def test_a_head_that_was_not_written_any_more_is_written(eagle_run, train, tmp_path):
+def test_a_killed_run_ends_with_the_same_head(eagle_run, train, tmp_path):
+    """As if it had been killed after step 4; the training loop's tests kill at random moments."""
     out = shutil.copytree(eagle_run, tmp_path / "run")
     shutil.rmtree(out / "head")
+    shutil.rmtree(out / "checkpoints" / "6")
     assert train("eagle", out, *SHORT, "--resume") == 0
     assert contents(out / "head") == contents(eagle_run / "head")
-
-
-def test_a_killed_run_ends_with_the_same_head(train, tiny, data, tmp_path):
-    """Killed at a random moment in the middle of the training, and resumed."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    steps = ("--num-steps", "120", "--save-every", "5", "--eval-every", "200")
-    settings = (*SMALL, "--packing", *steps)
-    command = ["train", "eagle", "--data", str(data), "--target", str(tiny), *settings]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specjax", *command, "--out", str(cut)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
-    file = cut / "metrics.jsonl"
-    num_lines = random.randrange(4, 60)  # lines
-    while process.poll() is None and not (
-        file.exists() and file.read_bytes().count(b"\n") >= num_lines
-    ):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (cut / "head").exists()
-    assert num_lines <= file.read_bytes().count(b"\n") < 120
-    assert train("eagle", whole, *settings) == 0
-    assert train("eagle", cut, *settings, "--resume") == 0
-    assert contents(cut / "head") == contents(whole / "head")
-    assert without_speed(metrics_of(cut)) == without_speed(metrics_of(whole))
-    first, second = json.loads((cut / "run.json").read_text())["starts"]
-    assert first["command"][1:] == [*command, "--out", str(cut)]
-    assert second["time"] > first["time"]
-    resumed_at = [event.step for event in events_of(cut) if event.HasField("session_log")]
-    assert len(resumed_at) == 1
-    assert resumed_at[0] % 5 == 1  # TensorBoard hides what the first start has from here on
-    assert resumed_at[0] <= num_lines + 20
+    resumed_at = [event.step for event in events_of(out) if event.HasField("session_log")]
+    assert resumed_at == [5]  # TensorBoard hides what the first start has from here on
 
 
 def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, error_line):
@@ -276,6 +228,7 @@ def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, e
 # ---- The target's own words ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
     out, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
     words = ("best", "value", "total", "count", "max", "while")
@@ -335,3 +288,21 @@ def test_some_conversations_are_kept_out(count, requested, kept_out):
     held_out, others = split(whole, requested)
     assert len(held_out) == kept_out
     assert held_out + others == whole
+
+
+def test_every_method_with_a_head_can_be_trained():
+    """But for eagle2, whose head is that of eagle."""
+    with_heads = {name for name, row in METHODS.items() if row.head}
+    trainings = {name: row.training for name, row in METHODS.items() if row.training}
+    assert trainings.keys() == with_heads - {"eagle2"}
+    assert len(set(trainings.values())) == len(trainings)
+    assert {METHODS[name].head.kind for name in trainings} == {
+        format.kind for format in METHODS.head_formats
+    }
+
+
+def test_new_lm_heads_begin_as_the_targets(tiny):
+    target = load(tiny)
+    head = MedusaTraining(num_heads=2).new_head(CONFIG)
+    weights = new_params(head, FrozenModel.of(target), 0, [])["lm_heads_1"]["weight"]
+    np.testing.assert_array_equal(weights, target.params["lm_head"]["weight"])

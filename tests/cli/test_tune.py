@@ -78,6 +78,7 @@ def test_every_turn_that_fits_is_a_prompt(tiny, tmp_path, monkeypatch, capsys, r
     assert "turn 3 of chats prompt 0 has" in message
 
 
+@pytest.mark.slow
 def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found, capsys, tmp_path):
     before = sorted(tiny.iterdir())
     assert tune("induction-heads") == 0
@@ -137,6 +138,7 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
         assert load_drafter("medusa", loaded, tmp_path / name)[0].choices == expected
 
 
+@pytest.mark.slow
 def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(machine, "NUM_REPEATS", 1)
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
