@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import get_type_hints
 
 import jax
@@ -39,14 +40,14 @@ REQUIRED = {  # arguments without a default
         ([""], "the prompt is empty"),
         (["b"], "1 token(s)"),
         (["--prompt-ids", f"1,{VOCABULARY}"], f"{VOCABULARY}, outside the vocabulary"),
-        (["--prompt-ids=-1,2"], "-1, outside the vocabulary"),
         (["--prompt-ids", "1,x"], "'x'"),
-        (["--prompt-ids", "1,,2"], "''"),
         (["--prompt-ids", "1,99999999999999999999"], "--prompt-ids"),
         (["--prompt-ids", "1,2", "value"], "--prompt-ids"),
         (["--prompt-ids", "1,2", "--chat"], "--chat"),
         (["--prompt-file", "missing.txt"], "missing.txt cannot be read"),
         (["--prompt-file", "."], "--prompt-file"),
+        (["--prompt-file", "empty"], "empty is empty"),
+        (["--prompt-file", "latin"], "latin is not UTF-8"),
         (["--prompt-file", "/dev/zero"], "8 MiB"),
         (["best value", "--max-new-tokens", "400"], "400"),
         (["best value", "--quantize", "int9"], "'int9'"),
@@ -54,13 +55,21 @@ REQUIRED = {  # arguments without a default
         (["best value", "--set", "colour=1"], "'colour'"),
         (["best value", "--set", "num_tokens"], "NAME=VALUE"),
         (["best value", "--set", "num_tokens=few"], "num_tokens"),
-        (["best value", "--set", "allow_shorter=1"], "allow_shorter"),
+        (["best value", "--set", "num_tokens=0"], "num_tokens"),
+        (["best value", "--method", "pld-plus", "--set", "layer=9"], "layer 9"),
         (["best value", "--target", "nope"], "'nope'"),
+        (["best value", "--target", "."], "has no config.json"),
+        (["best value", "--target", "gpt2"], "'gpt2' is not supported"),
         (["best value", "--target", LONG_NAME], "File name too long"),
         (["best value", "--target", "~nosuch/x"], "~nosuch"),
     ],
 )
-def test_a_bad_request_is_rejected(tiny, error_line, arguments, name):
+def test_a_bad_request_is_rejected(tiny, tmp_path, monkeypatch, error_line, arguments, name):
+    monkeypatch.chdir(tmp_path)
+    Path("latin").write_bytes("größer".encode("latin-1"))
+    Path("empty").touch()
+    Path("gpt2").mkdir()
+    Path("gpt2/config.json").write_text('{"model_type": "gpt2"}')
     if "--target" not in arguments:
         arguments = [*arguments, "--target", str(tiny)]
     assert main(["generate", *arguments]) == 2
@@ -94,15 +103,6 @@ def test_options_out_of_bounds_are_rejected(words, name, value, error_line):
     assert f"{option} must be" in error_line()
 
 
-def test_bad_prompt_files_are_rejected(tiny, tmp_path, error_line):
-    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
-    empty.touch()
-    latin.write_bytes("größer".encode("latin-1"))
-    for file, problem in ((empty, "empty"), (latin, "UTF-8")):
-        assert main(["generate", "--target", str(tiny), "--prompt-file", str(file)]) == 2
-        assert f"{file}" in (line := error_line()) and problem in line
-
-
 @pytest.mark.parametrize(
     "free, message",
     [
@@ -128,16 +128,6 @@ def test_arguments_are_utf_8_whatever_the_locale_is(generate, tiny, error_line):
     assert generate(as_ascii)["prompt"] == "🎉🎉"
 
 
-def test_bad_target_folders_are_rejected(tmp_path, error_line):
-    empty, other = tmp_path / "empty", tmp_path / "other"
-    empty.mkdir()
-    other.mkdir()
-    (other / "config.json").write_text('{"model_type": "gpt2"}')
-    for folder, message in ((empty, "has no config.json"), (other, "'gpt2' is not supported")):
-        assert main(["generate", "best value", "--target", str(folder)]) == 2
-        assert message in error_line()
-
-
 def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
     def raises(error):
         monkeypatch.setattr(Generate, "run", lambda self: (_ for _ in ()).throw(error))
@@ -150,34 +140,14 @@ def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
         main(["generate"])
 
 
-@pytest.mark.parametrize(
-    "method, setting, name",
-    [
-        ("pld", "num_tokens=0", "num_tokens"),
-        ("pld-plus", "layer=9", "layer 9"),
-        ("pld-plus-attention", "heads=((2,0),)", "layer 2, head 0"),
-        ("pld-plus-attention", "heads=((0,4),)", "layer 0, head 4"),
-        ("pld-plus-attention", "heads=((0,),)", "heads"),
-    ],
-)
-def test_invalid_settings_are_rejected(tiny, error_line, method, setting, name):
-    command = ["generate", "--target", str(tiny), "--method", method, "--prompt-ids", "1,2"]
-    assert main([*command, "--set", setting]) == 2
-    assert name in error_line()
-
-
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
     "command, arguments, message",
     [
         (TrainHead, ["train", "eagle"], "to continue, run the same command with --resume"),
         (BenchCommand, ["bench"], "the same command"),
-        (
-            TuneMachine,
-            ["tune", "machine"],
-            "no settings are written",
-        ),
-        (DatastoreCommand, ["datastore", "build", "x"], "nothing is written; the same command st"),
+        (TuneMachine, ["tune", "machine"], "no settings are written"),
+        (DatastoreCommand, ["datastore", "build", "x"], "nothing is written"),
     ],
 )
 def test_a_signal_ends_the_work_in_one_line_that_says_how_to_go_on(
