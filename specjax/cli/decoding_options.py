@@ -38,7 +38,11 @@ class TargetOptions:
         from specjax.loading.targets import load
 
         use_compilation_cache()
-        options = {"dtype": self.dtype, "quantize": self.quantize, "mesh": self.mesh}
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "mesh": self.mesh,
+        }
         return load(self.target, **(options | others))
 
 

@@ -35,25 +35,19 @@ def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template, c
     assert ids.count(0) == 1
 
 
-@pytest.mark.parametrize("text", ["value", "größer ≥ 🎉🎉 ok", "été🎉"])
-def test_a_character_appears_when_its_bytes_are_complete(tiny_tokenizer, text):
+@pytest.mark.parametrize(
+    "text, ids, rest",
+    [
+        *((text, slice(None), "") for text in ("value", "größer ≥ 🎉🎉 ok", "été🎉")),
+        ("a🎉", slice(-1), "\ufffd"),
+    ],
+)
+def test_a_character_appears_when_its_bytes_are_complete(tiny_tokenizer, text, ids, rest):
     growing = GrowingText(tiny_tokenizer)
-    pieces = [growing.add(token) for token in tiny_tokenizer(text)["input_ids"]]
-    assert "".join(pieces) == text
-    assert growing.finish() == ""
-
-
-def test_bytes_that_never_become_a_character_come_at_the_end(tiny_tokenizer):
-    broken = tiny_tokenizer("a🎉")["input_ids"][:-1]
-    growing = GrowingText(tiny_tokenizer)
-    assert "".join(growing.add(token) for token in broken) == "a"
-    assert growing.finish() == "\ufffd"
-
-
-def test_special_tokens_are_hidden(tiny_tokenizer):
-    growing = GrowingText(tiny_tokenizer)
-    ids = tiny_tokenizer("<|begin|>best<|end|>")["input_ids"]
-    assert "".join(growing.add(token) for token in ids) == "best"
+    tokens = tiny_tokenizer(f"<|begin|>{text}")["input_ids"][ids]  # special tokens are hidden
+    shown = "".join(growing.add(token) for token in tokens)
+    assert shown == (text[:-1] if rest else text)
+    assert growing.finish() == rest
 
 
 def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):

@@ -15,7 +15,7 @@ import pytest
 
 from specjax.bench.acceptance import advice
 from specjax.cli.groups import TRAIN
-from specjax.cli.train_heads import TrainHead, evaluation, split
+from specjax.cli.train_heads import TrainHead, evaluation
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -120,31 +120,20 @@ def test_a_run_can_be_drafted_with(eagle_run, generate, folder):
 
 
 @pytest.mark.slow
-def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(
-    eagle_run, train, tmp_path, capsys
-):
+def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(eagle_run, train, tmp_path):
+    """The texts are limited to the target's 320 positions."""
     out = tmp_path / "hass"
-    start = ("--start", str(eagle_run), "--align-steps", "3")
+    start = ("--start", str(eagle_run), "--align-steps", "3", "--longest", "9999")
     assert train("hass", out, *SHORT, *start, "--num-steps", "2", "--limit", "20") == 0
-    assert f"written to {out / 'head'}" in capsys.readouterr().out
     assert len(metrics_of(out)[0]["accuracy"]) == 3
     config = json.loads((out / "config.json").read_text())
     assert config["method"] == "hass"
+    assert config["data"]["longest"] == CONFIG.max_position_embeddings
     assert isinstance(config["start"], int)
     _, before = load_head(eagle_run / "head", EAGLE, CONFIG, "float32")
     _, after = load_head(out / "head", EAGLE, CONFIG, "float32")
     moved = np.max(np.abs(before["fc"]["weight"] - after["fc"]["weight"]))
     assert 0 < moved < 1e-3  # two steps at this rate from there, not a new head
-
-
-@pytest.mark.slow
-def test_epochs_decide_the_steps_and_the_target_the_longest_text(train, tmp_path):
-    """22 texts in rows of 2 are 11 steps; the target has 320 positions."""
-    out = tmp_path / "run"
-    assert train("eagle", out, *SMALL, "--epochs", "0.5", "--longest", "9999") == 0
-    config = json.loads((out / "config.json").read_text())
-    assert config["loop"]["num_steps"] == round(0.5 * 22 / 2)
-    assert config["data"]["longest"] == CONFIG.max_position_embeddings
 
 
 def test_runs_last_as_published_and_hass_comes_in_stages_too():
@@ -158,13 +147,12 @@ def test_runs_last_as_published_and_hass_comes_in_stages_too():
     assert [each.optimizer.learning_rate for each in (hass, *stages)] == [3e-5, 3e-5, 1e-5]
 
 
-def test_packed_epochs_count_tokens():
+def test_epochs_count_texts_or_packed_tokens():
     examples = [Example(np.zeros(n, np.int32), np.ones(n, bool)) for n in (40, 60, 100)]
     command = TrainHead(training=EagleTraining(), out=Path("x"), epochs=3.0)
-    packed = DataOptions(batch_size=2, longest=100, packing=True)
-    assert command.loop_for(examples, packed).num_steps == 3 * 200 / 100 / 2
-    padded = DataOptions(batch_size=2, longest=100)
-    assert command.loop_for(examples, padded).num_steps == round(4.5)
+    for packing, num_steps in ((True, 3 * 200 / 100 / 2), (False, round(4.5))):
+        batches = DataOptions(batch_size=2, longest=100, packing=packing)
+        assert command.loop_for(examples, batches).num_steps == num_steps
 
 
 # ---- Going on -----------------------------------------------------------------------------------
@@ -185,20 +173,16 @@ def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
 
 
 def test_a_finished_run_is_not_trained_again(eagle_run, train, monkeypatch, capsys):
-    def no_step(*_):
-        return lambda *_: pytest.fail("a step was taken")
-
-    monkeypatch.setattr(loop, "train_step", no_step)
+    monkeypatch.setattr(loop, "train_step", lambda *_: lambda *_: pytest.fail("a step was taken"))
     before = contents(eagle_run)
     assert train("eagle", eagle_run, *SHORT, "--resume") == 0
     printed = capsys.readouterr()
     assert "best at step" in printed.out
     assert printed.err == ""
     after = contents(eagle_run)
-    run = before.pop("run.json")
-    again = json.loads(after.pop("run.json"))["starts"]
-    assert again[:-1] == json.loads(run)["starts"]
-    same = [name for name in before if not name.startswith("tensorboard")]
+    *starts, _ = json.loads(after["run.json"])["starts"]
+    assert starts == json.loads(before["run.json"])["starts"]
+    same = [name for name in before if name != "run.json" and not name.startswith("tensorboard")]
     assert [after[name] for name in same] == [before[name] for name in same]
 
 
@@ -259,35 +243,18 @@ def test_an_interrupted_distillation_is_not_taken_for_a_new_one(train, tmp_path,
 
 
 def test_a_head_of_which_nothing_is_accepted_is_reported(tiny, capsys):
-    """Zero weights draft the first tokens of the vocabulary, which this target does not say."""
+    """Zero weights draft the first tokens of the vocabulary, which this target never generates."""
     target = load(tiny)
-    conversations = [Conversation((Turn(USER, text),)) for text in ("best value", "count")]
+    long, *short = (Conversation((Turn(USER, text),)) for text in ("best " * 400, "best", "count"))
     head = EagleHead(EagleConfig.for_target(CONFIG))
-    drafter = Eagle2(head)
-    measure = evaluation(target, drafter, conversations * 5, 320, 8).measure
+    measure = evaluation(target, Eagle2(head), [long, *short * 5], 320, 8).measure
     zeros = jax.tree.map(jnp.zeros_like, head.initialise(jax.random.key(0)))
     capsys.readouterr()
     assert measure(zeros) == {"accepted_length": 1.0, "acceptance_rates": [0.0]}
     assert capsys.readouterr().err == f"specjax: {advice(1.0, 80)}; or train longer\n"
-
-
-def test_prompts_that_cannot_be_measured_on_are_skipped(tiny):
-    target = load(tiny)
-    long, short = (Conversation((Turn(USER, "best " * count),)) for count in (400, 1))
-    drafter = Eagle2(EagleHead(EagleConfig.for_target(CONFIG)))
-    evaluation(target, drafter, [long, short], 320, 8)
-    with pytest.raises(SpecjaxError, match="none of 1 prompts leaves room"):
-        evaluation(target, drafter, [long], 320, 8)
-    with pytest.raises(SpecjaxError, match="in texts of 9"):
-        evaluation(target, drafter, [short], 9, 8)
-
-
-@pytest.mark.parametrize("count, requested, kept_out", [(2, 24, 1), (40, 24, 4), (400, 24, 24)])
-def test_some_conversations_are_kept_out(count, requested, kept_out):
-    whole = [Conversation(text=str(number)) for number in range(count)]
-    held_out, others = split(whole, requested)
-    assert len(held_out) == kept_out
-    assert held_out + others == whole
+    for prompt, longest in ((long, 320), (short[0], 9)):
+        with pytest.raises(SpecjaxError, match=f"none of 1 prompts .* texts of {longest}"):
+            evaluation(target, Eagle2(head), [prompt], longest, 8)
 
 
 def test_every_method_with_a_head_can_be_trained():
