@@ -37,6 +37,7 @@ SMALL = {
     },
     "08_several_devices": {"MAX_NEW_TOKENS": 48, "NUM_DEVICES": 1},
 }
+QUICK = {"01_quickstart", "04_parallel_spec", "07_your_own_model"}  # the others are slow
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -70,7 +71,13 @@ def test_it_is_stored_without_outputs(path):
     assert [cell.id for cell in cells if cell.outputs or cell.execution_count] == []
 
 
-@each_notebook
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
 def test_it_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
