@@ -48,7 +48,7 @@ def tune(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "NUM_TOKENS", (3, 6))
     monkeypatch.setattr(settings, "NUM_HEADS", (2,))
     tasks = tmp_path / "tasks.jsonl"
-    text = "total = total + value\n" * 2
+    text = "the quick brown fox jumps over the lazy dog. 0123456789"  # a head happens to copy
     tasks.write_text(json.dumps({"prompt": text}) + '\n{"prompt": 3}\n')
 
     def run(what: str, *options: str) -> int:
