@@ -5,7 +5,6 @@ QuoteSum's answers are written by people, and every quote is marked with its sou
 of each token as if it were drafting.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import SpecjaxError, Target, from_ids
-from specjax.core.files import readable
+from specjax.data.records import good_records, read_records
 from specjax.models import Taps, causal_rows
 
 from .attribution import Scores, forced_sources, is_copied, score
@@ -40,21 +39,20 @@ class QuoteSumExample:
 
 
 def read_quotesum(path: Path) -> tuple[list[QuoteSumExample], list[str]]:
-    """Returns the examples of a JSONL file, and one complaint per line that is none."""
-    with readable(path):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    examples, complaints = [], []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            examples.append(_example(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            complaints.append(f"{path}:{number} is not a QuoteSum example ({reason}); left out")
-    if not examples:
-        raise SpecjaxError(f"{path} holds no QuoteSum example; give a JSONL file of QuoteSum's")
+    """Returns the examples of a JSONL file, and complaints about other lines."""
+    complaints: list[str] = []
+    expected = "QuoteSum example; give a JSONL file of QuoteSum's"
+    records = read_records(path)
+    examples = list(good_records(path, records, _checked, expected, complain=complaints.append))
     return examples, complaints
+
+
+def _checked(record: Any) -> QuoteSumExample:
+    try:
+        return _example(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SpecjaxError(f"is not a QuoteSum example ({reason})") from None
 
 
 def evaluate(

@@ -78,7 +78,7 @@ def target_folder(
 
 
 def find_head(
-    source: str | Path, formats: Sequence[HeadFormat], wanted: HeadFormat | None = None
+    source: str | Path, formats: Sequence[HeadFormat], expected: HeadFormat | None = None
 ) -> Path:
     """Returns the folder of a head, downloading it if needed.
 
@@ -87,12 +87,14 @@ def find_head(
     Args:
         source: the folder of a head, that of a finished run of `specjax train`, or a hub id.
         formats: those known.
-        wanted: the only format allowed; by default all.
+        expected: the only format allowed; by default all.
     """
     folder = made_by_run(expand_user(source), HEAD)
     name = str(source) if folder == expand_user(source) else str(folder)
     weights = [file for format in formats for file in format.files]
-    found = _find(name, check=partial(detect_format, formats=formats, wanted=wanted), files=weights)
+    found = _find(
+        name, check=partial(detect_format, formats=formats, expected=expected), files=weights
+    )
     if found is None:
         raise SpecjaxError(
             f"{name!r} is not a head: give an existing folder with config.json and weights, "

@@ -111,8 +111,8 @@ def load_alone(request: Request) -> Loaded:
 
 def load_with_head(request: Request) -> Loaded:
     """Loads a drafter with a trained head."""
-    formats, wanted = request.methods.head_formats, request.method.head
-    head, params = load_head(request.part(), request.target, formats, wanted)
+    formats, expected = request.methods.head_formats, request.method.head
+    head, params = load_head(request.part(), request.target, formats, expected)
     tuned = request.tuned(TUNED_HEAD, lambda: params_fingerprint(params))
     return request.make(head, **tuned), params
 

@@ -43,7 +43,7 @@ def load_head(
     source: str | Path,
     target: LoadedTarget,
     formats: Sequence[HeadFormat],
-    wanted: HeadFormat | None = None,
+    expected: HeadFormat | None = None,
     dtype: DTypeLike | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Loads a head for `target`, such as `EagleHead`, and its params.
@@ -52,13 +52,13 @@ def load_head(
         source: the folder of a head, that of a run of `specjax train`, or a hub id.
         target: the target that the head was trained for.
         formats: those known.
-        wanted: the format of the head; by default the folder decides.
+        expected: the format of the head; by default the folder decides.
         dtype: of the params; by default that of the target's.
     """
-    folder = find_head(source, formats, wanted)
+    folder = find_head(source, formats, expected)
     head, params = head_files.load_head(
         folder,
-        wanted or detect_format(folder, formats),
+        expected or detect_format(folder, formats),
         target.config,
         target.dtype if dtype is None else dtype,
         progress=True,
