@@ -43,12 +43,7 @@ class Engine:
         state = engine.run(params, state, max_rounds=128)
         generation = engine.generation(state)
 
-    Attributes:
-        target: the model.
-        drafter: the method; it affects the speed, not the tokens.
-        sampling: temperature, filters, and the verification rule.
-        max_new_tokens: new tokens per sequence; it also ends at the target's last position.
-        eos: tokens that end a sequence.
+    Its fields are the static arguments of `speculative_generate`.
     """
 
     target: Target
@@ -61,9 +56,6 @@ class Engine:
         """Validates a request before compilation; `room` new tokens must fit the positions.
 
         Under an outer `jit` only shapes are checked.
-
-        Raises:
-            SpecjaxError: if the request is invalid or needs more memory than there is.
         """
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
@@ -107,9 +99,6 @@ class Engine:
                 starts a conversation. It is not donated, so it may be resumed several times.
             prompt: as for `prefill`; its padding may differ from turn to turn.
             key: decides the tokens of this turn.
-
-        Raises:
-            SpecjaxError: if the state comes from `prefill` and lacks hidden states.
         """
         if state is not None and state.hidden is None and self.drafter.taps.hidden_layers:
             raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")
@@ -164,9 +153,6 @@ class Engine:
 
         The first run of a pass is many times slower, as its code is loaded then. `begin` replaces
         `prefill` for a conversation; its programs are not checked for memory.
-
-        Raises:
-            SpecjaxError: if a program needs more memory than there is; nothing runs then.
         """
         for lowered in () if begin else self.lower(params, prompt, key):
             check_program("the request", lowered, params)
@@ -206,15 +192,9 @@ class Engine:
         self, params: Params, state: LoopState, proposal: Proposal
     ) -> tuple[ModelOutput, Verification, KVCache]:
         """Verifies the proposal in one target pass; see `verify_pass`."""
-        return verify_pass(
-            self.target,
-            self.drafter,
-            params.target,
-            state.cache,
-            proposal,
-            self._draw(state),
-            state.min_width,
-        )
+        weights, draw = params.target, self._draw(state)
+        request = self.target, self.drafter, weights, state.cache, proposal, draw
+        return verify_pass(*request, state.min_width)
 
     def commit(
         self,

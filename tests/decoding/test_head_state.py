@@ -13,11 +13,11 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadState
-from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
+from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
-from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
+from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
@@ -196,26 +196,6 @@ def test_medusa_heads_deeper_than_the_tree_are_not_computed(choices, num_product
 # ---- Sizes and settings ------------------------------------------------------------------------
 
 
-def sizes(drafter) -> tuple[int, int, int]:
-    return drafter.num_nodes, drafter.max_depth, drafter.num_fed
-
-
-def test_defaults_are_those_published():
-    head, tokens_head = heads.eagle_head()[0], heads.parallel_head(reads_features=False)[0]
-    assert sizes(Eagle(head)) == (26, 5, 10)
-    assert Eagle2(head) == Eagle2(head, top_k=10, depth=6, num_tokens=60, noise_share=0.8)
-    assert sizes(Eagle2(head)) == (60, 6, 50)
-    assert len(Eagle2(head).pool_depth) == 10 + 5 * 100
-    assert sizes(Hydra(heads.hydra_head()[0])) == (64, 4, 0)
-    assert ParallelSpec(tokens_head).choices == PUBLISHED_TREE
-    assert ParallelSpecMedusa(tokens_head).choices == MEDUSA_TREE
-    assert sizes(ParallelSpecMedusa(tokens_head)) == (64, 4, 3)
-    assert heads.PARALLEL_TOKENS.drafter.taps.hidden_layers == ()
-    assert heads.PARALLEL.drafter.taps.hidden_layers == (-1,)
-    for drafter in (heads.EAGLE.drafter, heads.MEDUSA.drafter, heads.PARALLEL.drafter):
-        assert drafter == replace(drafter) and hash(drafter) == hash(replace(drafter))
-
-
 @pytest.mark.parametrize(
     "choices, message",
     [
@@ -283,7 +263,7 @@ def test_heads_of_other_targets_are_rejected(make):
     ],
 )
 def test_more_children_than_tokens_are_rejected(headed, settings):
-    message = "41 children, but the head drafts only 40|top_k 41 exceeds .* 40 tokens"
+    message = "41 children, but the head drafts only 40"
     assert_params_rejected(replace(headed.drafter, **settings), headed.params, message)
 
 

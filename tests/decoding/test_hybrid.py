@@ -141,15 +141,18 @@ def test_merged_drafts_keep_the_distribution():
 # ---- Rejected settings -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", [Autoregressive(), Lookahead()])
-def test_drafters_that_cannot_be_a_part_are_rejected(part):
-    with pytest.raises(SpecjaxError, match=f"{type(part).__name__} cannot be the head of a hybrid"):
-        Hybrid(PromptLookup(), part).check(target()[0], {"copy": None, "head": None})
+BOTH = {"copy": None, "head": None}
 
 
-def test_names_and_single_params_are_rejected():
-    model = target()[0]
-    with pytest.raises(SpecjaxError, match="needs two drafters, not names"):
-        Hybrid().check(model, {"copy": None, "head": None})
-    with pytest.raises(SpecjaxError, match="the params of both its parts"):
-        Hybrid(PromptLookup(), PromptLookup()).check(model, None)
+@pytest.mark.parametrize(
+    "hybrid, params, message",
+    [
+        (Hybrid(PromptLookup(), Autoregressive()), BOTH, "Autoregressive cannot be the head"),
+        (Hybrid(PromptLookup(), Lookahead()), BOTH, "Lookahead cannot be the head of a hybrid"),
+        (Hybrid(), BOTH, "needs two drafters, not names"),
+        (Hybrid(PromptLookup(), PromptLookup()), None, "the params of both its parts"),
+    ],
+)
+def test_parts_that_cannot_be_merged_are_rejected(hybrid, params, message):
+    with pytest.raises(SpecjaxError, match=message):
+        hybrid.check(target()[0], params)

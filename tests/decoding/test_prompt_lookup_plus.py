@@ -1,6 +1,5 @@
 """PLD+ against slow readings of equations 2 and 3, and what it remembers of the target."""
 
-from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -128,12 +127,6 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
 
 
 # ---- Settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layers, expected", [(1, 1), (2, 1), (4, 1), (16, 4), (32, 9), (60, 9)])
-def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
-    config = replace(target()[0].config, num_hidden_layers=layers)
-    assert PromptLookupPlus.layer_for(config) == expected
 
 
 @pytest.mark.parametrize(

@@ -142,15 +142,8 @@ def test_wrong_rules_are_caught(mutant, drawn):
 def test_a_vanished_residual_leaves_the_target():
     """p equal to q: a miss can only be rounding, and must not leave an all-zero distribution."""
     p = jnp.asarray([[0.5, 0.5, 0.0]] * 2)
-    last, rest = reject(
-        tokens=jnp.array([0, 1]),
-        parents=jnp.array([-1, 0]),
-        valid=jnp.array([True, True]),
-        draft_probs=p,
-        target=p,
-        uniform=jnp.array([0.0, 1.0]),
-        num_tried=jnp.array(2),
-    )
+    tokens, parents, valid = jnp.array([0, 1]), jnp.array([-1, 0]), jnp.array([True, True])
+    last, rest = reject(tokens, parents, valid, p, p, jnp.array([0.0, 1.0]), jnp.array(2))
     assert last == 0
     np.testing.assert_allclose(rest, p[0])
 

@@ -159,20 +159,6 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
 
 
-def test_the_padding_of_a_pass_changes_nothing():
-    proposal = Proposal(random_tree(2), random_probe(2, NODES))
-    output, found, cache = verified(proposal, Reader(()))
-    filled, again, filled_cache = verified(proposal, Reader(()), FILLED)
-    jax.tree.map(np.testing.assert_array_equal, again, found)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), filled, output)
-    first, second = (
-        each.keep(again.path, again.num_accepted, NODES) for each in (cache, filled_cache)
-    )
-    for row, length in enumerate(first.length):
-        for keys, others in zip(first.keys, second.keys, strict=True):
-            np.testing.assert_allclose(keys[row, :, :length], others[row, :, :length], atol=1e-5)
-
-
 def lowered_for_a_gpu(
     drafter: Drafter, tree: DraftTree, padded_width: int, probe: Probe | None = None
 ) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_tokens
 from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context, Drafter
@@ -17,6 +16,7 @@ from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.drafters._trees import (
     Choices,
     best_of_pool,
+    check_width,
     levels_of,
     most_likely,
     with_coupled_noise,
@@ -105,26 +105,15 @@ class DepthTreeDrafter(Drafter):
 
     def check(self, target: Target, params: Any) -> None:
         check_head(self.head, target, params)
-        width, num_drafted = self.top_k, self.head.config.num_drafted
-        if self.tree == "static":
-            width = 1 + max(map(max, self.choices))
-        if width > num_drafted:
-            raise SpecjaxError(
-                f"the tree gives one node {width} children, but the head drafts only "
-                f"{num_drafted} tokens; lower top_k, or use smaller choices"
-            )
+        width = self.top_k if self.tree == "dynamic" else 1 + max(map(max, self.choices))
+        check_width(width, self.head.config.num_drafted)
 
     def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
-        """Makes the tree below the root, which is the last token of `context`.
+        """Makes the tree below the root from logits of its depths, `logits[:, 0]` at depth 1.
 
         Under `rejection` above temperature 0 the static tree is drawn without replacement at each
         depth (ParallelSpec, algorithm 1). All nodes of one depth then have the same children: only
         those of one of them are ever tried, and nothing that led there depends on them.
-
-        Args:
-            logits: entry d - 1 for the tokens at depth d; D is at least the tree's depth.
-            context: the committed text.
-            draw: temperature, filters and noise.
         """
         return (self._static if self.tree == "static" else self._dynamic)(logits, context, draw)
 

@@ -75,13 +75,12 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def check_widths(choices: Choices, num_drafted: int) -> None:
-    """Raises SpecjaxError if a node has more children than the head has tokens."""
-    widest = max(level.width for level in levels_of(choices))
-    if widest > num_drafted:
+def check_width(width: int, num_drafted: int) -> None:
+    """Checks that no node has more children than the head has tokens."""
+    if width > num_drafted:
         raise SpecjaxError(
-            f"the tree choices give one node {widest} children, but the head drafts only "
-            f"{num_drafted} tokens; use smaller choices"
+            f"the tree gives one node {width} children, but the head drafts only "
+            f"{num_drafted} tokens; lower top_k, or use smaller choices"
         )
 
 
@@ -98,17 +97,10 @@ def level_tree(
     Under `rejection` above temperature 0 children are drawn without replacement, otherwise they are
     the best of the logits `with_coupled_noise`.
 
-    Args:
-        choices: the nodes as paths of ranks; see `levels_of`.
-        context: the committed text; the root is its last token.
-        draw: temperature, filters and noise.
-        root: the head's values at the root, with the structure of those at the F nodes of a depth.
-        logits_below: from such values to the logits of the children at a depth, from 1.
-        feed: from such values, a level, the tokens of its `fed` nodes and their depth to the values
-            at these nodes.
-
-    Returns:
-        The tree, and the last result of `feed`.
+    `root`, and what `feed` returns, are the head's values at the nodes of one depth that have
+    children. `feed` takes such values, a level, the tokens of its `fed` nodes and their depth;
+    `logits_below` takes them and the depth of the children, from 1. Returns the tree, and the
+    values that were fed last.
     """
     levels, nodes = levels_of(choices), root
     tokens, level_probs = [context.root[:, None]], []
@@ -211,14 +203,8 @@ def best_of_pool(
 ) -> DraftTree:
     """Returns the tree of the root and the best of the S nodes of a pool, in the pool's order.
 
-    Args:
-        root: the last committed token.
-        tokens: the pool's tokens; parents come before their children.
-        scores: log-probabilities of the nodes' paths, -inf for nodes that do not exist.
-        parents: places in the pool, -1 for the root.
-        pool_depth: `[S]` or `[B, S]`, the depth of each node.
-        num_nodes: nodes of the tree, root included.
-        is_chain: whether the pool is one path.
+    In the pool parents come before their children; `parents` are places in it, -1 for the root.
+    `scores` are log-probabilities of paths, -inf for nodes that do not exist.
     """
     kept = jnp.sort(lax.top_k(scores, num_nodes - 1)[1], axis=1)
     of_kept = lambda values: jnp.take_along_axis(values, kept, axis=1)  # noqa: E731

@@ -14,14 +14,8 @@ from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
-from specjax.decoding.drafters.length_rules import (
-    Confidence,
-    Disco,
-    Fixed,
-    Heuristic,
-    LastDrafted,
-    LengthRule,
-)
+from specjax.decoding.drafters import length_rules
+from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
@@ -115,13 +109,13 @@ class DraftModel(Drafter):
         if isinstance(self.rule, LengthRule):
             return self.rule
         if self.rule == "fixed":
-            return Fixed(self.length)
+            return length_rules.Fixed(self.length)
         if self.rule == "heuristic":
-            return Heuristic(self.length)
+            return length_rules.Heuristic(self.length)
         threshold = {} if self.threshold is None else {"threshold": self.threshold}
         if self.rule == "confidence":
-            return Confidence(**threshold)
-        return Disco(**threshold, position=self.position)
+            return length_rules.Confidence(**threshold)
+        return length_rules.Disco(**threshold, position=self.position)
 
     @property
     def num_nodes(self) -> int:
@@ -181,7 +175,8 @@ class DraftModel(Drafter):
             assert output.logits is not None
             logits = jnp.take_along_axis(output.logits, count[:, None, None] - 1, axis=1)
             place = draft.num_passes
-            token = self._choose(logits, context.length + place, draw)
+            at = (context.length + place)[:, None]
+            token = best_token((draw.perturbed(logits, at) if self.is_drawn else logits)[:, 0])
             last = LastDrafted(
                 probs=jax.nn.softmax(logits[:, 0], axis=-1),
                 token=token,
@@ -251,12 +246,6 @@ class DraftModel(Drafter):
             goes_on=goes_on,
             num_passes=jnp.zeros((), jnp.int32),
         )
-
-    def _choose(
-        self, logits: Float[Array, "B 1 V"], position: Int[Array, " B"], draw: Draw
-    ) -> Int[Array, " B"]:
-        scores = draw.perturbed(logits, position[:, None]) if self.is_drawn else logits
-        return best_token(scores[:, 0])
 
 
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:

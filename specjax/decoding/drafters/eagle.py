@@ -8,7 +8,7 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import Choices, Level, check_widths, level_tree, levels_of
+from specjax.decoding.drafters._trees import Choices, Level, check_width, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -53,7 +53,7 @@ class Eagle(HeadDrafter):
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)
-        check_widths(self.choices, self.head.config.num_drafted)
+        check_width(1 + max(map(max, self.choices)), self.head.config.num_drafted)
 
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw

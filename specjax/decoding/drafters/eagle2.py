@@ -8,12 +8,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import best_of_pool, most_likely
+from specjax.decoding.drafters._trees import best_of_pool, check_width, most_likely
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -58,11 +57,7 @@ class Eagle2(HeadDrafter):
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)
-        if self.top_k > self.head.config.num_drafted:
-            raise SpecjaxError(
-                f"top_k {self.top_k} exceeds the head's vocabulary of "
-                f"{self.head.config.num_drafted} tokens; lower it"
-            )
+        check_width(self.top_k, self.head.config.num_drafted)
 
     @property
     def pool_depth(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import Choices, Level, check_widths, level_tree, levels_of
+from specjax.decoding.drafters._trees import Choices, Level, check_width, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.target import Target
@@ -55,7 +55,7 @@ class Hydra(HeadDrafter):
 
     def check(self, target: Target, params: Any) -> None:
         super().check(target, params)
-        check_widths(self.used_choices, target.config.vocab_size)
+        check_width(1 + max(map(max, self.used_choices)), target.config.vocab_size)
 
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
