@@ -86,17 +86,6 @@ def test_padded_epochs_hold_every_text_once_in_a_new_order(batch_size):
     assert len(set(map(tuple, epochs))) == 4
 
 
-def test_a_padded_text_waits_for_a_longer_bucket_at_most_with_others():
-    sizes = [len(example.tokens) for example in EXAMPLES]
-    iterator = batches(EXAMPLES, PADDED, SEED)
-    for batch in take(iterator, 24):
-        length = batch["tokens"].shape[1]
-        fitting = [min(b for b in PADDED.buckets if b >= sizes[n]) for n in texts_in(batch)]
-        assert max(fitting) <= length
-        carried = sum(each < length for each in fitting)
-        assert carried < PADDED.batch_size
-
-
 def test_packing_loses_no_text_and_leaves_little_padding():
     """Whole groups of packed sequences are whole stretches of the epochs."""
     iterator, found = batches(EXAMPLES, PACKED, SEED), []
@@ -114,17 +103,6 @@ def test_the_seed_decides_the_order(options):
     first, again = (take(batches(EXAMPLES, options, SEED), 20) for _ in range(2))
     assert all(map(equal, first, again))
     assert not all(map(equal, first, take(batches(EXAMPLES, options, SEED + 1), 20)))
-
-
-def test_the_seed_decides_which_texts_share_a_row():
-    short = examples(count=200, longest=20)
-
-    def rows(seed: int) -> set[tuple[int, ...]]:
-        found = take(batches(short, PACKED, seed), 32)  # the rows that are filled together
-        return {tuple(row) for batch in found for row in batch["tokens"].tolist()}
-
-    assert rows(SEED) == rows(SEED)
-    assert not rows(SEED) & rows(SEED + 1)
 
 
 @MODES

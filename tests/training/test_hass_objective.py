@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from specjax.training.objectives.eagle import EagleTraining
-from specjax.training.objectives.hass import next_features
 from tests.models import test_eagle_head as simulation
 from tests.training.cases import (
     CASES,
@@ -48,14 +47,6 @@ def test_one_step_without_top_loss_is_eagle():
 
 
 # ---- From step to step ---------------------------------------------------------------------------
-
-
-def test_features_move_one_slot_on_and_no_text_takes_another_ones():
-    features = jnp.arange(12.0).reshape(1, 6, 2)
-    predicted = 100 + features
-    segments = jnp.array([[1, 1, 1, 2, 2, 0]])
-    first = np.asarray(next_features(features, predicted, segments))[0, :, 0]
-    np.testing.assert_array_equal(first, [0, 100, 102, 6, 106, 10])
 
 
 def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):

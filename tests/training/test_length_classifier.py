@@ -27,7 +27,6 @@ from specjax.training.objectives.length_classifier import (
     loss_of,
     scores_of,
     train_classifier,
-    validate,
 )
 from tests.decoding.heads import features_of as features_of_text
 from tests.decoding.tiny import target as tiny
@@ -85,22 +84,6 @@ def test_data_equals_a_reading_prefix_by_prefix(position, labels):
             row += 1
     assert row == len(data.labels) == 30
     assert 8 < data.is_match.sum() < 27  # both kinds were seen
-
-
-def test_depths_are_those_of_a_draft_without_limit():
-    numbers = np.random.default_rng(0)
-    for _ in range(20):
-        is_match = numbers.random(30) < 0.7
-        expected, at = [], 0
-        while at < 30:  # rounds: draft to the first mismatch, which the target replaces
-            depth = 0
-            while at + depth < 30:
-                expected.append(depth)
-                depth += 1
-                if not is_match[at + depth - 1]:
-                    break
-            at += depth
-        assert run_lengths(is_match).tolist() == expected
 
 
 def test_other_vocabularies_and_prompts_without_continuation_are_rejected():
@@ -178,16 +161,6 @@ def test_the_best_threshold_and_static_length_are_the_best(seed):
     lengths = [scores_of(depth < length, accepted)["f1"] for length in range(1, 61)]
     length = best_static_length(depth, accepted)
     assert scores_of(depth < (60 if length is None else length), accepted)["f1"] == max(lengths)
-
-
-def test_a_static_length_wins_where_long_drafts_fail():
-    depth = np.array([0, 1, 2] * 20)
-    assert best_static_length(depth, depth < 2) == 2
-    assert best_static_length(depth, depth < 3) is None
-    data = made_up(noise=0.1)
-    model = LengthClassifier(3)
-    scores = validate(model, model.initialise(jax.random.key(0)), data)
-    assert scores["acceptance_rate"] == pytest.approx(data.is_match.mean())
 
 
 # ---- All of it ----------------------------------------------------------------------------------

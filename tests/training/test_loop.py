@@ -196,11 +196,11 @@ def test_a_run_folder_explains_itself(tmp_path):
     run(tmp_path, config={"rate": 1})
     assert json.loads((tmp_path / "config.json").read_text()) == {"rate": 1}
     [start] = json.loads((tmp_path / "run.json").read_text())["starts"]
-    assert start["versions"]["jax"] == jax.__version__
-    assert start["command"] == sys.argv
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [3, 6, 9, 12]
-    assert len(rows[0]["per_depth"]) == 2
+    assert (start["versions"]["jax"], start["command"]) == (jax.__version__, sys.argv)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], len(line["per_depth"])) for line in lines] == [
+        (step, 2) for step in (3, 6, 9, 12)
+    ]
     assert any((tmp_path / "tensorboard").iterdir())
 
 

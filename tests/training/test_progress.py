@@ -18,21 +18,11 @@ def screen(monkeypatch):
     written = io.StringIO()
 
     def use(is_terminal: bool) -> io.StringIO:
-        def console(stderr, quiet):
-            assert stderr and not quiet
-            return Console(file=written, force_terminal=is_terminal, width=60)
-
-        monkeypatch.setattr(progress, "Console", console)
+        console = Console(file=written, force_terminal=is_terminal, width=60)
+        monkeypatch.setattr(progress, "Console", lambda stderr, quiet: console)
         return written
 
     return use
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
-    return now
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -53,8 +43,10 @@ def test_a_bar_is_for_terminals_and_a_measurement_for_all(screen, is_terminal):
     assert is_terminal or text.count("\n") == 1
 
 
-def test_speed_counts_tokens_without_padding_and_no_measurement(screen, clock):
+def test_speed_counts_tokens_without_padding_and_no_measurement(screen, monkeypatch):
     screen(False)
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
     with Progress("training", 0, 10) as shown:
         shown.count(BATCH)
         shown.count(BATCH)
