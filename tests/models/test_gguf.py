@@ -15,7 +15,6 @@ import specjax
 from specjax.core.chat import chat_ids
 from specjax.core.errors import SpecjaxError
 from specjax.loading.targets import load_tokenizer
-from specjax.loading.tuned import tuned_file
 from specjax.models.config import Rope
 from specjax.models.families import config_from
 from specjax.models.io.huggingface import expected_weights, huggingface_name
@@ -343,8 +342,3 @@ def test_a_missing_file_package_or_revision_is_named(tmp_path, monkeypatch):
         specjax.load(path, revision="main")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert failure(path).endswith("run `pip install 'specjax[gguf]'`")
-
-
-def test_settings_are_tuned_for_the_file(tmp_path):
-    target = specjax.load(write(tmp_path / "m.gguf"))
-    assert tuned_file(target).name.startswith("m.gguf-2x4x32-")

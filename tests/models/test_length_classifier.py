@@ -78,13 +78,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert (loaded.recipe, loaded.specjax_version) == (trained.recipe, "0.1.0")
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(SpecjaxError, match="not an empty folder"):
-        save_classifier(classifier(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
 def test_a_classifier_of_other_models_is_refused():
     trained = classifier()
     trained.check_owner(trained.target, trained.draft)
@@ -152,8 +145,3 @@ def test_the_classifier_of_a_run_is_read_once_the_run_has_finished(tmp_path):
         load_classifier(tmp_path)
     save_classifier(classifier(), tmp_path / "classifier")
     assert load_classifier(tmp_path).threshold == classifier().threshold
-
-
-def test_a_missing_folder_is_a_one_line_error(tmp_path):
-    with pytest.raises(SpecjaxError, match="not a length classifier"):
-        load_classifier(tmp_path / "nowhere")

@@ -1,5 +1,4 @@
 import json
-import os
 import sys
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.io.weights import FLOATS, stored_tensors, without_advice
+from specjax.models.io.weights import FLOATS, stored_tensors
 
 TENSORS = {
     code: np.arange(12).reshape(3, 4).astype(dtype) for code, dtype in FLOATS.items()
@@ -119,11 +118,3 @@ def test_a_bin_file_without_torch_says_what_to_do(tmp_path, monkeypatch):
     message = failure(tmp_path)
     assert "pytorch_model.bin needs torch" in message
     assert "pip install torch" in message
-
-
-def test_only_the_import_of_transformers_is_kept_from_giving_advice(monkeypatch):
-    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    monkeypatch.delenv(name, raising=False)
-    with without_advice():
-        assert os.environ[name] == "1"
-    assert name not in os.environ

@@ -47,15 +47,10 @@ class HydraConfig(LayeredConfig):
 
     @classmethod
     def for_target(
-        cls,
-        target: TransformerConfig,
-        has_prefix: bool = False,
-        num_heads: int = 4,
-        num_layers: int = 4,
-        has_lm_heads: bool = True,
+        cls, target: TransformerConfig, has_prefix: bool = False, *shape: Any, **named: Any
     ) -> "HydraConfig":
-        """Returns the published shape; the prefix layer has the target's sizes, no window."""
-        return cls(layers_like(target, int(has_prefix)), num_heads, num_layers, has_lm_heads)
+        """Returns heads for a target, given the other fields; a prefix layer has its sizes."""
+        return cls(layers_like(target, int(has_prefix)), *shape, **named)
 
     @property
     def has_prefix(self) -> bool:
@@ -156,15 +151,10 @@ class HydraHeads(LayeredHead):
         features: Float[Array, "B F D"],
         embedded: Float[Array, "B F K D"],
     ) -> Float[Array, "B F V"]:
-        """Returns the float32 logits of one depth, for the children of F nodes; pure.
+        """Returns the float32 logits of depth K (from 1), for the children of F nodes; pure.
 
-        Args:
-            params: the heads'.
-            target: the model whose LM head is used if the heads have none.
-            target_params: the target's.
-            depth: K, the depth of the predicted tokens, from 1.
-            features: of the last token before the root, as `run` returned them.
-            embedded: the target's embeddings of the tokens from the root to each node.
+        `features` are of the last token before the root, as `run` returned them; `embedded` are the
+        target's embeddings of the tokens from the root to each node.
         """
         inputs = depth, features, embedded
         output = cast(Array, self.apply({"params": params}, *inputs, method="read"))

@@ -50,16 +50,9 @@ class MedusaConfig:
         return self.vocab_size
 
     @classmethod
-    def for_target(
-        cls,
-        target: TransformerConfig,
-        num_heads: int = 5,
-        num_layers: int = 1,
-        has_lm_heads: bool = True,
-    ) -> "MedusaConfig":
-        """Returns the shape of heads for a target; the defaults are the published ones."""
-        sizes = target.hidden_size, target.vocab_size
-        return cls(*sizes, num_heads, num_layers, has_lm_heads)
+    def for_target(cls, target: TransformerConfig, *shape: Any, **named: Any) -> "MedusaConfig":
+        """Returns the shape of heads for a target, given the other fields."""
+        return cls(target.hidden_size, target.vocab_size, *shape, **named)
 
 
 class MedusaHeads(nn.Module):
@@ -107,14 +100,9 @@ class MedusaHeads(nn.Module):
         features: Float[Array, "... D"],
         num_depths: int | None = None,
     ) -> Float[Array, "... K V"]:
-        """Returns the float32 logits of the tokens after the root, one row per head; pure.
+        """Returns the float32 logits of K depths, from 1, by default of all; pure.
 
-        Args:
-            params: the heads'.
-            target: the model whose LM head is used if the heads have none.
-            target_params: the target's.
-            features: the target's, of the last token before the root.
-            num_depths: K, the number of heads to run, from depth 1; by default all.
+        `features` are the target's, of the last token before the root.
         """
         depths = range(1, (num_depths or self.config.num_heads) + 1)
         logits = [self.logits_at(params, target, target_params, features, d) for d in depths]

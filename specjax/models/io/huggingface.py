@@ -111,12 +111,8 @@ def load_transformer(
 ) -> dict[str, Any]:
     """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
-    Args:
-        folder: holds `model.safetensors` or its shards with an index, or old `.bin` files.
-        config: the config that `read_config(folder)` returned.
-        dtype: the dtype of the params, whatever the files store; None: see `default_dtype`.
-        progress: show a progress bar on stderr, if that is a terminal.
-        quantize: int8 or int4, for matrices of whole numbers with scales of this dtype.
+    `config` comes from `read_config(folder)`. Without `dtype` it is that of `default_dtype`;
+    `quantize` is int8 or int4. `progress` shows a bar on stderr, if that is a terminal.
     """
     folder = Path(folder)
     stored = stored_tensors(folder)
