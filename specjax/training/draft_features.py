@@ -1,11 +1,9 @@
 """Builds the length classifier's training data: the draft's guess at every token of texts.
 
 DISCO, appendix D.1: the target generates a text, and the draft predicts one token after each prefix
-of it. The appendix counts positions differently than section 4. Positions within the draft (the
-default, and the classifier's input while drafting) are here the number of tokens since the last
-mismatch: a draft of unlimited length restarts after every mismatch, so each token of the text is
-drafted exactly once, at that depth. A draft of limited length restarts more often, at a subset of
-these depths.
+of it. Positions within the draft are here the number of tokens since the last mismatch: a draft of
+unlimited length restarts after every mismatch, so each token is drafted exactly once, at that
+depth. The appendix counts positions differently than section 4.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float32, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_token
-from specjax.models.cache import KVCache
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import (
     LabelKind,
@@ -178,26 +175,22 @@ def _read(
     )
 
     def read_chunk(caches, part):
-        runs = [_probs(*model, part) for model in zip(models, params, caches, strict=True)]
-        first, last = runs[0][0], runs[-1][0]
+        runs: list[Any] = [
+            model.run(of_model, causal_rows(part, cache.length), cache)
+            for model, of_model, cache in zip(models, params, caches, strict=True)
+        ]
+        probs = [jax.nn.softmax(output.logits, axis=-1) for output, _ in runs]
+        first, last = probs[0], probs[-1]
+        count = jnp.full(part.shape[:1], part.shape[1])
         seen = Reading(
             features=distribution_features(first),
             choice=best_token(first),
             overlap=jnp.sum(jnp.minimum(first, last), axis=-1),
         )
-        return tuple(cache for _, cache in runs), seen
+        return tuple(cache.advance(count) for _, cache in runs), seen
 
     chunks = tokens.reshape(batch, -1, CHUNK).swapaxes(0, 1)
     _, seen = jax.lax.scan(read_chunk, caches, chunks)
     return jax.tree.map(
         lambda part: part.swapaxes(0, 1).reshape(batch, length, *part.shape[3:]), seen
     )
-
-
-def _probs(
-    model: Target, params: Any, cache: KVCache, tokens: Int[Array, "B C"]
-) -> tuple[Float[Array, "B C V"], KVCache]:
-    output, cache = model.run(params, causal_rows(tokens, cache.length), cache)
-    assert output.logits is not None
-    probs = jax.nn.softmax(output.logits, axis=-1)
-    return probs, cache.advance(jnp.full(tokens.shape[:1], tokens.shape[1]))

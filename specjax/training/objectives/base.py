@@ -181,7 +181,8 @@ class Step:
         """
         decays = decays or [1.0] * len(predictions)
         aheads = [prediction.ahead for prediction in predictions]
-        arrived = [jax.tree.map(partial(earlier, ahead=p.ahead), p) for p in predictions]
+        # Moved from the slots that predict to those that are predicted:
+        arrived = [jax.tree.map(partial(later, ahead=-p.ahead), p) for p in predictions]
         shares = tuple(map(self._share, aheads))
         labels = later(self.batch["tokens"])
         fixed = (self.features, labels, shares, tuple(prediction.fixed for prediction in arrived))
@@ -211,7 +212,7 @@ class Step:
     def _share(self, ahead: int) -> Float[Array, "B T"]:
         """Returns the share of each slot in a mean, moved to the slot that is predicted."""
         counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + ahead)
-        return earlier(counts / jnp.maximum(jnp.sum(counts), 1), ahead)
+        return later(counts / jnp.maximum(jnp.sum(counts), 1), -ahead)
 
 
 def target_features(
@@ -248,8 +249,3 @@ def hidden_states(
 def later(values: Array, ahead: int = 1) -> Array:
     """Moves values `ahead` slots to the front; the last slots wrap around, uncounted."""
     return jnp.roll(values, -ahead, axis=1)
-
-
-def earlier(values: Array, ahead: int) -> Array:
-    """Moves values `ahead` slots back, from a slot that predicts to the one that is predicted."""
-    return jnp.roll(values, ahead, axis=1)

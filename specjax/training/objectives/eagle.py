@@ -35,8 +35,13 @@ class FeatureTraining(HeadTraining):
     """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
 
     def noisy_features(self, step: Step) -> Float[Array, "B T D"]:
-        """Returns the target's features as the head reads them."""
-        return step.features + _noise(step, self.noise)
+        """Adds uniform noise to the target's features, narrower on longer texts, as released."""
+        segments, shape = step.batch["segments"], step.features.shape
+        is_same = segments[:, :, None] == segments[:, None, :]
+        length = jnp.sum(is_same, axis=-1, dtype=jnp.float32)
+        widths = (self.noise * NOISE_LENGTH / length)[..., None]
+        uniform = jax.random.uniform(step.key, shape, minval=-0.5, maxval=0.5)
+        return step.features + (uniform * widths).astype(step.features.dtype)
 
     def feature_losses(
         self, step: Step, predictions: Sequence[Prediction], decays: Sequence[float] | None = None
@@ -76,12 +81,3 @@ class EagleTraining(FeatureTraining):
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         predicted, _ = step.run_head(head, params, step.embed(1), self.noisy_features(step))
         return self.feature_losses(step, [Prediction(1, predicted)])
-
-
-def _noise(step: Step, width: float) -> Float[Array, "B T D"]:
-    """Draws uniform noise, narrower on longer texts, as in the released code."""
-    segments = step.batch["segments"]
-    length = jnp.sum(segments[:, :, None] == segments[:, None, :], axis=-1, dtype=jnp.float32)
-    widths = (width * NOISE_LENGTH / length)[..., None]
-    uniform = jax.random.uniform(step.key, step.features.shape, minval=-0.5, maxval=0.5)
-    return (uniform * widths).astype(step.features.dtype)

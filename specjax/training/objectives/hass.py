@@ -53,7 +53,9 @@ class HassTraining(EagleTraining):
             predicted, streams = step.run_head(head, params, embedded, features, streams)
             predictions.append(Prediction(1, predicted))
             predicted = jax.lax.stop_gradient(predicted)
-            features = next_features(features, predicted, step.batch["segments"])
+            # The first slot of a text keeps the target's feature: no draft begins before it.
+            is_first = _is_first(step.batch["segments"])[..., None]
+            features = jnp.where(is_first, features, jnp.roll(predicted, 1, axis=1))
             if self.token_alignment > 0:
                 drafted = map_slots(lambda x: {"token": best_token(step.logits(x))}, predicted)
                 drafted = step.target.embed(step.frozen, drafted["token"])
@@ -91,16 +93,6 @@ class HassSecondStage(HassTraining):
 
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(learning_rate=1e-5, accumulate=2)
     epochs: ClassVar[float] = 10.0
-
-
-def next_features(
-    features: Float[Array, "B T D"], predicted: Float[Array, "B T D"], segments: Int[Array, "B T"]
-) -> Float[Array, "B T D"]:
-    """Returns the features of the next step: each slot's was predicted one slot before.
-
-    The first slot of a text keeps the target's feature: no draft begins before it.
-    """
-    return jnp.where(_is_first(segments)[..., None], features, jnp.roll(predicted, 1, axis=1))
 
 
 def _is_first(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
