@@ -16,10 +16,9 @@ LINE_SECONDS = 30.0  # between lines of a long job without a terminal
 
 
 class SpecjaxError(ValueError):
-    """A user-facing error whose message says what is wrong, where, and what to do next.
+    """A user-facing error: what is wrong, where, and what to do next.
 
-    The command line prints the message in one line and exits with code 2; Python callers may catch
-    it as a ValueError.
+    The command line prints its message in one line and exits with code 2.
     """
 
 
@@ -63,7 +62,7 @@ def exit_code(run: Callable[[], None]) -> int:
         finally:
             sys.stdout.flush()
     except SpecjaxError as error:
-        print("specjax:", " ".join(str(error).splitlines()), file=sys.stderr)
+        warn(" ".join(str(error).splitlines()))
         return USER_ERROR
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped(SIGINT)
@@ -72,7 +71,7 @@ def exit_code(run: Callable[[], None]) -> int:
         return stopped.exit_code
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
-        print(f"specjax: there is not enough memory{reason}; use smaller settings", file=sys.stderr)
+        warn(f"there is not enough memory{reason}; use smaller settings")
         return USER_ERROR
     except BrokenPipeError:  # the reader of our output is gone
         _drop_output()
@@ -82,7 +81,7 @@ def exit_code(run: Callable[[], None]) -> int:
             raise
         _drop_output()
         name = f" {error.filename}" if error.filename else ""
-        print(f"specjax: cannot write{name} ({error.strerror}); free some space", file=sys.stderr)
+        warn(f"cannot write{name} ({error.strerror}); free some space")
         return USER_ERROR
     return 0
 

@@ -147,10 +147,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yields an empty sibling of `folder` and renames it to `folder` if the block succeeds.
-
-    After a failure or an interrupt neither of the two exists.
-    """
+    """Yields an empty folder that is renamed to `folder` if the block succeeds, else deleted."""
     folder = vacant(folder)
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:

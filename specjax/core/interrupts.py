@@ -25,8 +25,7 @@ class Stopped(KeyboardInterrupt):
 def on_signal(react: Callable[[int], object]) -> Iterator[None]:
     """Calls `react` with the number of the first signal; a second one ends the process at once.
 
-    It does nothing outside of the main thread, the only one that receives signals. Signals that are
-    ignored stay ignored.
+    It does nothing outside of the main thread. Signals that are ignored stay ignored.
     """
     if not _is_main_thread():
         yield

@@ -1,8 +1,7 @@
 """The struct decorator: frozen dataclasses that JAX transformations understand.
 
 Unflattening skips `__init__`: inside `vmap`, `scan` and `eval_shape` JAX rebuilds structures with
-placeholders instead of arrays, which a shape check in `__init__` would reject. Ordinary
-construction still runs every check.
+placeholders instead of arrays, which a shape check in `__init__` would reject.
 """
 
 import dataclasses
