@@ -24,9 +24,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
-from specjax.models.cache import KVCache
-from specjax.models.target import causal_rows
-from tests.decoding.tiny import prompt, target
+from tests.decoding.tiny import plain_pass, prompt, target
 
 NEW_TOKENS = 256
 KEY = jax.random.key(1)
@@ -171,16 +169,10 @@ def exact_probabilities() -> np.ndarray:
     """The probability of each continuation of TEXT by three tokens, `[VOCAB**3]`."""
     model, params = target(VOCAB, layers=1, scale=4.0)
 
-    @jax.jit
-    def log_probs(texts):
-        cache = KVCache.create(model.config, *texts.shape)
-        rows = causal_rows(texts, jnp.zeros(len(texts), jnp.int32))
-        output, _ = model.run(params, rows, cache)
-        return REJECTION.filtered(output.logits[:, -1])
-
     joint, texts = np.ones(1), np.array([TEXT])
     for _ in range(3):
-        probs = np.exp(np.asarray(log_probs(jnp.asarray(texts)), np.float64))
+        logits = plain_pass(params, jnp.asarray(texts), model)[0].logits
+        probs = np.exp(np.asarray(REJECTION.filtered(logits[:, -1]), np.float64))
         joint = (joint[:, None] * probs).reshape(-1)
         texts = np.concatenate(
             [np.repeat(texts, VOCAB, axis=0), np.tile(np.arange(VOCAB), len(texts))[:, None]], 1

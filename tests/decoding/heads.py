@@ -26,7 +26,7 @@ from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.target import Taps, causal_rows
 from tests.decoding.rounds import Round, rounds_of, some_path
-from tests.decoding.tiny import target
+from tests.decoding.tiny import plain_pass, target
 
 LONGEST = 96  # tokens of a text that the literal readings can take
 MASKS = 3
@@ -175,13 +175,10 @@ def played_by(name: str) -> list[Round]:
 # ---- Whole texts, in one pass ------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnums=2)
 def features_of(params, tokens: Int[Array, "B S"], model) -> Float[Array, "B S H"]:
     """The target's feature of every token."""
     taps = Taps(hidden_layers=(-1,), logits=False)
-    cache = KVCache.create(model.config, tokens.shape[0], tokens.shape[1])
-    rows = causal_rows(tokens, jnp.zeros(len(tokens), jnp.int32))
-    return model.run(params.target, rows, cache, taps)[0].hidden[:, :, 0]
+    return plain_pass(params.target, tokens, model, taps)[0].hidden[:, :, 0]
 
 
 def features_for(module: Any, features: Array) -> Array:

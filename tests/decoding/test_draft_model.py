@@ -15,8 +15,6 @@ from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heu
 from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
-from specjax.models.cache import KVCache
-from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.rounds import Round, rounds_of
@@ -27,6 +25,7 @@ from tests.decoding.tiny import (
     Lying,
     Watched,
     pass_widths,
+    plain_pass,
     prompt,
     slow_except,
     target,
@@ -117,16 +116,6 @@ def rounds(rule: str, sampling: str) -> list[Round]:
     return rounds_of(engine, params_of(rule, "near", sampling), key=contract.KEY)
 
 
-@jax.jit
-def draft_pass(params, tokens):
-    """The draft's logits after every token of texts `[B, S]`, and its cache, from one pass."""
-    model, _ = target()
-    cache = KVCache.create(model.config, tokens.shape[0], tokens.shape[1] + 1)
-    rows = causal_rows(tokens, jnp.zeros(tokens.shape[:1], jnp.int32))
-    output, cache = model.run(params, rows, cache)
-    return output.logits, cache
-
-
 def with_draft(found: Round) -> np.ndarray:
     """The committed texts followed by what was drafted."""
     texts = found.before.tokens.copy()
@@ -144,7 +133,7 @@ def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
     schedule = [2] * BATCH  # the heuristic's, read plainly
     for found in rounds(rule, sampling):
         before, tree = found.before, found.tree
-        logits, _ = draft_pass(weights("near"), jnp.asarray(with_draft(found)))
+        logits = plain_pass(weights("near"), jnp.asarray(with_draft(found)), target()[0])[0].logits
         places = jnp.arange(1, logits.shape[1] + 1)[None, :] + jnp.zeros((BATCH, 1), jnp.int32)
         draw = Draw(before.sequence_keys, jnp.asarray(before.length), contract.SAMPLINGS[sampling])
         said = np.argmax(draw.perturbed(logits, places), axis=-1)
@@ -185,7 +174,8 @@ def test_the_cache_holds_the_committed_text_except_its_last_one_or_two_tokens(ru
     missing = []
     for found in rounds(rule, sampling):
         state, cache = found.after, found.after.drafter.cache
-        _, fresh = jax.device_get(draft_pass(weights("near"), jnp.asarray(state.tokens)))
+        fresh = plain_pass(weights("near"), jnp.asarray(state.tokens), target()[0])[1]
+        fresh = jax.device_get(fresh)
         for row in np.flatnonzero(state.length > found.before.length):
             held = int(cache.length[row])
             missing.append(int(state.length[row]) - held)
@@ -276,7 +266,8 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     texts = np.array(state.tokens)
     for row, length in enumerate(state.length.tolist()):
         texts[row, length : length + 3] = tree.tokens[row, 1:]
-    law = np.exp(sampling.filtered(draft_pass(weights("near"), jnp.asarray(texts))[0]))
+    logits = plain_pass(weights("near"), jnp.asarray(texts), target()[0])[0].logits
+    law = np.exp(sampling.filtered(logits))
     assert tree.draft_probs is not None and tree.draft_probs.dtype == jnp.float32
     for row, length in enumerate(state.length.tolist()):
         for node in range(3):

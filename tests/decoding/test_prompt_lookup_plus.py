@@ -11,8 +11,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.engine import Engine
-from specjax.models.cache import KVCache
-from specjax.models.target import Taps, causal_rows
+from specjax.models.target import Taps
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_prompt_lookup import (
     SLOTS,
@@ -21,7 +20,7 @@ from tests.decoding.test_prompt_lookup import (
     assert_drafts,
     texts,
 )
-from tests.decoding.tiny import BATCH, prompt, target
+from tests.decoding.tiny import BATCH, plain_pass, prompt, target
 
 
 def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -> list[int]:
@@ -82,20 +81,13 @@ def played(drafter) -> list[Round]:
     return rounds_of(engine, Params(target()[1]), key=jax.random.key(0))
 
 
-@partial(jax.jit, static_argnums=1)
-def one_pass(tokens, taps: Taps):
-    """A plain pass over whole texts."""
-    model, params = target()
-    rows = causal_rows(tokens, jnp.zeros((len(tokens),), jnp.int32))
-    return model.run(params, rows, KVCache.create(model.config, *tokens.shape), taps)[0]
-
-
 @pytest.mark.parametrize("layer, prefix_length", [(1, 1), (2, 1), (1, 3)])
 def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text(layer, prefix_length):
     drafter = PromptLookupPlus(layer=layer, num_tokens=5, prefix_length=prefix_length)
     state = played(drafter)[11].after
     assert state.stats.accepted_lengths[:, 3:].any(), "no path was long"
-    output = one_pass(jnp.asarray(state.tokens), Taps(hidden_layers=(layer,), logits=False))
+    (model, params), taps = target(), Taps(hidden_layers=(layer,), logits=False)
+    output, _ = plain_pass(params, jnp.asarray(state.tokens), model, taps)
     expected = np.asarray(output.hidden[:, :, 0])
     expected = sum(
         np.pad(expected, ((0, 0), (back, 0), (0, 0)))[:, : expected.shape[1]]
@@ -117,9 +109,11 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
     states = [played(drafter)[number].after for number in (0, 4, 24)]
     assert states[-1].stats.accepted_lengths[:, 3:].any(), "no path was long"
     combine = {"max": np.max, "sum": np.sum}[aggregate]
+    model, params = target()
     for state in states:
         taps = Taps(attention_heads=HEADS, logits=False)
-        expected = combine(np.asarray(one_pass(jnp.asarray(state.tokens), taps).attention), axis=1)
+        output, _ = plain_pass(params, jnp.asarray(state.tokens), model, taps)
+        expected = combine(np.asarray(output.attention), axis=1)
         for row in range(BATCH):
             count = int(state.length[row]) - 1
             found = state.drafter.weights[row, :count]

@@ -27,9 +27,9 @@ from specjax.decoding.widths import (
 )
 from specjax.models.cache import KVCache
 from specjax.models.prefill import prefill
-from specjax.models.target import Taps, causal_rows
+from specjax.models.target import Taps
 from tests.decoding.test_tree import path_of
-from tests.decoding.tiny import BATCH, prompt, slow_except, target
+from tests.decoding.tiny import BATCH, plain_pass, prompt, slow_except, target
 
 VOCAB, DEPTH, NODES = 6, 5, 16
 PROBES = 5  # two runs of text: 3 rows and 2 rows
@@ -121,9 +121,7 @@ def text_logits(texts: list[list[int]]) -> np.ndarray:
     model, params = target(VOCAB)
     longest = max(len(text) for text in texts)
     tokens = jnp.asarray([text + [0] * (longest - len(text)) for text in texts])
-    rows = causal_rows(tokens, jnp.zeros((len(texts),), jnp.int32))
-    cache = KVCache.create(model.config, *tokens.shape)
-    output, _ = jax.jit(model.apply)({"params": params}, rows, cache)
+    output, _ = plain_pass(params, tokens, model)
     return np.stack([output.logits[at, len(text) - 1] for at, text in enumerate(texts)])
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,7 +15,9 @@ from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain, from_choices
+from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
+from specjax.models.target import Taps, Target, causal_rows
 from specjax.models.transformer import Transformer
 
 BATCH = 3
@@ -35,6 +37,13 @@ def target(vocab_size: int = 40, layers: int = 2, seed: int = 0, scale: float = 
     model = Transformer(config)
     params = model.initialise(jax.random.key(seed))
     return model, jax.tree.map(lambda leaf: leaf * scale if leaf.ndim == 2 else leaf, params)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def plain_pass(params, tokens, model: Target, taps: Taps = Taps()):
+    """Returns the target's output and cache after one pass over whole texts `[B, S]`."""
+    rows = causal_rows(tokens, jnp.zeros(len(tokens), jnp.int32))
+    return model.run(params, rows, KVCache.create(model.config, *tokens.shape), taps)
 
 
 @cache
