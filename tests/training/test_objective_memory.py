@@ -109,6 +109,7 @@ class Narrow(Wide):
     vocabulary = 64
 
 
+@pytest.mark.slow  # test_objectives.py shows quickly that they never exist
 @pytest.mark.parametrize("recompute", [False, True])
 def test_all_logits_would_need_more_memory_than_a_vocabulary_adds(recompute, monkeypatch):
     """By 32 blocks, all that a vocabulary adds is less than one array of the logits of all slots.
