@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from specjax import __version__
-from specjax.cli.bench import BenchCommand
+from specjax.cli.bench import BenchCommand, ReportCommand
 from specjax.cli.chat import Chat
 from specjax.cli.convert import Convert
 from specjax.cli.datastore import DatastoreCommand
@@ -16,7 +16,6 @@ from specjax.cli.groups import TRAIN, TUNE
 from specjax.cli.methods import Methods
 from specjax.cli.papers import papers_command
 from specjax.cli.parser import Commands, parse
-from specjax.cli.report import ReportCommand
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.interrupts import Stopped
 

@@ -34,7 +34,6 @@ class Chat(DecodingOptions):
     """A system message before the conversation."""
 
     def run(self) -> None:
-        """Answers until the input ends."""
         from specjax.cli.generation import timed_text
         from specjax.cli.generation_output import GenerateOutput
 

@@ -44,7 +44,6 @@ class Convert:
     """For vllm: also write the target's embedding, which only pipeline parallelism needs."""
 
     def run(self) -> None:
-        """Writes the folder, completely or not at all."""
         from specjax.core.files import vacant
 
         for name in ("layout", "format", "embedding", "draft_vocab", "data"):

@@ -33,7 +33,6 @@ class DatastoreCommand:
     """The target whose tokenizer to use: pocket, a folder or a hub id."""
 
     def run(self) -> None:
-        """Tokenizes the sources, builds the datastore and writes it."""
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -52,10 +51,12 @@ class DatastoreCommand:
             task, note = bar.add_task("reading"), throttled()
 
             def show(stage: str, done: int, total: int | None) -> None:
-                amount = f"{done:,} tokens" if total is None else f"{done} of {total}"
-                bar.update(task, description=f"{stage}: {amount}")
+                text = f"{stage}: " + (
+                    f"{done:,} tokens" if total is None else f"{done} of {total}"
+                )
+                bar.update(task, description=text)
                 if not bar.console.is_terminal:
-                    note(f"{stage}: {amount}")
+                    note(text)
 
             made = datastore.build(
                 documents,

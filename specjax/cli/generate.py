@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from specjax.cli.decoding_options import DecodingOptions
-from specjax.cli.prompts import read_source, read_sources
+from specjax.cli.prompts import Source, read_source, read_sources, tokenize
 from specjax.core.errors import SpecjaxError
 
 NUM_PAIRS = 3  # interleaved runs per method with --compare
@@ -51,7 +51,6 @@ class Generate(DecodingOptions):
     """Print one JSON object and nothing else."""
 
     def run(self) -> None:
-        """Generates, measures and prints the results."""
         options = self.prompt, self.prompt_file, self.prompt_ids, self.chat, self.system
         source = read_source(*options, has_example=self.prompts is None)
         self._check_attribution()
@@ -61,12 +60,11 @@ class Generate(DecodingOptions):
                     "--prompts cannot be used with another prompt, --compare or --attribute-html; "
                     "leave one of them out"
                 )
-            self._run_all(self.prompts)
+            self._run_all(read_sources(self.prompts, self.chat, self.system))
             return
         assert source is not None
         from specjax.cli.generation import time_in_turn, timed_text
         from specjax.cli.generation_output import GenerateOutput
-        from specjax.cli.prompts import tokenize
 
         output = GenerateOutput(self.json)
         target, request_for = self.load()
@@ -75,13 +73,11 @@ class Generate(DecodingOptions):
         requests = [request, request.with_plain()] if self.compare else [request]
         with output.busy("compiling"):
             compile_seconds = [each.compile() for each in requests]
-        run = None
+        results = []
         if not self.json:
             output.legend()
-            run = output.stream(request)
-        if run and not self.compare:
-            results = [timed_text(request, [run])]
-        else:
+            results = [timed_text(request, [output.stream(request)])]
+        if self.json or self.compare:
             with output.busy("measuring"):
                 results = time_in_turn(requests, NUM_PAIRS if self.compare else 1)
         output.warn(results)
@@ -94,13 +90,11 @@ class Generate(DecodingOptions):
         if self.attribute_html is not None:
             output.page(results[0], self.attribute_html)
 
-    def _run_all(self, file: Path) -> None:
+    def _run_all(self, sources: list[Source]) -> None:
         """Continues every prompt of a file, in one compiled program."""
         from specjax.cli.generation import time_in_turn
         from specjax.cli.generation_output import GenerateOutput
-        from specjax.cli.prompts import tokenize
 
-        sources = read_sources(file, self.chat, self.system)
         output = GenerateOutput(is_json=True)
         target, request_for = self.load()
         bucket = max(tokenize(source, target).tokens.shape[1] for source in sources)

@@ -36,7 +36,6 @@ class GenerationRequest:
 
     @property
     def engine(self) -> Engine:
-        """The runner's engine."""
         return self.runner.engine
 
     @property
@@ -106,6 +105,8 @@ class TimedText:
     request: GenerationRequest
     generation: Generation
     seconds: float  # prefill and decoding; the median of several runs
+    rounds: int
+    mean_accepted_length: float
     tokens: tuple[int, ...]
     text: str | None
     finish_reason: str
@@ -113,14 +114,6 @@ class TimedText:
     @property
     def method(self) -> str:
         return self.request.runner.name
-
-    @property
-    def rounds(self) -> int:
-        return int(self.generation.stats.rounds[0])
-
-    @property
-    def mean_accepted_length(self) -> float:
-        return float(self.generation.stats.mean_accepted_length)
 
     @property
     def tokens_per_second(self) -> float:
@@ -162,11 +155,12 @@ class TimedText:
 
 def time_in_turn(requests: Sequence[GenerationRequest], num_runs: int) -> list[TimedText]:
     """Runs all requests in turn, `num_runs` times; they have been compiled."""
-    runs = [request.run() for _ in range(num_runs) for request in requests]
-    return [timed_text(each, runs[n :: len(requests)]) for n, each in enumerate(requests)]
+    runs = zip(*([request.run() for request in requests] for _ in range(num_runs)), strict=True)
+    return list(map(timed_text, requests, runs))
 
 
 def timed_text(request: GenerationRequest, runs: Sequence[TimedRun]) -> TimedText:
     """Returns the text of the first of several runs, and the median of their times."""
     generation, seconds = runs[0].generation, median(run.seconds for run in runs)
-    return TimedText(request, generation, seconds, *request.finish(generation))
+    rounds, length = int(generation.stats.rounds[0]), float(generation.stats.mean_accepted_length)
+    return TimedText(request, generation, seconds, rounds, length, *request.finish(generation))

@@ -62,7 +62,13 @@ class GenerateOutput:
         """Prints the speed, and with two results their comparison."""
         excluded = f"{compile_seconds:.1f} s of compiling not counted"
         if len(results) == 2:
-            self.output.print(_table(results))
+            table = Table("method", box=None, pad_edge=False)
+            for title in ("tokens/s", "seconds", "accepted length"):
+                table.add_column(title, justify="right")
+            for result in results:
+                speed = f"{result.tokens_per_second:.1f}", f"{result.seconds:.3f}"
+                table.add_row(result.method, *speed, f"{result.mean_accepted_length:.2f}")
+            self.output.print(table)
             self.output.print(_comparison(*results))
             self.notes.print(f"medians of runs in turn; {excluded}")
             return
@@ -130,16 +136,6 @@ class GenerateOutput:
 
 def _range(start: int, end: int) -> str:
     return str(start) if end == start + 1 else f"{start}-{end - 1}"
-
-
-def _table(results: Sequence[TimedText]) -> Table:
-    table = Table("method", box=None, pad_edge=False)
-    for title in ("tokens/s", "seconds", "accepted length"):
-        table.add_column(title, justify="right")
-    for result in results:
-        figures = f"{result.tokens_per_second:.1f}", f"{result.seconds:.3f}"
-        table.add_row(result.method, *figures, f"{result.mean_accepted_length:.2f}")
-    return table
 
 
 def _comparison(result: TimedText, plain: TimedText) -> str:

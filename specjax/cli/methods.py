@@ -31,7 +31,6 @@ class Methods:
     """Print JSON."""
 
     def run(self) -> None:
-        """Prints the list, or one method."""
         from specjax.loading.methods import METHODS
 
         if self.method is not None and self.method not in METHODS:

@@ -16,7 +16,6 @@ class WithoutRecipes:
     """The arguments of the command."""
 
     def run(self) -> None:
-        """Raises the error that names the missing package."""
         companion("papers")
 
 

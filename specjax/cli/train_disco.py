@@ -71,7 +71,6 @@ class TrainDisco(TargetOptions):
     """Steps of the optimizer."""
 
     def run(self) -> None:
-        """Trains, prints the scores, and writes the classifier."""
         out = expand_user(self.out)
         check_out(out, self.resume, CLASSIFIER)
         settings = ClassifierTraining(

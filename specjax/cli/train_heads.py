@@ -90,7 +90,6 @@ class TrainHead(TargetOptions):
     the number of processes, and the rank of this one, from 0."""
 
     def run(self) -> None:
-        """Reads the texts, trains, and writes the head."""
         with distributed(self.distributed):
             self._train(expand_user(self.out))
 

@@ -21,20 +21,11 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, expand_user, writable_folder
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
+from specjax.loading import tuned as kept
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import (
-    AUTO,
-    OTHER_RULES,
-    TUNED_DRAFT,
-    TUNED_HEAD,
-    Tuned,
-    read_tuned,
-    tuned_file,
-    tuned_for,
-    write_tuned,
-)
+from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, Tuned
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import read_tasks, task_prompts
@@ -62,18 +53,17 @@ class TuneCommand(TargetOptions, ABC):
     """The file to write; by default one in the user's cache, for this target."""
 
     def run(self) -> None:
-        """Tunes, prints the candidates, and writes the best settings."""
         self.check()
         if self.out is not None:
             check_writable(expand_user(self.out), is_file=True)
         target = self.load_target()
         owner = fingerprint(target.config, target.params)
-        path = expand_user(self.out) if self.out else tuned_file(target)
+        path = expand_user(self.out) if self.out else kept.tuned_file(target)
         check_writable(path, is_file=True)
-        stored = read_tuned(path, owner) if path.is_file() else Tuned()
+        stored = kept.read_tuned(path, owner) if path.is_file() else Tuned()
         workload = Workload(target, self._prompts(target), self.max_new_tokens)
-        tuned = self.tune(workload, tuned_for(target).updated(stored))
-        write_tuned(path, stored.updated(tuned), owner)
+        tuned = self.tune(workload, kept.tuned_for(target).updated(stored))
+        kept.write_tuned(path, stored.updated(tuned), owner)
         for method, settings in tuned.settings.items():
             shown = settings if method == AUTO else METHODS[method].settings
             parts = [f"{name}={short(settings[name])}" for name in settings if name in shown]
@@ -167,9 +157,8 @@ class TunePldPlusAttention(TunePldPlus):
     """Pick the number of induction heads and of tokens of PLD+ by attention."""
 
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        heads = Tuned()
-        if not earlier.induction_heads:
-            heads = TuneInductionHeads().tune(workload, earlier)
+        is_ranked = bool(earlier.induction_heads)
+        heads = Tuned() if is_ranked else TuneInductionHeads().tune(workload, earlier)
         ranking = earlier.updated(heads).induction_heads
         settings = tune_attention(workload, ranking, self.by, self.show_curve)
         return replace(heads, settings={"pld-plus-attention": settings})

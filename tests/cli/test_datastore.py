@@ -34,19 +34,10 @@ def test_rest_without_a_datastore_says_how_to_make_one(tiny, error_line):
     assert "method 'pld' takes no drafter" in error_line()
 
 
-def test_a_datastore_that_is_damaged_or_of_another_tokenizer_is_refused(
-    tiny, datastore, error_line
-):
+def test_a_datastore_of_another_tokenizer_is_rejected(tiny, datastore, error_line):
     command = ["generate", "--target", str(tiny), "--prompt-ids", "1,2", "--method", "rest"]
-    command += ["--drafter", str(datastore)]
-    arrays, metadata = datastore / "datastore.safetensors", datastore / "datastore.json"
-    values, content = json.loads(metadata.read_text()), arrays.read_bytes()
-    metadata.write_text(json.dumps(values | {"fingerprint": "0" * 16}))
-    assert main(command) == 2
-    assert "was built with tokenizer 0000000000000000, but the target's is" in error_line()
+    metadata = datastore / "datastore.json"
+    values = json.loads(metadata.read_text()) | {"fingerprint": "0" * 16}
     metadata.write_text(json.dumps(values))
-    arrays.write_bytes(content[:-100])
-    assert main(command) == 2
-    assert "is damaged" in error_line()
-    assert main([*command[:-1], str(datastore / "none")]) == 2
-    assert str(datastore / "none") in error_line()
+    assert main([*command, "--drafter", str(datastore)]) == 2
+    assert "was built with tokenizer 0000000000000000, but the target's is" in error_line()
