@@ -40,10 +40,7 @@ Commands = Mapping[str, "type | Group"]
 
 
 def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
-    """Returns the command that `arguments` describe, an instance whose `run` does the work.
-
-    `about` describes the program. Raises SystemExit after printing help or a completion script.
-    """
+    """Returns the command that `arguments` describe; raises SystemExit after printing help."""
 
     def reject(event: events.ParseErrorEvent) -> None:
         raise SpecjaxError(_complaint(event, *_lookup(arguments, commands)))

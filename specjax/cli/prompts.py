@@ -58,10 +58,7 @@ def read_source(
     system: str | None,
     has_example: bool = True,
 ) -> Source | None:
-    """Returns the prompt from the options or standard input, or else the example.
-
-    Returns None without a prompt if the command has no example.
-    """
+    """Returns the prompt from the options or standard input, or else the example, if any."""
     if sum(option is not None for option in (prompt, file, ids)) > 1:
         raise SpecjaxError("more than one prompt; pass one of PROMPT, --prompt-file, --prompt-ids")
     is_chat = chat or system is not None

@@ -245,10 +245,7 @@ def evaluation(
     longest: int,
     max_new_tokens: int,
 ) -> Evaluation:
-    """Returns a measurement of the accepted length by the drafter's params, at temperature 0.
-
-    Prompts that leave no room for `max_new_tokens` within `longest` tokens are skipped.
-    """
+    """Returns a measurement of the accepted length at temperature 0, on the prompts that fit."""
     all_prompts = (prompt_of(target, chat, longest, max_new_tokens) for chat in held_out)
     prompts = [prompt for prompt in all_prompts if prompt]
     if not prompts:

@@ -34,12 +34,5 @@ def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):
     assert "quotes.jsonl:4 is not a QuoteSum example" in captured.err
     assert "averaged over 2 examples" in captured.out
     assert [line.split()[0] for line in captured.out.splitlines()[1:4]] == ["2", "5", "8"]
-
-
-def test_bad_inputs_of_attribute_are_rejected(tiny, tmp_path, error_line):
-    path = tmp_path / "quotes.jsonl"
-    path.write_text(example("[ 1 total ]"))
     assert main(["attribute", str(path), "--target", str(tiny), "--layer", "9"]) == 2
-    assert "layer 9" in error_line()
-    assert main(["attribute", str(tmp_path / "none")]) == 2
-    assert "none cannot be read" in error_line()
+    assert "layer 9" in capsys.readouterr().err

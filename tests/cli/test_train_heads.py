@@ -137,14 +137,13 @@ def test_hass_logs_the_accuracy_of_every_step_and_starts_from_a_head(eagle_run, 
 
 
 def test_runs_last_as_published_and_hass_comes_in_stages_too():
-    names = ("eagle", "hass", "eagle3", "hass-stage-1", "hass-stage-2")
-    made = {name: TRAIN.load()[name](out=Path("x")) for name in names}
-    assert [each.epochs for each in made.values()] == [20, 40, 40, 40, 10]
-    hass, _, *stages = [made[name] for name in names[1:]]
-    assert [each.method for each in stages] == ["hass", "hass"]
-    assert [each.training.align_steps for each in stages] == [3, 3]
-    assert [each.training.top_weight for each in (hass, *stages)] == [1, 0, 1]
-    assert [each.optimizer.learning_rate for each in (hass, *stages)] == [3e-5, 3e-5, 1e-5]
+    names = ("eagle", "eagle3", "hass", "hass-stage-1", "hass-stage-2")
+    commands = [TRAIN.load()[name](out=Path("x")) for name in names]
+    assert [command.epochs for command in commands] == [20, 40, 40, 40, 10]
+    hass = commands[2:]
+    assert [(command.method, command.training.align_steps) for command in hass] == [("hass", 3)] * 3
+    assert [command.training.top_weight for command in hass] == [1, 0, 1]
+    assert [command.optimizer.learning_rate for command in hass] == [3e-5, 3e-5, 1e-5]
 
 
 def test_epochs_count_texts_or_packed_tokens():
@@ -158,17 +157,19 @@ def test_epochs_count_texts_or_packed_tokens():
 # ---- Going on -----------------------------------------------------------------------------------
 
 
-def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line):
+@pytest.mark.parametrize(
+    "method, changed, message",
+    [
+        ("eagle", (), "already holds a run; add --resume to continue it"),
+        ("eagle", ("--resume", "--learning-rate", "1e-3"), "(learning_rate was "),
+        ("eagle", ("--resume", "--limit", "20"), "(texts was"),
+        ("hass", ("--resume",), "align_steps"),
+    ],
+)
+def test_a_folder_with_a_run_is_left_alone(eagle_run, train, error_line, method, changed, message):
     before = contents(eagle_run)
-    assert train("eagle", eagle_run, *SHORT) == 2
-    assert "already holds a run; add --resume to continue it" in error_line()
-    changed = ("--learning-rate", "1e-3", "--batch-size", "4")
-    assert train("eagle", eagle_run, *SHORT, *changed, "--resume") == 2
-    assert "holds another run (learning_rate was " in error_line()
-    assert train("hass", eagle_run, *SHORT, "--resume") == 2
-    assert "align_steps" in error_line()
-    assert train("eagle", eagle_run, *SHORT, "--limit", "20", "--resume") == 2
-    assert "holds another run (texts was" in error_line()
+    assert train(method, eagle_run, *SHORT, *changed) == 2
+    assert message in error_line()
     assert contents(eagle_run) == before
 
 
@@ -213,7 +214,7 @@ def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, e
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
+def test_a_run_learns_from_the_targets_own_answers(train, tmp_path, capsys):
     out, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
     words = ("best", "value", "total", "count", "max", "while")
     rows = [{"prompt": f"{one} {other}"} for one in words for other in words[:2]]
@@ -230,13 +231,12 @@ def test_a_run_learns_from_what_the_target_says_itself(train, tmp_path, capsys):
     assert contents(out) == before
 
 
-def test_an_interrupted_distillation_is_not_taken_for_a_new_one(train, tmp_path, capsys):
-    """Its run has no config yet."""
+def test_an_interrupted_distillation_is_a_run(train, tmp_path, capsys):
+    """Although it has no config yet."""
     (tmp_path / "distilled.jsonl.json").write_text("{}")
-    before = contents(tmp_path)
     assert train("eagle", tmp_path, *SHORT, "--distill", "--distill-tokens", "12") == 2
     assert "already holds a run; add --resume" in capsys.readouterr().err
-    assert contents(tmp_path) == before
+    assert list(contents(tmp_path)) == ["distilled.jsonl.json"]
 
 
 # ---- Measuring ----------------------------------------------------------------------------------

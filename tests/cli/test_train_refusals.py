@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.cli import main
 from specjax.core import memory
 from specjax.core.folder import RunFolder
 from specjax.models.config import TransformerConfig
@@ -36,19 +35,10 @@ def train(tiny, data):
 @pytest.mark.parametrize(
     "arguments, name",
     [
-        (["--seed", "-1"], "seed"),
-        (["--batch-size", "0"], "batch"),
-        (["--longest", "2"], "longest"),
         (["--buckets", "64", "32"], "buckets"),
         (["--packing", "--buckets", "2048"], "buckets"),
         (["--buckets", "64", "2048"], "320 positions"),
-        (["--noise", "-1"], "noise"),
-        (["--align-steps", "0"], "align_steps"),
-        (["--step-decay", "inf"], "step_decay"),
-        (["--top-k", "0"], "top_k"),
-        (["--token-alignment", "2"], "token_alignment"),
         (["--distill", "--distill-tokens", "320"], "distill_tokens"),
-        (["--epochs", "nan"], "epochs"),
         (["--eval-tokens", "318"], "eval_tokens"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--data", "."], "Is a directory"),
@@ -76,16 +66,13 @@ def test_data_without_anything_to_learn_is_rejected(train, tmp_path, capsys, con
     assert not (tmp_path / "run").exists()
 
 
-def test_a_head_without_its_run_is_not_overwritten(train, tmp_path, error_line):
-    (tmp_path / "head").mkdir()
-    assert train("eagle", tmp_path, *SHORT, "--resume") == 2
-    assert "already exists, but no run" in error_line()
-
-
-def test_a_folder_takes_one_run_at_a_time(tmp_path, error_line):
+def test_a_folder_of_something_else_is_not_overwritten(train, tmp_path, error_line):
     with RunFolder(tmp_path).lock():
-        assert main(["train", "eagle", "--out", str(tmp_path), "--resume"]) == 2
+        assert train("eagle", tmp_path, "--resume") == 2
     assert "is in use by another run; wait until it ends, or name another folder" in error_line()
+    (tmp_path / "head").mkdir()
+    assert train("eagle", tmp_path, "--resume") == 2
+    assert "already exists, but no run" in error_line()
 
 
 def test_a_target_without_a_tokenizer_is_rejected(train, tiny, tmp_path, error_line):
