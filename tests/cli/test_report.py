@@ -32,6 +32,7 @@ def test_a_folder_without_a_report_is_rejected_and_left_alone(results, tmp_path,
         assert main(["report", str(folder)]) == 2
         assert message in error_line()
     assert not list(results.glob("*.png"))
+    (results / "report.md").rmdir()
     (results / ROWS).unlink()
     assert main(["report", str(results)]) == 2
     assert "has no results yet; repeat its command" in error_line()
