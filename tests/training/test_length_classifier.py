@@ -93,14 +93,14 @@ def test_other_vocabularies_and_prompts_without_continuation_are_rejected():
         read_drafts([ContinuedPrompt([1, 2], [])], frozen(0), frozen(1))
 
 
-def made_up(num_prompts: int = 40, noise: float = 0.0) -> DraftFeatures:
+def made_up(num_prompts: int = 40) -> DraftFeatures:
     """Tokens are accepted where the draft is sure of them; 50 per prompt."""
     numbers = np.random.default_rng(4)
     count = num_prompts * 50
     probs = numbers.dirichlet(np.full(30, 0.05), size=2 * count).astype(np.float32)
     probs = probs[abs(probs.max(axis=1) - 0.5) > 0.1][:count]  # none is in doubt
     position = numbers.integers(0, 20, count)
-    is_match = probs.max(axis=1) > 0.5 + noise * numbers.normal(size=count)
+    is_match = probs.max(axis=1) > 0.5
     return DraftFeatures(
         np.asarray(features_of(jnp.asarray(probs), jnp.asarray(position))),
         is_match.astype(np.float32),
