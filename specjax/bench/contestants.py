@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax.bench.measure import PLAIN, Contestant, TaskPrompt
-from specjax.bench.options import BenchOptions, Variant, names_in, variants_for
+from specjax.bench.options import BenchOptions, MethodVariant, names_in, variants_for
 from specjax.bench.results import Condition
 from specjax.core.companions import companion
 from specjax.loading.drafters import load_drafter
@@ -24,7 +24,7 @@ def make_contestants(
     """Makes plain decoding, the other methods in the order they are named, then peers."""
     sampling = options.sampling(condition.temperature)
     ids = [prompt.ids for prompt in prompts]
-    variants = {PLAIN: Variant(PLAIN)}
+    variants = {PLAIN: MethodVariant(PLAIN)}
     variants |= variants_for(options.methods, options.drafter, options.set, target)
     made: list[Contestant] = []
     heads: dict[Any, Any] = {}  # variants that read the same head share one copy

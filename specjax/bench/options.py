@@ -95,7 +95,7 @@ class BenchOptions:
         return Sampling(temperature, verification=self.verification)
 
 
-class Variant(NamedTuple):
+class MethodVariant(NamedTuple):
     """A method with the folder that it reads and its settings; several may share a method."""
 
     method: str
@@ -137,7 +137,7 @@ def sources_in(assignments: Sequence[str]) -> dict[str, str]:
 
 def parse_variants(
     methods: str, drafters: Sequence[str], settings: Sequence[str]
-) -> dict[str, Variant]:
+) -> dict[str, MethodVariant]:
     """Parses --methods, --drafter and --set into variants by name; `all` remains a name."""
     from specjax.loading.methods import METHODS
 
@@ -157,7 +157,7 @@ def parse_variants(
             values = METHODS.read_settings(method, settings_of[name])
         elif name != ALL_METHODS:
             METHODS.check(method, {})
-        variants[name] = Variant(method, sources.get(name), values)
+        variants[name] = MethodVariant(method, sources.get(name), values)
     return variants
 
 
@@ -183,14 +183,14 @@ def _method_names(text: str) -> dict[str, str]:
 
 def variants_for(
     methods: str, drafters: Sequence[str], settings: Sequence[str], target: "LoadedTarget"
-) -> dict[str, Variant]:
+) -> dict[str, MethodVariant]:
     """Parses as `parse_variants`, and adds the methods that `all` or an empty list stands for."""
     variants = parse_variants(methods, drafters, settings)
     is_all = variants.pop(ALL_METHODS, None) is not None
     if names_in(methods) and not is_all:
         return variants
     names = default_methods(target.model, has_parts=is_all and target.name == "pocket")
-    return {name: Variant(name) for name in names} | variants
+    return {name: MethodVariant(name) for name in names} | variants
 
 
 def default_methods(model: "Target", has_parts: bool = False) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax.bench.measure import PLAIN, Sample, with_progress
-from specjax.bench.options import Variant
+from specjax.bench.options import MethodVariant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
 from specjax.loading.drafters import load_drafter, settings_of
@@ -56,7 +56,7 @@ class Candidate:
 
 def tune_machine(
     workload: Workload,
-    variants: Mapping[str, Variant] | None = None,
+    variants: Mapping[str, MethodVariant] | None = None,
     only: bool = False,
     report: Report = lambda title, results: None,
 ) -> AutoChoice:
@@ -74,7 +74,7 @@ def tune_machine(
         if not METHODS[method].search_space:
             raise SpecjaxError(f"method {method!r} cannot be used with auto; remove it")
     if not only:
-        searched = {name: Variant(name) for name, row in METHODS.items() if row.search_space}
+        searched = {name: MethodVariant(name) for name, row in METHODS.items() if row.search_space}
         variants = {**searched, **variants}
     plain = workload.runner(PLAIN, *load_drafter(PLAIN, workload.target))
     loaded = _candidates(workload, variants, report)
@@ -98,7 +98,7 @@ def tune_machine(
 
 
 def _candidates(
-    workload: Workload, variants: Mapping[str, Variant], report: Report
+    workload: Workload, variants: Mapping[str, MethodVariant], report: Report
 ) -> Iterator[Candidate]:
     """Yields all combinations of settings that this target supports."""
     reasons: list[str] = []

@@ -194,7 +194,7 @@ def test_every_token_of_a_plain_text_counts_and_bos_comes_first(pocket_tokenizer
 
 
 def test_examples_are_cut_off():
-    """What follows the last answer is left out too."""
+    """Turns after the last answer are left out too."""
     longer = Conversation((*TALK.turns, Turn("user", "Hi"), Turn("user", "Bye")))
     tokenizer = words(CHAT_ML)
     whole = tokenize(TALK, tokenizer, 99)

@@ -9,7 +9,7 @@ import pytest
 
 from specjax.bench import measure
 from specjax.bench.measure import GeneratedText, Sample
-from specjax.bench.options import Variant
+from specjax.bench.options import MethodVariant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -28,7 +28,7 @@ from specjax.tuning.runs import Workload
 from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
-PLD = {"pld": Variant("pld")}
+PLD = {"pld": MethodVariant("pld")}
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 6, 12).tolist()) for seed in range(5)]
 
 
@@ -105,7 +105,7 @@ def test_without_a_gain_plain_decoding_is_chosen(workload, made_up, monkeypatch)
     made_up(float)
     seen = {}
     choice = tune_machine(
-        workload, {"pld": Variant("pld", None, {"num_tokens": 2})}, True, seen.__setitem__
+        workload, {"pld": MethodVariant("pld", None, {"num_tokens": 2})}, True, seen.__setitem__
     )
     assert [each.name for each in seen["On 2 prompts"]] == ["pld (num_tokens=2)"]
     assert choice == AutoChoice(machine_of(workload.target), "plain", widths=(1,))
@@ -122,7 +122,7 @@ def test_a_rule_is_not_tried_with_the_settings_of_another(workload, made_up, mon
         ({"occurrence": "first", "num_tokens": 3}, {"pld (occurrence=first, num_tokens=3)"}),
     ):
         seen = {}
-        tune_machine(workload, {"pld": Variant("pld", None, fixed)}, True, seen.__setitem__)
+        tune_machine(workload, {"pld": MethodVariant("pld", None, fixed)}, True, seen.__setitem__)
         assert {each.name for each in seen["On 2 prompts"]} == tried
 
 
@@ -133,7 +133,7 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     set_space(monkeypatch, "pld-plus", {"num_tokens": (3, 0)})
     keep(workload, "specjax.json", {"pld-plus": {"layer": 2, "num_tokens": 9}})
     seen = {}
-    choice = tune_machine(workload, {"pld-plus": Variant("pld-plus")}, True, seen.__setitem__)
+    choice = tune_machine(workload, {"pld-plus": MethodVariant("pld-plus")}, True, seen.__setitem__)
     assert (choice.method, choice.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
     assert choice.break_even >= 0
     assert any(text.startswith("pld-plus is skipped: `num_tokens` must be") for text in seen)
@@ -155,7 +155,7 @@ def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monke
     choices = ((0,), (1,), (0, 0))
     tuned = {"choices": choices, TUNED_HEAD: params_fingerprint(params)}
     keep(workload, "specjax.json", {"medusa": tuned})
-    choice = tune_machine(workload, {"medusa": Variant("medusa", str(folder))}, True)
+    choice = tune_machine(workload, {"medusa": MethodVariant("medusa", str(folder))}, True)
     assert (choice.settings, choice.widths) == ({"choices": choices}, (1, 4))
     keep(workload, "specjax.json", {"auto": choice.record()})
     gate, _ = load_drafter("auto", workload.target)
@@ -169,7 +169,7 @@ def test_unavailable_methods_raise_if_named_and_are_skipped_otherwise(workload, 
         ("lookahead", "cannot be used with auto"),
     ):
         with pytest.raises(SpecjaxError, match=message):
-            tune_machine(workload, {method: Variant(method)}, True)
+            tune_machine(workload, {method: MethodVariant(method)}, True)
     seen = {}
     tune_machine(workload, report=seen.__setitem__)
     assert any(title.startswith("eagle2 is skipped: method 'eagle2' needs") for title in seen)
