@@ -262,7 +262,7 @@ def by_cache(case: Case, params: Any) -> At:
         behind = jnp.asarray(EXAMPLES[text].tokens[slot + 1 : slot + 2 + step])
         embedded = TARGET.embed(FROZEN, behind)[None, None]
         feature = read[text][None, None, slot]
-        return case.head.logits(params, TARGET, FROZEN, step + 1, feature, embedded)[0, 0]
+        return case.head.logits_at(params, TARGET, FROZEN, step + 1, feature, embedded)[0, 0]
 
     return at
 
