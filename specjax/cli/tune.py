@@ -38,7 +38,7 @@ from specjax.tuning.tree import tune_tree
 
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(TargetOptions, ABC):
-    """The options that all subcommands share, and the steps they take."""
+    """The options and the steps of all subcommands."""
 
     if_stopped: ClassVar[str] = "no settings are written; the same command starts again"
 
@@ -130,7 +130,6 @@ class SweepCommand(TuneCommand):
             writable_folder(self.plots)
 
     def show_curve(self, curve: Curve) -> None:
-        """Prints a curve as a table, and draws it into the folder of plots."""
         print_grid(curve_table(curve))
         if self.plots is not None:
             folder = self.plots.expanduser()

@@ -30,8 +30,8 @@ def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):
     path.write_text("\n".join(lines))
     assert main(["attribute", str(path), "--target", str(tiny)]) == 0
     captured = capsys.readouterr()
-    assert "quotes.jsonl:2 is not a QuoteSum example" in captured.err
-    assert "quotes.jsonl:4 is not a QuoteSum example" in captured.err
+    assert "quotes.jsonl:2 is not JSON" in captured.err
+    assert "quotes.jsonl:4" in captured.err
     assert "averaged over 2 examples" in captured.out
     assert [line.split()[0] for line in captured.out.splitlines()[1:4]] == ["2", "5", "8"]
     assert main(["attribute", str(path), "--target", str(tiny), "--layer", "9"]) == 2

@@ -124,10 +124,9 @@ def test_the_tree_of_a_head_is_kept_for_that_head_alone(
         lm_head = jax.random.normal(jax.random.key(seed), (VOCABULARY, 32))
         params = head.initialise(jax.random.key(seed), lm_head=lm_head)
         save_head(tmp_path / name, MEDUSA, head, params, jnp.float32, target=loaded.config)
-    head = ("--method", "medusa", "--drafter", str(tmp_path / "own"))
     assert tune("tree", "--method", "pld") == 2
     assert "--method 'pld' has no static tree" in error_line()
-    assert tune("tree", *head[2:], "--num-choices", "7") == 0
+    assert tune("tree", "--drafter", str(tmp_path / "own"), "--num-choices", "7") == 0
     printed = capsys.readouterr().out
     assert "over 24 positions" in printed
     assert "new tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed
