@@ -13,13 +13,17 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.models.config import Rope
+from specjax.models.families import read_config
+from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
 from tests.decoding.contract import KEY, SAMPLINGS, truth
 from tests.decoding.tiny import BATCH, OracleTree, prompt, target
+from tests.models import checkpoints
 
 
 def test_max_rounds_cuts_the_text_and_compiles_nothing():
@@ -40,6 +44,12 @@ def test_max_rounds_cuts_the_text_and_compiles_nothing():
             length = int(cut.length[row])
             assert max_rounds <= length < whole.length[row]
             np.testing.assert_array_equal(cut.tokens[row, :length], whole.tokens[row, :length])
+
+
+@pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
+def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded):
+    engine = Engine(target()[0], PromptLookup(num_tokens=10), max_new_tokens=100)
+    assert engine.num_slots(prompt_length) == -(-(padded + 100) // 128) * 128 + 128
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,6 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone(drafter, rope):
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [PromptLookup(), OracleTree()])
 def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
     """Prompts on both sides of the 48 positions after which the frequencies change."""
@@ -83,6 +92,27 @@ def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
     for count in (40, 100):
         out = speculative_generate(known, given, KEY, **run, drafter=drafter, max_new_tokens=count)
         np.testing.assert_array_equal(out.tokens, expected[:, :count])
+
+
+@pytest.mark.parametrize("prompt_length", [10, 24])
+def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_length):
+    """Beyond 16 positions the frequencies grow with the text; one of the prompts is longer."""
+    torch = pytest.importorskip("torch")
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    theirs = checkpoints.build(max_position_embeddings=16, rope_parameters=rope)
+    config = read_config(checkpoints.save(tmp_path / "target", theirs))
+    given = np.random.default_rng(1).integers(3, 61, (1, prompt_length))
+    theirs.generation_config.eos_token_id = None
+    said = theirs.generate(torch.from_numpy(given), max_new_tokens=38, do_sample=False)
+    out = speculative_generate(
+        Params(load_transformer(tmp_path / "target", config, jnp.float32)),
+        from_ids(given.tolist()),
+        KEY,
+        target=Transformer(config),
+        drafter=PromptLookup(),
+        max_new_tokens=38,
+    )
+    np.testing.assert_array_equal(out.tokens, said.numpy()[:, prompt_length:])
 
 
 @pytest.mark.parametrize("donate", [False, True])

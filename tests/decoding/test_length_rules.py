@@ -19,11 +19,12 @@ from specjax.decoding.drafters.length_rules import (
     Heuristic,
     LastDrafted,
     LengthRule,
+    ThresholdRule,
 )
 from specjax.models.heads.length_classifier import LengthClassifier
 from tests.decoding.contract import assert_rejects_values_out_of_bounds
 
-TEXTS, VOCAB = 200, 15
+TEXTS, VOCAB, SLOTS = 200, 15, 12
 
 
 def classifier(seed: int = 0, hidden_size: int = 6) -> dict[str, Any]:
@@ -71,26 +72,70 @@ def confidence(params: Any, probs: np.ndarray, place: int) -> float:
     return 1 / (1 + np.exp(-logit))
 
 
-@pytest.mark.parametrize("rule", [Confidence(0.1), Disco(0.45), Disco(0.45, "generation")])
-def test_threshold_rules_decide_as_a_plain_reading_does(rule):
-    """The rules without a threshold are read plainly in test_draft_model.py."""
-    numbers = np.random.default_rng(2)
+CASES = {
+    "fixed": (Fixed(3), None),
+    "heuristic": (Heuristic(4), np.random.default_rng(2).integers(1, 7, TEXTS)),
+    "confidence": (Confidence(0.1), None),
+    "disco": (Disco(0.45), None),
+    "disco-generation": (Disco(0.45, "generation"), None),
+    "oracle": (Oracle(), None),
+}
+
+
+@pytest.mark.parametrize("in_draft", [0, 2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_rules_decide_as_a_plain_reading_does(name, in_draft):
+    (rule, state), numbers = CASES[name], np.random.default_rng(in_draft)
     probs = numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32)
-    tokens, place = numbers.integers(0, VOCAB, TEXTS), numbers.integers(2, 40, TEXTS)
-    params = classifier() if isinstance(rule, Disco) else None
-    if params is not None:
-        places = np.full(TEXTS, 2) if rule.position == "draft" else place
-        scores = [confidence(params, *given) for given in zip(probs, places, strict=True)]
-        rule = replace(rule, threshold=float(np.median(scores)) + 1e-4)
+    tokens = numbers.integers(0, VOCAB, TEXTS)
+    places = numbers.integers(in_draft, 40, TEXTS), numbers.integers(0, SLOTS + 4, TEXTS)
+    params, row_params = None, lambda row: None
+    if name == "oracle":
+        texts = numbers.integers(0, VOCAB, (TEXTS, SLOTS))
+        at = np.minimum(places[1], SLOTS - 1)
+        tokens = np.where(numbers.random(TEXTS) < 0.5, texts[np.arange(TEXTS), at], tokens)
+        params, row_params = jnp.asarray(texts), lambda row: texts[row]
+    elif "disco" in name:
+        params = classifier()
+        row_params = lambda row: params  # noqa: E731
+        place = np.full(TEXTS, in_draft) if rule.position == "draft" else places[0]
+        said = [confidence(params, probs[row], place[row]) for row in range(TEXTS)]
+        rule = replace(rule, threshold=float(np.median(said)) + 1e-4)
     rule.check(params)
-    last = LastDrafted(*map(jnp.asarray, (probs, tokens, 2, place, place)))
-    rows = zip(probs, tokens, place, strict=True)
-    expected = [wants_more(rule, params, None, p, token, 2, at, at) for p, token, at in rows]
-    np.testing.assert_array_equal(rule.draft_another(params, None, last), expected)
-    given = {"threshold": jnp.float32(rule.threshold), "rule": params}
-    again = AnyThreshold(replace(rule, threshold=0.5)).draft_another(given, None, last)
-    np.testing.assert_array_equal(again, expected)
-    assert 20 < sum(expected) < TEXTS - 20
+    last = LastDrafted(*map(jnp.asarray, (probs, tokens, in_draft, *places)))
+    found = np.asarray(
+        rule.draft_another(params, None if state is None else jnp.asarray(state), last)
+    )
+    expected = [
+        wants_more(
+            rule,
+            row_params(row),
+            None if state is None else state[row],
+            probs[row],
+            tokens[row],
+            in_draft,
+            places[0][row],
+            places[1][row],
+        )
+        for row in range(TEXTS)
+    ]
+    np.testing.assert_array_equal(found, expected)
+    if isinstance(rule, ThresholdRule):
+        given = {"threshold": jnp.float32(rule.threshold), "rule": params}
+        again = AnyThreshold(replace(rule, threshold=0.5)).draft_another(given, state, last)
+        np.testing.assert_array_equal(again, expected)
+    if name not in ("fixed", "heuristic"):
+        assert 20 < sum(expected) < TEXTS - 20
+
+
+def test_disco_reads_the_kind_of_position_it_is_set_to():
+    numbers = np.random.default_rng(0)
+    probs = jnp.asarray(numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32))
+    zeros = jnp.zeros((TEXTS,), jnp.int32)
+    last = LastDrafted(probs, zeros, jnp.array(1), zeros + 500, zeros)
+    near, far = (Disco(0.45, kind) for kind in ("draft", "generation"))
+    decisions = [rule.draft_another(classifier(), None, last) for rule in (near, far)]
+    assert (decisions[0] != decisions[1]).any()
 
 
 def test_heuristic_lengths_go_two_up_and_one_down_between_1_and_the_longest():
@@ -114,6 +159,14 @@ def test_heuristic_lengths_go_two_up_and_one_down_between_1_and_the_longest():
     assert seen == {1, 2, 3, 4, 5, 6}
 
 
+def test_rules_know_their_longest_draft():
+    assert Fixed(3).longest(20) == 3
+    for rule in (Heuristic(), Confidence(), Disco(), Oracle()):
+        assert rule.longest(20) == 20
+        hash(rule)
+    assert (Heuristic().start, Confidence().threshold, Disco().position) == (5, 0.4, "draft")
+
+
 @pytest.mark.parametrize("rule", [Fixed, Heuristic, Confidence, Disco])
 def test_values_out_of_bounds_are_rejected(rule):
     assert_rejects_values_out_of_bounds(rule())
@@ -133,9 +186,15 @@ BROKEN = classifier() | {"logit": {"kernel": jnp.zeros((7, 1)), "bias": jnp.zero
     "rule, params, message",
     [
         (Fixed(), classifier(), "length rule Fixed has no params but was given some"),
+        (Heuristic(), jnp.zeros((1, 3)), "length rule Heuristic has no params"),
+        (Confidence(), {}, "length rule Confidence has no params"),
         (Disco(), None, "length rule Disco needs the weights of a classifier; pass those of"),
+        (Disco(), {"hidden": {"kernel": 1}}, "length rule Disco needs the weights"),
+        (Disco(), {"hidden": 1}, "length rule Disco needs the weights"),
         (Disco(), {"hidden": {"bias": 1.0}}, "length rule Disco needs the weights"),
         (Disco(), BROKEN, r"logit.kernel is \(7, 1\), expected \(6, 1\)"),
+        (Oracle(), None, "length rule Oracle needs the whole true texts"),
+        (Oracle(), jnp.zeros((2, 3)), "length rule Oracle needs the whole true texts"),
         (Oracle(), jnp.zeros((3,), jnp.int32), "length rule Oracle needs the whole true texts"),
     ],
 )

@@ -1,6 +1,6 @@
 """Lookahead against the published algorithm in plain Python: window, pool, and what is drafted."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import jax
@@ -21,11 +21,14 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import LoopState
 from specjax.decoding.widths import query_rows
-from tests.decoding.contract import KEY, truth
+from specjax.models.cache import KVCache
+from specjax.models.target import causal_rows
+from tests.decoding.contract import KEY, assert_params_rejected, truth
 from tests.decoding.tiny import BATCH, prompt, target
 
 VOCAB, NEW_TOKENS = 40, 80
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
+NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_prompt=True)
 
 
 @cache
@@ -133,10 +136,85 @@ def test_probe_tokens_follow_the_definition(settings):
             assert nodes + at in sees
 
 
+@dataclass
+class Published:
+    """The published algorithm for one text, by plain passes. Level 0 lacks column 0, the root."""
+
+    drafter: Lookahead
+    levels: list[list[int]]  # those that are filled
+    pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def texts(self, text: list[int]) -> list[list[int]]:
+        """Returns the text that each column of the newest level guesses."""
+        top = len(self.levels) - 1
+        columns = range(1, len(self.levels[0]) + 1) if top == 0 else range(len(self.levels[top]))
+        ahead = lambda column: [level[column] for level in self.levels[1:]]  # noqa: E731
+        return [text + self.levels[0][:column] + ahead(column) for column in columns]
+
+    def learn(self, root: int, newest: list[int]):
+        """Takes what the target says after each of the `texts`."""
+        top = len(self.levels) - 1
+        if top == 0:
+            self.levels = [self.levels[0][1:], newest]
+        elif top < self.drafter.num_levels:
+            self.levels = [level[1:] for level in [*self.levels, newest]]
+        else:
+            first = [root, *self.levels[0]]
+            for column in range(self.drafter.window_length):
+                ngram = [level[column] for level in self.levels[1:]] + [newest[column]]
+                remember(self.pool, first[column], tuple(ngram), self.drafter.num_guesses)
+            self.levels = [self.levels[1][1:], *self.levels[2:], newest]
+
+
 def remember(pool: dict, first: int, rest: tuple[int, ...], limit: int):
     """One insertion: newest first, no repeats, and the oldest falls out."""
     bucket = [entry for entry in pool.get(first, []) if entry != rest]
     pool[first] = [rest, *bucket][:limit]
+
+
+@jax.jit
+def most_likely(params, tokens):
+    """The target's most likely token after every token of texts `[B, S]`."""
+    model, _ = target()
+    rows = causal_rows(tokens, jnp.zeros(tokens.shape[:1], jnp.int32))
+    output, _ = model.run(params, rows, KVCache.create(model.config, *tokens.shape))
+    return jnp.argmax(output.logits, axis=-1)
+
+
+def said_after(texts: list[list[int]]) -> list[int]:
+    """The target's most likely token after each text."""
+    tokens = np.zeros((16, 128), np.int32)
+    for number, text in enumerate(texts):
+        tokens[number, : len(text)] = text
+    said = np.asarray(most_likely(target()[1], jnp.asarray(tokens)))
+    return [int(said[number, len(text) - 1]) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    "drafter", [SMALL, replace(NARROW, pool_from_prompt=False)], ids=["small", "narrow"]
+)
+def test_window_and_pool_go_on_as_published(drafter):
+    state = start(drafter)
+    expected = [Published(drafter, [state.drafter.ahead[row].tolist()]) for row in range(BATCH)]
+    for number in range(14):
+        before = state
+        for row, published in enumerate(expected):
+            texts = published.texts(text_of(before, row))
+            published.learn(text_of(before, row)[-1], said_after(texts))
+        state = rounds(drafter)(before)
+        found, filled = jax.device_get(state.drafter), min(number + 1, drafter.num_levels)
+        np.testing.assert_array_equal(found.filled, [filled] * BATCH)  # one level per round
+        lag = drafter.num_levels - filled
+        for row, published in enumerate(expected):
+            level_0 = found.ahead[row, : drafter.window_length - 1 + lag].tolist()
+            assert level_0 == published.levels[0]
+            assert found.levels[row, :filled].tolist() == [
+                level[lag : lag + drafter.window_length] for level in published.levels[1:]
+            ]
+            assert len(published.levels) == filled + 1
+            assert buckets(found.pool[row]) == published.pool
+    assert (state.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
+    assert all(published.pool for published in expected)
 
 
 def test_level_0_begins_with_tokens_of_the_prompt_whatever_its_batch_and_padding():
@@ -198,6 +276,17 @@ def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram
     assert buckets(pool[4]) == {}
 
 
+def test_pool_starts_empty_or_with_the_prompt():
+    assert (start(SMALL).drafter.pool == EMPTY).all()
+    state = start(NARROW)
+    for row in range(BATCH):
+        text, expected = text_of(state, row), {}
+        for at in range(len(text) - NARROW.max_depth):
+            first, *rest = text[at : at + NARROW.ngram_length]
+            remember(expected, first, tuple(rest), NARROW.num_guesses)
+        assert buckets(state.drafter.pool[row]) == expected
+
+
 # ---- what is drafted ---------------------------------------------------------------------------
 
 
@@ -235,3 +324,12 @@ def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
 
 
 # ---- settings ----------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_published_for_7b_models():
+    assert Lookahead() == Lookahead(5, 7, 7, pool_from_prompt=False)
+    assert (Lookahead().num_nodes, Lookahead().num_probes, Lookahead().max_depth) == (29, 27, 4)
+
+
+def test_params_of_another_drafter_are_rejected():
+    assert_params_rejected(SMALL, {"weight": 1}, "Lookahead has no params but was given some")

@@ -75,6 +75,17 @@ def assert_drafts(drafter: Drafter, reading, hidden=None, **known):
 # ---- PLD ---------------------------------------------------------------------------------------
 
 
+def published(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
+    """The published search, step by step."""
+    length, count = len(text), drafter.num_tokens
+    for n in range(drafter.max_ngram, drafter.min_ngram - 1, -1):
+        for i in range(length - n + 1):
+            has_all = i + n + count <= length and i + n < length - n
+            if text[i : i + n] == text[length - n :] and has_all:
+                return text[i + n : i + n + count]
+    return []
+
+
 def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
     """As our docstring says: the longest n-gram first, then the first or last occurrence of it."""
     length = len(text)
@@ -87,6 +98,12 @@ def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None)
     return []
 
 
+@pytest.mark.parametrize("settings", [(10, 3, 1), (4, 3, 1), (5, 4, 2), (7, 2, 2), (3, 1, 1)])
+def test_pld_drafts_what_the_published_algorithm_drafts(settings):
+    drafter = PromptLookup(*settings)
+    assert_drafts(drafter, partial(published, drafter))
+
+
 @pytest.mark.parametrize(
     "settings", [(1, 3, 1), (2, 4, 2), (10, 3, 1, True), (6, 5, 3, True), (7, 30, 1, True, "last")]
 )
@@ -94,6 +111,11 @@ def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
     """The published search rules out overlaps and drafts shorter than requested."""
     drafter = PromptLookup(*settings)
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
+
+
+def test_pld_defaults_are_those_published():
+    assert PromptLookup() == PromptLookup(10, 3, 1, False)
+    assert PromptLookup().num_probes == 0
 
 
 def test_pld_rejects_an_empty_range_of_ngrams():

@@ -1,5 +1,6 @@
 """PLD+ against slow readings of equations 2 and 3, and what it remembers of the target."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -9,18 +10,22 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.engine import Engine
-from specjax.models.target import Taps
+from specjax.models.cache import KVCache
+from specjax.models.target import Taps, causal_rows
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_prompt_lookup import (
     SLOTS,
     TEXTS,
     WIDTH,
     assert_drafts,
+    drafts,
+    propose,
     texts,
 )
-from tests.decoding.tiny import BATCH, plain_pass, prompt, target
+from tests.decoding.tiny import BATCH, prompt, target
 
 
 def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -> list[int]:
@@ -72,6 +77,19 @@ def test_attention_ranks_by_equation_2(num_tokens, candidates):
     assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
 
 
+def test_pld_copies_the_first_occurrence_and_pld_plus_the_most_similar_one():
+    # Two definitions of 9, one after a 1 and one after a 3; the text ends in 9 after a 5.
+    text = jnp.array([[1, 9, 2, 2, 2, 3, 9, 4, 4, 4, 5, 9]])
+    length = jnp.array([12])
+    states = np.eye(6)[np.asarray(text) % 6]
+    states[0, 10] = 2.0 * states[0, 5] + 0.5 * states[0, 0]  # the 5 means much the same as the 3
+    hidden = jnp.asarray(states, jnp.float32)
+    assert drafts(propose(PromptLookup(3), text, length)) == [[2, 2, 2]]
+    assert drafts(propose(PromptLookupPlus(3, layer=0), text, length, hidden)) == [[4, 4, 4]]
+    strict = PromptLookupPlus(3, layer=0, min_similarity=0.99)
+    assert drafts(propose(strict, text, length, hidden)) == [[]]
+
+
 # ---- What the target reveals -------------------------------------------------------------------
 
 
@@ -81,13 +99,20 @@ def played(drafter) -> list[Round]:
     return rounds_of(engine, Params(target()[1]), key=jax.random.key(0))
 
 
+@partial(jax.jit, static_argnums=1)
+def one_pass(tokens, taps: Taps):
+    """A plain pass over whole texts."""
+    model, params = target()
+    rows = causal_rows(tokens, jnp.zeros((len(tokens),), jnp.int32))
+    return model.run(params, rows, KVCache.create(model.config, *tokens.shape), taps)[0]
+
+
 @pytest.mark.parametrize("layer, prefix_length", [(1, 1), (2, 1), (1, 3)])
 def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text(layer, prefix_length):
     drafter = PromptLookupPlus(layer=layer, num_tokens=5, prefix_length=prefix_length)
     state = played(drafter)[11].after
     assert state.stats.accepted_lengths[:, 3:].any(), "no path was long"
-    (model, params), taps = target(), Taps(hidden_layers=(layer,), logits=False)
-    output, _ = plain_pass(params, jnp.asarray(state.tokens), model, taps)
+    output = one_pass(jnp.asarray(state.tokens), Taps(hidden_layers=(layer,), logits=False))
     expected = np.asarray(output.hidden[:, :, 0])
     expected = sum(
         np.pad(expected, ((0, 0), (back, 0), (0, 0)))[:, : expected.shape[1]]
@@ -109,11 +134,9 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
     states = [played(drafter)[number].after for number in (0, 4, 24)]
     assert states[-1].stats.accepted_lengths[:, 3:].any(), "no path was long"
     combine = {"max": np.max, "sum": np.sum}[aggregate]
-    model, params = target()
     for state in states:
         taps = Taps(attention_heads=HEADS, logits=False)
-        output, _ = plain_pass(params, jnp.asarray(state.tokens), model, taps)
-        expected = combine(np.asarray(output.attention), axis=1)
+        expected = combine(np.asarray(one_pass(jnp.asarray(state.tokens), taps).attention), axis=1)
         for row in range(BATCH):
             count = int(state.length[row]) - 1
             found = state.drafter.weights[row, :count]
@@ -123,10 +146,25 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
 # ---- Settings ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layers, expected", [(1, 1), (2, 1), (4, 1), (16, 4), (32, 9), (60, 9)])
+def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
+    config = replace(target()[0].config, num_hidden_layers=layers)
+    assert PromptLookupPlus.layer_for(config) == expected
+
+
+def test_heads_of_a_layer_stand_in_for_induction_heads():
+    config = target()[0].config
+    heads = PromptLookupPlusAttention.heads_for(config)
+    assert heads == tuple((1, head) for head in range(config.num_attention_heads))
+    assert PromptLookupPlusAttention.heads_for(config, 0)[0] == (0, 0)
+
+
 @pytest.mark.parametrize(
     "kind, settings, message",
     [
+        (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
         (PromptLookupPlus, {"layer": 3}, "hidden layer 3 does not exist: the model has layers 0"),
+        (PromptLookupPlusAttention, {"heads": ((2, 0),)}, r"\(layer 2, head 0\) does not"),
         (PromptLookupPlusAttention, {"heads": ((0, 9),)}, r"\(layer 0, head 9\) does not"),
         (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
     ],

@@ -10,8 +10,10 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
+from specjax.data import datastore as datastore_module
 from specjax.data.datastore import build, params
 from specjax.decoding.drafter import Context, Params
+from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import NO_PARENT, DraftTree
@@ -141,40 +143,68 @@ def test_the_tree_holds_the_most_frequent_continuations(drafter):
     assert full > 5 or drafter.max_drafted > 30
 
 
-SHARED = [number % 7 for number in range(29)]
-LARGEST = 2**31 - 2
-BY_HAND = {  # documents, text, drafted, and settings
-    "the longest match": (
-        [[1, 2, 3, 10], [9, 2, 3, 20]],
-        [7, 1, 2, 3],
-        [(10,)],
-        {"longest_query": 3},
-    ),
-    "a shorter match": ([[1, 2, 3, 10], [9, 2, 3, 20]], [7, 7, 2, 3], [(10,), (20,)], {}),
-    "a match too short": ([[1, 2, 3, 10]], [7, 7, 7, 3], [], {}),
-    "the longest query": (
-        [[8, *SHARED, 10], [9, *SHARED, 20]],
-        *([9, *SHARED], [(20,)], {"longest_query": 30, "num_tokens": 2}),
-    ),
-    "a match without a continuation": ([[1, 2, 3], [5, 2, 3, 4]], [1, 2, 3], [(4,)], {}),
-    "the end of a document": ([[1, 2, 3], [4, 5], [1, 2, 3]], [1, 2], [(3,)], {}),
-    "the end of the last document": ([[3, 3], [1, 2, 9, 9]], [1, 2], [(9,), (9, 9)], {}),
-    "matches sampled evenly": (
-        [[50, 51, number % 10, 60 + number % 10] for number in range(1000)],
-        *([50, 51], [(number,) for number in range(10)], {"num_tokens": 1, "max_matches": 10}),
-    ),
-    "large ids": (
-        [[70_000, LARGEST, 70_001, 65_536], [70_000, LARGEST, 0]],
-        *([70_000, LARGEST], [(0,), (70_001,), (70_001, 65_536)], {}),
-    ),
-    "ids of 16 bits": ([[70_000, LARGEST, 0]], [70_000 - 65_536, LARGEST], [], {}),
-}
+def test_the_longest_match_wins_and_a_shorter_one_is_found_where_it_fails():
+    documents = [[1, 2, 3, 10], [9, 2, 3, 20], [9, 2, 3, 20, 21], [8, 3, 30]]
+    drafter = Retrieval(longest_query=3, shortest_query=2)
+    rows = [[7, 1, 2, 3], [7, 7, 2, 3], [2, 3], [7, 7, 7, 3], [3]]
+    both = [(20,), (10,), (20, 21)]
+    assert drafted(drafter, documents, rows) == [[(10,)], both, both, [], []]
 
 
-@pytest.mark.parametrize("case", BY_HAND)
-def test_trees_by_hand(case):
-    documents, text, expected, settings = BY_HAND[case]
-    assert drafted(Retrieval(**settings), documents, [text]) == [expected]
+def test_the_longest_query_there_may_be():
+    # The first of thirty tokens is where the two differ.
+    shared = [number % 7 for number in range(29)]
+    documents = [[8, *shared, 10], [9, *shared, 20], [9, *shared, 20]]
+    drafter = Retrieval(longest_query=30, num_tokens=2)
+    rows = [[8, *shared], [9, *shared], [7, *shared]]
+    assert drafted(drafter, documents, rows) == [[(10,)], [(20,)], [(20,), (10,)]]
+
+
+def test_a_match_without_a_continuation_does_not_count():
+    # A document ends in 1 2 3; what goes on after 2 3 stands in another.
+    assert drafted(Retrieval(), [[1, 2, 3], [5, 2, 3, 4]], [[1, 2, 3]]) == [[(4,)]]
+
+
+def test_drafts_end_with_their_document():
+    documents = [[1, 2, 3], [4, 5], [1, 2, 3], [4, 6]]
+    assert drafted(Retrieval(), documents, [[1, 2]]) == [[(3,)]]
+
+
+def test_the_last_document_ends_too():
+    drafter = Retrieval(num_tokens=16)
+    assert drafted(drafter, [[3, 3], [1, 2, 9, 9, 9]], [[1, 2]]) == [[(9,), (9, 9), (9, 9, 9)]]
+
+
+def test_matches_are_sampled_evenly():
+    # 1000 matches go on with 0 to 9, each a hundred times; the first ten are all zeros.
+    documents = [[50, 51, number % 10, 60 + number % 10] for number in range(1000)]
+    drafter = Retrieval(num_tokens=1, max_matches=10)
+    assert drafted(drafter, documents, [[50, 51]]) == [[(number,) for number in range(10)]]
+
+
+def test_tokens_beyond_the_length_do_not_matter():
+    arrays = params(build([[1, 2, 3, 4, 5, 6]], 10))
+    length = jnp.array([3, 3])
+    tree = propose(Retrieval(), arrays, jnp.array([[1, 2, 3, 4, 9], [1, 2, 3, 0, 0]]), length)
+    for leaf in jax.tree.leaves(tree):
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+    assert prefixes(Retrieval(), tree, [[1, 2, 3]] * 2)[0] == [(4,), (4, 5), (4, 5, 6)]
+
+
+def test_large_ids_are_drafted():
+    largest = 2**31 - 2
+    documents = [[70_000, largest, 70_001, 65_536], [70_000, largest, 0]]
+    expected = [(0,), (70_001,), (70_001, 65_536)]
+    assert drafted(Retrieval(), documents, [[70_000, largest]]) == [expected]
+    assert drafted(Retrieval(), documents, [[70_000 - 65_536, largest]]) == [[]]
+
+
+def test_sizes_follow_from_the_settings():
+    drafter = Retrieval()
+    assert (drafter.num_nodes, drafter.max_depth, drafter.num_probes) == (65, 10, 0)
+    assert Retrieval(num_tokens=3, max_matches=2).num_nodes == 7, "more can never be drafted"
+    assert not drafter.taps.hidden_layers
+    assert retrieval.SORTED_TOKENS == datastore_module.SORTED_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -197,10 +227,12 @@ ROW = jnp.zeros(3, jnp.int32)
 @pytest.mark.parametrize(
     "given",
     [
+        ROW,
         {"tokens": ROW},
         {"tokens": ROW, "suffixes": ROW.astype(jnp.int8)},
         {"tokens": ROW[None], "suffixes": ROW},
         {"tokens": ROW, "suffixes": ROW[:0]},
+        {"tokens": [0, -1], "suffixes": [0]},
     ],
 )
 def test_params_that_are_not_a_datastore_are_rejected(given):

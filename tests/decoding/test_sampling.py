@@ -52,6 +52,38 @@ def test_filters_are_temperature_then_top_k_then_top_p(temperature, top_k, top_p
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(1.0, top_k=2), [0, 1]),
+        (Sampling(1.0, top_p=0.75), [0, 1, 2]),  # 0.4 + 0.3 do not reach it
+        (Sampling(1.0, top_k=2, top_p=0.55), [0]),  # 0.4 / 0.7 reaches it, 0.4 would not
+        (Sampling(0.5, top_p=0.5), [0]),  # 0.53 after the temperature
+        (Sampling(2.0, top_p=0.5), [0, 1]),
+    ],
+)
+def test_filters_by_hand(sampling, kept):
+    found = sampling.filtered(jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1])))
+    assert np.flatnonzero(np.isfinite(found)).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [({"top_k": 1}, 3), ({"top_k": 4}, 7), ({"top_p": 1e-6}, 3), ({"top_p": 0.9}, 7)],
+)
+def test_tokens_equally_likely_are_kept_or_cut_together(filters, kept):
+    found = Sampling(1.0, **filters).filtered(jnp.asarray(LOGITS[12]))
+    assert np.flatnonzero(np.isfinite(found)).tolist() == list(range(kept))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=5, top_p=0.9)])
+def test_bfloat16_logits_are_filtered_in_float32(sampling):
+    narrow = jnp.asarray(LOGITS).astype(jnp.bfloat16)
+    found = sampling.filtered(narrow)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, sampling.filtered(narrow.astype(jnp.float32)))
+
+
 # ---- Draws -------------------------------------------------------------------------------------
 
 
@@ -128,6 +160,30 @@ def test_only_the_noise_of_rejection_depends_on_round_and_stream(change):
         one = draw(sampling).noise(positions, VOCAB, DRAFT)
         two = draw(sampling, **other).noise(positions, VOCAB, stream)
         assert (one == two).all() if sampling is COUPLED else (one != two).all()
+
+
+def test_the_noise_of_typical_is_that_of_coupled():
+    positions = jnp.array([[8, 9]])
+    typical = draw(Sampling(1.0, verification="typical"), start=3).noise(positions, VOCAB)
+    np.testing.assert_array_equal(typical, draw(COUPLED).noise(positions, VOCAB))
+
+
+@pytest.mark.parametrize(
+    ("verification", "reproducible", "lossy"),
+    [("coupled", True, False), ("rejection", False, False), ("typical", False, True)],
+)
+def test_what_a_verification_promises(verification, reproducible, lossy):
+    drawn = Sampling(0.5, verification=verification)
+    assert (drawn.is_reproducible, drawn.is_lossy) == (reproducible, lossy)
+    greedy = Sampling(0.0, verification=verification)
+    assert (greedy.is_reproducible, greedy.is_lossy) == (True, False)
+
+
+@SETTINGS
+def test_noise_depends_on_the_key(sampling):
+    positions = jnp.arange(6)[None]
+    one, two = (draw(sampling, seed=seed).noise(positions, VOCAB) for seed in (0, 1))
+    assert (one != two).all()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

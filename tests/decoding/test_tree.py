@@ -54,6 +54,12 @@ def test_a_chain_is_the_root_and_its_first_drafted_tokens():
         assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_chain_of_nothing_is_the_root():
+    tree = chain(jnp.array([3, 4]), jnp.zeros((2, 0), jnp.int32), jnp.zeros((2,), jnp.int32))
+    assert_well_formed(tree)
+    assert tree.tokens.tolist() == [[3], [4]]
+
+
 # ---- from_choices ------------------------------------------------------------------------------
 
 
@@ -87,17 +93,31 @@ def test_every_choice_is_one_node_below_its_prefix_with_the_token_of_its_rank(se
         assert sorted(found) == sorted(expected[row])
 
 
-@pytest.mark.parametrize(
-    "choices, message",
-    [
-        (((0,), (1, 0)), r"tree choice \(1, 0\) has no parent; add \(1,\)"),
-        (((0,), (0, -1)), r"tree choice \(0, -1\) is not a path of ranks;"),
-        (((0,), ()), r"tree choice \(\) is not a path of ranks;"),
-    ],
-)
-def test_choices_that_do_not_form_a_tree_are_rejected(choices, message):
-    with pytest.raises(SpecjaxError, match=message):
-        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), choices)
+def test_the_order_and_repetition_of_choices_do_not_matter():
+    choices = random_choices(0)
+    candidates = jnp.arange(12).reshape(1, 4, 3)
+    one = from_choices(jnp.array([50]), candidates, tuple(choices))
+    other = from_choices(jnp.array([50]), candidates, (*choices[::-1], *choices[:3]))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("missing", [(1,), (0, 2)])
+def test_a_choice_without_its_parent_is_rejected(missing):
+    choices = {(0,), (1,), (0, 2), (1, 0), (0, 2, 1)} - {missing}
+    orphan = {(1,): (1, 0), (0, 2): (0, 2, 1)}[missing]
+    with pytest.raises(SpecjaxError) as caught:
+        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), tuple(choices))
+    message = str(caught.value)
+    assert f"tree choice {orphan} has no parent; add {missing}" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("choice", [(), (-1,), (0, -1)])
+def test_a_choice_that_is_not_a_path_is_rejected(choice):
+    with pytest.raises(SpecjaxError) as caught:
+        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), ((0,), choice))
+    assert str(caught.value).startswith(f"tree choice {choice} is not a path of ranks;")
+    assert "\n" not in str(caught.value)
 
 
 # ---- merge_paths -------------------------------------------------------------------------------
@@ -148,6 +168,15 @@ def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
         assert min(counts) < max(counts) < num_nodes, "the budget cuts some of them"
 
 
+def test_tokens_beyond_a_path_do_not_matter():
+    paths = jnp.array([[[1, 2, 3], [1, 2, 4], [0, 0, 0]]])
+    lengths = jnp.array([[1, 3, 0]])
+    tree = merge_paths(jnp.array([9]), paths, lengths, 6)
+    assert tree.valid[0].tolist() == [True] * 4 + [False] * 2
+    assert tree.tokens[0, :4].tolist() == [9, 1, 2, 4]
+    assert tree.parents[0, :4].tolist() == [NO_PARENT, 0, 1, 2]
+
+
 # ---- ancestors ---------------------------------------------------------------------------------
 
 
@@ -196,3 +225,10 @@ def test_the_root_is_an_ancestor_at_exactly_the_greatest_depth(depth):
     expected = np.tril(np.ones((1, depth + 1, depth + 1), bool))
     np.testing.assert_array_equal(ancestors(as_tree, depth), expected)
     np.testing.assert_array_equal(ancestors(as_chain, depth), expected)
+
+
+def test_the_first_nodes_are_a_tree_themselves():
+    tree = tree_of(random_parents(12, 4), draft_probs=jnp.zeros((4, 12, 3)))
+    first = tree.first(5)
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(first)} == {(4, 5)}
+    np.testing.assert_array_equal(ancestors(first, 4), brute_force(tree)[:, :5, :5])

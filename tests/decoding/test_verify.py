@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, Verification, from_choices
+from specjax.decoding.tree import DraftTree, Verification, chain, from_choices
 from specjax.decoding.verify import follow, reject, verify
 
 PARENTS = (-1, 0, 0, 1, 1)
@@ -142,8 +142,15 @@ def test_wrong_rules_are_caught(mutant, drawn):
 def test_a_vanished_residual_leaves_the_target():
     """p equal to q: a miss can only be rounding, and must not leave an all-zero distribution."""
     p = jnp.asarray([[0.5, 0.5, 0.0]] * 2)
-    tokens, parents, valid = jnp.array([0, 1]), jnp.array([-1, 0]), jnp.array([True, True])
-    last, rest = reject(tokens, parents, valid, p, p, jnp.array([0.0, 1.0]), jnp.array(2))
+    last, rest = reject(
+        tokens=jnp.array([0, 1]),
+        parents=jnp.array([-1, 0]),
+        valid=jnp.array([True, True]),
+        draft_probs=p,
+        target=p,
+        uniform=jnp.array([0.0, 1.0]),
+        num_tried=jnp.array(2),
+    )
     assert last == 0
     np.testing.assert_allclose(rest, p[0])
 
@@ -181,6 +188,12 @@ def test_following_the_wanted_tokens_equals_the_walk_node_by_node():
             assert found.bonus[row] == bonus
             longest = max(longest, len(path))
     assert longest == 4, "no trial went to the end of a path"
+
+
+def test_padding_never_matches():
+    tree = chain(jnp.array([5]), jnp.array([[0, 0, 0]]), jnp.array([1]))
+    found = follow(tree, jnp.zeros((1, 4), jnp.int32), max_depth=3)
+    assert found.num_accepted == 1
 
 
 # ---- typical -----------------------------------------------------------------------------------
@@ -253,6 +266,17 @@ def test_typical_acceptance_is_the_definition(epsilon, delta):
         assert num_ties > 3, "the first of the longest paths was always the likeliest"
     else:
         assert 1 in lengths, "nothing was rejected"
+
+
+def test_typical_at_its_extremes_takes_all_and_nothing():
+    tree, _ = random_trees(1)
+    flat = np.zeros((ROWS, NODES, TOKENS))  # all tokens are equally likely
+    takes_all = verified(tree, flat, Sampling(1.0, verification="typical", typical_delta=0.0))
+    deepest = jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
+    np.testing.assert_array_equal(takes_all.num_accepted, deepest)
+    assert {0, 3} < set(deepest.tolist()), "padding is there, and was never accepted"
+    strict = Sampling(1.0, None, 1.0, "typical", 1.0, 1.0)
+    assert not verified(tree, flat, strict).num_accepted.any()
 
 
 def test_greedy_typical_is_coupled():

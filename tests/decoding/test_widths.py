@@ -22,14 +22,15 @@ from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     compiled_widths,
     if_in_place,
+    query_rows,
     switch_in_place,
     verify_pass,
 )
 from specjax.models.cache import KVCache
 from specjax.models.prefill import prefill
-from specjax.models.target import Taps
+from specjax.models.target import Taps, causal_rows
 from tests.decoding.test_tree import path_of
-from tests.decoding.tiny import BATCH, plain_pass, prompt, slow_except, target
+from tests.decoding.tiny import BATCH, prompt, target
 
 VOCAB, DEPTH, NODES = 6, 5, 16
 PROBES = 5  # two runs of text: 3 rows and 2 rows
@@ -85,6 +86,34 @@ def random_probe(seed: int, num_nodes: int) -> Probe:
 # ---- query_rows --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("has_probe", [True, False])
+def test_nodes_see_their_path_and_probes_see_their_anchors_path_and_what_they_ask_for(
+    seed, has_probe
+):
+    tree, root_slot = random_tree(seed, num_nodes=12), np.array([4, 0, 30])
+    probe = random_probe(seed, 12) if has_probe else None
+    rows = query_rows(tree, probe, jnp.asarray(root_slot), DEPTH)
+    count = 12 + PROBES * has_probe
+    visible = np.zeros((BATCH, count, count), bool)
+    positions = np.zeros((BATCH, count), int)
+    tokens = np.zeros((BATCH, count), int)
+    for row in range(BATCH):
+        for node in range(12):
+            path = path_of(tree, row, node)
+            visible[row, node, path] = True
+            positions[row, node] = root_slot[row] + len(path) - 1
+            tokens[row, node] = tree.tokens[row, node]
+        for at in range(count - 12):
+            visible[row, 12 + at, path_of(tree, row, int(probe.anchor[row, at]))] = True
+            visible[row, 12 + at, 12:] = probe.visible[row, at]
+            positions[row, 12 + at] = root_slot[row] + probe.offset[row, at]
+            tokens[row, 12 + at] = probe.tokens[row, at]
+    np.testing.assert_array_equal(rows.visible, visible)
+    np.testing.assert_array_equal(rows.positions, positions)
+    np.testing.assert_array_equal(rows.tokens, tokens)
+
+
 # ---- verify_pass ---------------------------------------------------------------------------------
 
 
@@ -121,7 +150,9 @@ def text_logits(texts: list[list[int]]) -> np.ndarray:
     model, params = target(VOCAB)
     longest = max(len(text) for text in texts)
     tokens = jnp.asarray([text + [0] * (longest - len(text)) for text in texts])
-    output, _ = plain_pass(params, tokens, model)
+    rows = causal_rows(tokens, jnp.zeros((len(texts),), jnp.int32))
+    cache = KVCache.create(model.config, *tokens.shape)
+    output, _ = jax.jit(model.apply)({"params": params}, rows, cache)
     return np.stack([output.logits[at, len(text) - 1] for at, text in enumerate(texts)])
 
 
@@ -157,6 +188,20 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     np.testing.assert_allclose(output.logits, expected, atol=1e-4)
 
 
+def test_the_padding_of_a_pass_changes_nothing():
+    proposal = Proposal(random_tree(2), random_probe(2, NODES))
+    output, found, cache = verified(proposal, Reader(()))
+    filled, again, filled_cache = verified(proposal, Reader(()), FILLED)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), filled, output)
+    first, second = (
+        each.keep(again.path, again.num_accepted, NODES) for each in (cache, filled_cache)
+    )
+    for row, length in enumerate(first.length):
+        for keys, others in zip(first.keys, second.keys, strict=True):
+            np.testing.assert_allclose(keys[row, :, :length], others[row, :, :length], atol=1e-5)
+
+
 def lowered_for_a_gpu(
     drafter: Drafter, tree: DraftTree, padded_width: int, probe: Probe | None = None
 ) -> str:
@@ -170,8 +215,10 @@ def kept_apart(program: str) -> str:
     lines = program.splitlines()
     first, last = (at for at, line in enumerate(lines) if "optimization_barrier" in line)
     numbers: dict[str, str] = {}
-    renamed = re.sub(r"(@\w+?)_\d+\b", r"\1", "\n".join(lines[first:last]))
-    return re.sub(r"%\w+", lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), renamed)
+    calls_alike = re.sub(r"(@\w+?)_\d+\b", r"\1", "\n".join(lines[first:last]))
+    return re.sub(
+        r"%\w+", lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), calls_alike
+    )
 
 
 def products_in(program: str) -> list[str]:
@@ -190,7 +237,13 @@ def test_on_a_gpu_a_filled_pass_is_the_same_program_and_taps_change_no_product()
     assert products_in(kept_apart(reading)) == products_in(filled)
 
 
-@pytest.mark.parametrize("most", slow_except((1, 2, 7, 8, 9, NODES), 7, 8))
+@pytest.mark.parametrize("nodes, widths", [(1, [1]), (2, [1, 2]), (15, [1, 15]), (64, [8, 64])])
+def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
+    monkeypatch.setattr(Reader, "num_nodes", nodes)
+    assert compiled_widths(Reader(), jnp.bfloat16) == widths
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 9, NODES])
 def test_a_narrow_pass_equals_a_wide_one(most):
     counts = np.array([most, max(1, most // 2), 1])
     tree = random_tree(1)

@@ -1,0 +1,124 @@
+"""Trees from one distribution per depth: against trees written down node by node."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.settings import SettingError
+from specjax.decoding.drafter import Context
+from specjax.decoding.drafters._depth_trees import MEDUSA_TREE, DepthTreeDrafter
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from tests.decoding.test_head_trees import found_paths
+from tests.decoding.test_tree import assert_well_formed
+
+BATCH, DEPTHS, VOCABULARY, LENGTH = 2, 3, 7, 5
+LOGITS = 2 * jax.random.normal(jax.random.key(3), (BATCH, DEPTHS, VOCABULARY))
+CONTEXT = Context(
+    jnp.arange(2 * LENGTH).reshape(BATCH, LENGTH) % VOCABULARY, jnp.full(BATCH, LENGTH)
+)
+CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (2, 0, 0), (2, 0, 1))
+SAMPLED = Sampling(temperature=0.8, top_p=0.9)
+REJECTION = Sampling(temperature=0.8, top_p=0.9, verification="rejection")
+
+
+@dataclass(frozen=True)
+class Given(DepthTreeDrafter):
+    """A head with constant logits."""
+
+    head: None = None
+    num_depths = DEPTHS
+
+    def propose(self, target, params, state, context, draw):
+        raise NotImplementedError
+
+
+def tree_of(drafter: Given, sampling: Sampling):
+    draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
+    tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
+    assert_well_formed(tree)
+    return tree, draw
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
+    tree, draw = tree_of(Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=share), sampling)
+    for row in range(BATCH):
+        laws = []
+        for depth in range(DEPTHS):
+            blind = scores = np.asarray(LOGITS[row, depth], np.float64)
+            if not sampling.is_greedy:
+                noise = draw.noise(CONTEXT.length[:, None] + depth, VOCABULARY)[row, 0]
+                is_cut = np.isinf(draw.filtered(LOGITS[row, depth]))
+                scores = blind + sampling.temperature * (np.asarray(noise) - 2.0 * is_cut)
+            seeing, blind = (np.exp(x) / np.exp(x).sum() for x in (scores, blind))
+            laws.append(share * seeing + (1 - share) * blind)
+        likely = {
+            path: np.prod([laws[d][token] for d, token in enumerate(path)])
+            for count in range(1, DEPTHS + 1)
+            for path in product(*(np.argsort(-law)[:3].tolist() for law in laws[:count]))
+        }
+        best = sorted(likely, key=lambda path: -likely[path])[:11]
+        assert set(found_paths(tree, row)) == set(best)
+
+
+def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():
+    tree, draw = tree_of(Given(choices=CHOICES), REJECTION)
+    law = np.exp(np.asarray(draw.filtered(LOGITS)))
+    for row in range(BATCH):
+        paths = [(), *found_paths(tree, row)]
+        assert len(set(paths)) == len(paths)
+        for node, path in enumerate(paths):
+            if any(other[:-1] == path for other in paths[1:]):  # it has children
+                np.testing.assert_allclose(
+                    tree.draft_probs[row, node], law[row, len(path)], rtol=1e-6
+                )
+            assert all(law[row, depth, token] > 0 for depth, token in enumerate(path))
+
+
+def test_children_are_drawn_from_the_distribution_without_replacement():
+    draws = 4000
+    keys = jax.random.split(jax.random.key(5), draws)
+    drafter = Given(choices=((0,), (1,), (0, 0)))
+
+    def first_two(key):
+        draw = Draw(key[None], CONTEXT.length[:1], REJECTION)
+        context = Context(CONTEXT.tokens[:1], CONTEXT.length[:1])
+        tree = drafter.tree_of(LOGITS[:1], context, draw)
+        return tree.tokens[0, 1:3], tree.tokens[0, 3]
+
+    (pairs, below) = jax.vmap(first_two)(keys)
+    law = np.exp(np.asarray(REJECTION.filtered(LOGITS[0])))
+    for tokens, depth in ((pairs[:, 0], 0), (below, 1)):
+        found = np.bincount(np.asarray(tokens), minlength=VOCABULARY) / draws
+        np.testing.assert_allclose(found, law[depth], atol=0.04)
+    first, second = np.asarray(pairs).T
+    likeliest = int(np.argmax(law[0]))
+    others = np.where(np.arange(VOCABULARY) == likeliest, 0, law[0])
+    after = np.bincount(second[first == likeliest], minlength=VOCABULARY)
+    np.testing.assert_allclose(after / after.sum(), others / others.sum(), atol=0.06)
+
+
+def test_choices_deeper_than_the_head_are_left_out():
+    assert len(MEDUSA_TREE) == 63
+    assert (Given().max_depth, Given().num_nodes) == (3, 62)
+    chain = Given(tree="dynamic", top_k=1, num_tokens=3)
+    assert (chain.max_depth, chain.num_nodes) == (2, 3)
+    assert tree_of(chain, Sampling())[0].is_chain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_k", 3), ("num_tokens", 26), ("depth", 2), ("noise_share", 0.0)]
+)
+def test_a_static_tree_rejects_settings_of_a_dynamic_one(name, value):
+    with pytest.raises(SettingError, match="static tree; add tree=dynamic") as error:
+        Given(**{name: value})
+    assert error.value.field == name
+    dynamic = Given(choices=CHOICES, tree="dynamic", **{name: value})  # choices may be tuned ones
+    assert getattr(dynamic, name) == value
+    default = getattr(Given(), name)
+    assert Given(choices=CHOICES, **{name: default}) == Given(choices=CHOICES)
