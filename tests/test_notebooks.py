@@ -37,7 +37,7 @@ SMALL = {
     },
     "08_several_devices": {"MAX_NEW_TOKENS": 48, "NUM_DEVICES": 1},
 }
-QUICK = {"01_quickstart", "04_parallel_spec", "07_your_own_model"}  # the others are slow
+QUICK = {"01_quickstart"}  # the others are slow
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

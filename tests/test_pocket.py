@@ -52,6 +52,7 @@ def generation(method: str) -> specjax.Generation:
     return jax.device_get(out)
 
 
+@pytest.mark.slow
 def test_prompt_lookup_pays_on_held_out_edits():
     """Pocket was trained to copy."""
     mean = {name: generation(name).stats for name in ("pld", "pld-plus")}

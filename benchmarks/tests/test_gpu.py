@@ -43,6 +43,7 @@ FEW = Retrieval(num_tokens=4, max_drafted=6, longest_query=8)
 DATASTORE = datastore_params(build([[1, 2, 3, 1, 2, 4]], 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner", "params", "asked"),
     [
@@ -78,6 +79,7 @@ def rows_of(folder: Path) -> list[dict]:
     return json.loads((folder / "gpu.json").read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setitem(DEFAULT_WIDTHS, 32, ())  # one width of a pass compiles faster
     some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)

@@ -34,6 +34,7 @@ def test_a_cycling_target_counts():
     np.testing.assert_array_equal(own, (last[:, None] + 1 + np.arange(20)) % period)
 
 
+@pytest.mark.slow
 def test_every_training_step_is_timed(capsys, monkeypatch):
     monkeypatch.setattr(training, "MAX_STEPS", 2)
     training.run(TrainingOptions(size="tiny", batch_size=2, length=16, repeats=1))
@@ -42,6 +43,7 @@ def test_every_training_step_is_timed(capsys, monkeypatch):
         assert name in printed
 
 
+@pytest.mark.slow
 def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
     monkeypatch.setattr(rows, "read_bandwidth", lambda: 1e9)
     rows.run(RowsOptions("pocket", "bfloat16", (4,), (128,), passes=1, repeats=1))

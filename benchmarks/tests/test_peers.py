@@ -164,6 +164,7 @@ def test_a_perfect_draft_is_always_accepted(library, target, ours):
     assert text.from_draft.count(False) == text.rounds - is_cut
 
 
+@pytest.mark.slow
 def test_pocket_generates_the_same(library):
     """Its weights are trained, so that its texts tell a wrong rotation or norm."""
     pocket = specjax.load("pocket", dtype="float32")

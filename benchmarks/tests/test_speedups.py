@@ -4,6 +4,7 @@ import json
 
 from benchmarks.speedups import ABOUT, FIGURES, SpeedupOptions, chart, run
 from specjax.bench.results import Results
+from specjax.core.folder import RunFolder
 from specjax.loading.methods import METHODS
 from tests.bench.test_report import rows_at
 
@@ -20,7 +21,7 @@ def test_the_chart_shows_the_figures_of_the_repository():
 def test_figures_are_those_of_a_benchmark_over_all_tasks(tmp_path):
     about = dict.fromkeys(ABOUT, "something") | {"target": "a model", "peers": "peer"}
     (tmp_path / "run.json").write_text(json.dumps(about))
-    results = Results(tmp_path)
+    results = Results(RunFolder(tmp_path, "run.json"))
     results.write_rows([*rows_at(0.0), *rows_at(1.0)])
     results.write_texts([])
     path = tmp_path / "speedups.json"

@@ -88,6 +88,7 @@ def folder(tmp_path, monkeypatch):
         cached.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
     folder, tiny, tmp_path, capsys, monkeypatch
 ):

@@ -42,6 +42,7 @@ def test_the_recipe_makes_what_ships(tmp_path):
     assert (FOLDER / "conversations.jsonl").read_bytes().startswith(made)
 
 
+@pytest.mark.slow
 def test_split_is_disjoint_stable_and_about_five_percent():
     """The pocket weights were trained on this split: a change would leak the test set."""
     assert {path: corpus.is_held_out(path) for path in KNOWN_SIDES} == KNOWN_SIDES

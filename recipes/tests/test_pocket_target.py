@@ -52,6 +52,7 @@ def test_a_bad_command_is_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
     recipe.build(Options(tmp_path / "run", "draft", save_every=3, evaluate_every=2))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -42,6 +42,7 @@ def test_a_missing_layer_is_rejected():
         few_layers(SimpleNamespace(config=model.config, params=params), (0, 9))
 
 
+@pytest.mark.slow
 def test_the_written_draft_loads(tmp_path):
     chat = {"messages": [{"role": r, "content": "import os\n"} for r in ("user", "assistant")]}
     (tmp_path / "texts.jsonl").write_text(json.dumps(chat) + "\n")

@@ -60,7 +60,8 @@ class Bounds:
         if not isinstance(value, Real) or self == Bounds():
             return True
         limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
-        return math.isfinite(value) and all(x is None or holds(value, x) for x, holds in limits)
+        is_finite = isinstance(value, Integral) or math.isfinite(value)
+        return is_finite and all(x is None or holds(value, x) for x, holds in limits)
 
 
 def setting(
@@ -135,7 +136,7 @@ def rejected_values(owner: type) -> Iterator[tuple[str, Any]]:
         hint, bounds = _hints(owner)[name], bounds_of(owner, name)
         if field.default is MISSING or hint is Any:
             continue
-        yield name, object()
+        yield name, ...
         if bounds.choices:
             yield name, "no such choice"
         has_floats = hint is float or float in get_args(hint)

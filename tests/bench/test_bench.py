@@ -108,6 +108,7 @@ def compared(contestants, requests, num_runs, batch_size=1):
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "temperature, methods, batch_size", [(0.0, "pld,pld-plus", 1), (0.8, "pld", 2)]
 )

@@ -115,6 +115,7 @@ def specjax(*arguments: str, stdout: int = subprocess.PIPE, environment: dict | 
     )
 
 
+@pytest.mark.slow
 def test_a_failing_process_shows_one_line_and_no_traceback():
     run = specjax("generate", "best value", "--target", "nope")
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)

@@ -145,7 +145,7 @@ def test_an_interrupt_is_quiet_and_a_bug_is_not(capsys, monkeypatch):
     "command, arguments, message",
     [
         (TrainHead, ["train", "eagle"], "to continue, run the same command with --resume"),
-        (BenchCommand, ["bench"], "the same command"),
+        (BenchCommand, ["bench"], "run the same command to resume"),
         (TuneMachine, ["tune", "machine"], "no settings are written"),
         (DatastoreCommand, ["datastore", "build", "x"], "nothing is written"),
     ],

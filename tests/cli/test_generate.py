@@ -64,6 +64,7 @@ def test_compare_finds_the_tokens_of_plain_decoding(generate, options, padded_wi
     assert plain["rounds"] == plain["num_new_tokens"]
 
 
+@pytest.mark.slow
 def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
     assert generate("count = 1", "--quantize", "int4", "--compare")["identical"] is True
     options = ["--target", str(tiny), "--quantize", "int8", "--dtype", "float32", "--compare"]
@@ -74,6 +75,7 @@ def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
     assert "equal to those of the int8 (float32) target" in out
 
 
+@pytest.mark.slow
 def test_rejection_and_typical_acceptance_do_not_promise_equal_tokens(generate, tiny, capsys):
     options = ("count = 1", "--compare", "--temperature", "0.8", "--verification")
     for verification, is_lossy in (("rejection", False), ("typical", True)):
@@ -267,6 +269,7 @@ def test_a_target_without_a_tokenizer_prints_ids(generate, tiny, tmp_path, capsy
     assert "--prompt-ids" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not POCKET.is_file(), reason="pocket is not trained yet")
 def test_pocket_copies_so_prompt_lookup_pays(capsys):
     assert main(["generate", "--json", "--compare"]) == 0

@@ -28,7 +28,7 @@ def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template, c
     warn_once.cache_clear()
     ids = chat_ids(adds_bos, "value")
     assert chat_ids(adds_bos, "value") == ids
-    assert capsys.readouterr().err.count("so chats take Vicuna's form") == (template is None)
+    assert capsys.readouterr().err.count("so chats use Vicuna's") == (template is None)
     if template is None:
         assert list(ids) == adds_bos(VICUNA.format(message="value"))["input_ids"]
     assert ids[0] == 0

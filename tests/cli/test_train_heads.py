@@ -75,6 +75,7 @@ def events_of(run: Path) -> list:
 # ---- What a run leaves --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_folder_documents_the_run(eagle_run):
     config = json.loads((eagle_run / "config.json").read_text())
     assert config["method"] == "eagle"

@@ -210,6 +210,7 @@ def test_a_drafter_with_params_stops_once_the_credit_is_spent(oracle, num_asked)
     assert out.stats.rounds[0] == (num_asked if is_right else NEW_TOKENS)
 
 
+@pytest.mark.slow
 def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
     """One row of three is right, and gains 4 tokens: 4/3 on average, 4 once the others are done."""
     known = whole_texts(3)

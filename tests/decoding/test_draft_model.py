@@ -75,6 +75,7 @@ def generated(rule: str, draft: str, sampling: str, batch: int, ends: bool = Fal
     return found[sampling, batch].stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling, batch", [("greedy", 1), ("sampled", BATCH)])
 @pytest.mark.parametrize("rule", slow_except(RULES, "heuristic"))
 def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sampling, batch):

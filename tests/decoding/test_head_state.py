@@ -46,6 +46,7 @@ def committed(state) -> jax.Array:
 # ---- After every round, wherever the path was cut ----------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CACHE)
 def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name):
     """As from one pass over it: masks and drafted nodes leave nothing behind."""
@@ -270,6 +271,7 @@ def test_more_children_than_tokens_are_rejected(headed, settings):
 # ---- Medusa's own acceptance, which is lossy ---------------------------------------------------
 
 
+@pytest.mark.slow
 def test_typical_acceptance_changes_the_text():
     run = partial(speculative_generate, heads.MEDUSA.request, prompt(), KEY, target=target()[0])
     typical, coupled = (

@@ -189,6 +189,7 @@ def assert_by_confidence(
             assert set(found) == set(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(heads.DYNAMIC, "parallel dynamic"))
 def test_dynamic_trees_in_the_middle_of_a_text_are_the_most_likely_nodes(name):
     headed = heads.DYNAMIC[name]
@@ -292,6 +293,7 @@ SMALL_DRAFTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(SMALL_DRAFTERS, "eagle"))
 def test_under_rejection_the_distribution_is_plain_decodings(name):
     assert p_value(*SMALL_DRAFTERS[name][:2]) > 1e-3

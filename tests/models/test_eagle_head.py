@@ -165,6 +165,7 @@ def gradients_differ_by(found, expected) -> float:
     return max(jax.tree.leaves(differences))
 
 
+@pytest.mark.slow
 @every_head
 def test_every_step_predicts_what_a_draft_of_that_length_does(head):
     expected, expected_gradient = truth(head)

@@ -111,6 +111,7 @@ def truth(kind: str):
     return run(drafts, kind)(some_texts(kind))
 
 
+@pytest.mark.slow
 @every_head
 def test_every_depth_predicts_what_a_group_alone_does(kind):
     expected, expected_gradient = truth(kind)

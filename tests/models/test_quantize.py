@@ -122,6 +122,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_drafter_gives_the_text_of_the_quantised_target(kind):
     model, params = target()

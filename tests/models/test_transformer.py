@@ -362,7 +362,9 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("key_value_heads, num_slots", [(3, 512), (1, 384)])
+@pytest.mark.parametrize(
+    "key_value_heads, num_slots", [pytest.param(3, 512, marks=pytest.mark.slow), (1, 384)]
+)
 def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value_heads, num_slots):
     config = TransformerConfig(256, 192, 512, 3, 3, key_value_heads, 64)
     model = Transformer(config, cache_dtype=jnp.float32)
@@ -411,6 +413,7 @@ def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value
             np.testing.assert_array_equal(path_among(count, path, length), alone[: len(path)])
 
 
+@pytest.mark.slow
 @ONE_WAY
 @pytest.mark.filterwarnings("error")
 def test_gradients_of_16_bit_logits_are_near_the_true_ones(target):

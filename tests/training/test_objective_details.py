@@ -89,6 +89,7 @@ def test_noise_of_no_width_is_none_and_only_features_carry_noise():
 # ---- EAGLE-3 ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
     """Slots whose most likely token is outside of it teach nothing."""
     head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
@@ -110,6 +111,7 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
 # ---- Hydra and ParallelSpec ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_hydra_trains_is_what_drafts(monkeypatch):
     """Logits of every slot and depth in a packed row, and the drafter's behind that much text."""
     case = CASES["hydra with prefix"]
@@ -137,7 +139,7 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
         for row, root in enumerate(roots):
             for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
                 behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))
-                logits = partial(module.logits, case.params, TARGET, FROZEN, depth)
+                logits = partial(module.logits_at, case.params, TARGET, FROZEN, depth)
                 logits = logits(features[row : row + 1], behind[None])[0, 0]
                 learned = trained[depth - 1][text, root - 1 + depth]  # where that feature stands
                 assert np.abs(learned - logits).max() <= 1e-5 * np.abs(logits).max()

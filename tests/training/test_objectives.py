@@ -89,6 +89,7 @@ def test_slots_counted_elsewhere_would_be_caught(case, shift):
 # ---- Recomputation and precision -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BY_METHOD, "hass with token alignment"])
 def test_neither_blocks_nor_recomputing_change_anything(name, monkeypatch):
     """12 slots a row are not a multiple of 5, the maximum for two rows of 10: 3 blocks of 4."""
@@ -111,6 +112,7 @@ def test_the_logits_of_all_slots_never_exist(case, monkeypatch):
     assert f"[2,12,{VOCAB}]" not in program and f"[3,2,4,{VOCAB}]" not in program
 
 
+@pytest.mark.slow
 @every_method
 def test_a_bfloat16_target_trains_float32_params(case):
     """Loss, metrics and gradient are float32, and the gradient keeps its direction."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -65,6 +66,7 @@ def drafted(params: Any) -> Generation:
     return speculative_generate(Params(FROZEN, params), PROMPT, KEY, **settings)
 
 
+@pytest.mark.slow
 def test_a_head_drafts_the_texts_that_it_was_trained_on():
     """It accepts nearly `DEPTH` + 1 tokens a round: at best 48 tokens take 10 rounds."""
     start = HEAD.initialise(jax.random.key(3))

@@ -146,6 +146,7 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
         assert gate == Auto(chosen, choice.break_even)
 
 
+@pytest.mark.slow
 def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monkeypatch):
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
     monkeypatch.setattr(machine, "NUM_REPEATS", 1)

@@ -103,6 +103,7 @@ def ranks_below(tree: DraftTree, row: int, wanted: list[int]) -> list[int]:
     return found + [-1] * (DEPTHS - len(wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
 def test_ranks_are_those_of_drafted_trees(kind):
     make, head_of = HEADS[kind]
