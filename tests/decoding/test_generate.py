@@ -76,6 +76,7 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone(drafter, rope):
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [PromptLookup(), OracleTree()])
 def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
     """Prompts on both sides of the 48 positions after which the frequencies change."""
@@ -94,6 +95,7 @@ def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else(drafter):
         np.testing.assert_array_equal(out.tokens, expected[:, :count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt_length", [10, 24])
 def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_length):
     """Beyond 16 positions the frequencies grow with the text; one of the prompts is longer."""
