@@ -1,0 +1,64 @@
+"""Compiles the kernels into a shared library: `python native/build.py FILE.so`."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra"]
+# The names of `kernels.h`, with the flags that switch their instructions on.
+INSTRUCTIONS = {"Portable": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    INSTRUCTIONS |= {
+        "Avx2": ["-mavx2", "-mfma"],
+        "Avx512": ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx512bf16", "-mfma"],
+    }
+
+
+def compiler() -> list[str] | None:
+    """Returns the command of a C++ compiler, or None: $CXX, g++, clang++, or zig's."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            return [name]
+    try:
+        import ziglang  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    return [sys.executable, "-m", "ziglang", "c++"]
+
+
+def build(library: Path, flags: list[str] | None = None) -> None:
+    """Compiles the library; `flags` are added to every command, such as those of a sanitizer.
+
+    Raises:
+        RuntimeError: if there is no compiler, or it fails; the message has its output.
+    """
+    import jax
+
+    command = compiler()
+    if command is None:
+        raise RuntimeError("no C++ compiler found; install g++ or clang++, or set CXX")
+    with tempfile.TemporaryDirectory() as folder:
+        handlers = Path(folder) / "handlers.o"
+        headers = ["-isystem", jax.ffi.include_dir()]
+        objects = {handlers: [*headers, str(HERE / "handlers.cc")]}
+        for name, features in INSTRUCTIONS.items():
+            source = [f"-DINSTRUCTIONS={name}", *features, str(HERE / "kernels.cc")]
+            objects[Path(folder) / f"{name}.o"] = [*source, "-Wno-psabi"]
+        for output, arguments in objects.items():
+            _run([*command, *FLAGS, *(flags or []), *arguments, "-c", "-o", str(output)])
+        _run([*command, *(flags or []), "-shared", *map(str, objects), "-o", str(library)])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

@@ -1,0 +1,200 @@
+// What JAX calls: checks the buffers of a product and spreads its panels over XLA's threads.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace specjax {
+namespace {
+
+// The instruction sets of this machine that there are kernels for, best first.
+std::vector<const Kernels*> supported() {
+  std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    found.push_back(&kAvx512);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kAvx2);
+#endif
+  found.push_back(&kPortable);
+  return found;
+}
+
+ffi::Error invalid(std::string message) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "specjax product: " + std::move(message));
+}
+
+float widened(uint16_t bfloat16) {
+  uint32_t bits = uint32_t{bfloat16} << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// IEEE half to float, exactly.
+float widened_half(uint16_t half) {
+  uint32_t magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+  float value;
+  std::memcpy(&value, &magnitude, 4);
+  value *= 0x1p112f;
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (magnitude >= 0x0f800000u) bits = magnitude | 0x7f800000u;
+  bits |= sign;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// What the threads of one product share. A thread that starts when all is done finds nothing.
+struct Work {
+  Product product;
+  Kernel kernel;
+  std::vector<float> rows;
+  std::vector<uint16_t> bfloat16;
+  int64_t panels, chunk;
+  std::atomic<int64_t> next{0}, done{0};
+  ffi::Promise promise;
+
+  void run() {
+    for (int64_t first; (first = next.fetch_add(chunk)) < panels;) {
+      int64_t last = std::min(first + chunk, panels);
+      kernel(product, first, last);
+      if (done.fetch_add(last - first) + last - first == panels) promise.SetAvailable();
+    }
+  }
+};
+
+// Reads rows [M, I] of any float type, padded to whole pairs.
+bool read_rows(const ffi::AnyBuffer& rows, int64_t count, int64_t inputs, int64_t padded,
+               Work& work, bool wants_bfloat16) {
+  const auto type = rows.element_type();
+  if (wants_bfloat16 && type != ffi::DataType::BF16) return false;
+  if (type == ffi::DataType::BF16 && wants_bfloat16 && inputs == padded) {
+    work.product.bfloat16 = static_cast<const uint16_t*>(rows.untyped_data());
+    return true;
+  }
+  if (type == ffi::DataType::F32 && inputs == padded) {
+    work.product.rows = static_cast<const float*>(rows.untyped_data());
+    return true;
+  }
+  if (wants_bfloat16) {
+    work.bfloat16.assign(count * padded, 0);
+    const auto* data = static_cast<const uint16_t*>(rows.untyped_data());
+    for (int64_t m = 0; m < count; m++)
+      std::copy_n(data + m * inputs, inputs, work.bfloat16.data() + m * padded);
+    work.product.bfloat16 = work.bfloat16.data();
+    return true;
+  }
+  work.rows.assign(count * padded, 0);
+  for (int64_t m = 0; m < count; m++) {
+    float* row = work.rows.data() + m * padded;
+    if (type == ffi::DataType::F32) {
+      std::copy_n(static_cast<const float*>(rows.untyped_data()) + m * inputs, inputs, row);
+    } else {
+      const auto* data = static_cast<const uint16_t*>(rows.untyped_data()) + m * inputs;
+      if (type == ffi::DataType::BF16)
+        std::transform(data, data + inputs, row, widened);
+      else if (type == ffi::DataType::F16)
+        std::transform(data, data + inputs, row, widened_half);
+      else
+        return false;
+    }
+  }
+  work.product.rows = work.rows.data();
+  return true;
+}
+
+// rows [M, I] x panels [P, ...] -> sums [M, 16 P], float32. `scales` is [P, G, 16], empty for floats.
+ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer panels,
+                    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> sums,
+                    int32_t instructions) {
+  static const std::vector<const Kernels*> sets = supported();
+  auto fail = [](std::string message) {
+    ffi::Promise promise;
+    promise.SetError(invalid(std::move(message)));
+    return ffi::Future(promise);
+  };
+  if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
+    return fail("this machine has no instruction set of that number");
+  const auto x = rows.dimensions(), w = panels.dimensions(), y = sums->dimensions(),
+             s = scales.dimensions();
+  if (x.size() != 2 || y.size() != 2 || w.size() < 3) return fail("operands have other ranks");
+  Kind kind;
+  int64_t pairs = w[1];
+  switch (panels.element_type()) {
+    case ffi::DataType::BF16: kind = Kind::kBfloat16; break;
+    case ffi::DataType::F16: kind = Kind::kFloat16; break;
+    case ffi::DataType::F32: kind = Kind::kFloat32; break;
+    case ffi::DataType::S8: kind = Kind::kInt8; break;
+    case ffi::DataType::U8: kind = Kind::kInt4; break;
+    default: return fail("weights have a type that has no kernel");
+  }
+  const bool is_int4 = kind == Kind::kInt4;
+  const bool is_paired = kind == Kind::kBfloat16 || kind == Kind::kFloat16;
+  const bool fits = is_int4 ? w.size() == 3 && w[2] == kPanel
+                            : w.size() == 4 && w[2] == (is_paired ? kPanel : 2) &&
+                                  w[3] == (is_paired ? 2 : kPanel);
+  if (!fits) return fail("weights are not packed in panels of 16 outputs");
+  const bool has_scales = is_int4 || kind == Kind::kInt8;
+  if (has_scales && (s.size() != 3 || s[0] != w[0] || s[1] < 1 || s[2] != kPanel ||
+                     2 * pairs % s[1] != 0 || 2 * pairs / s[1] % 2 != 0))
+    return fail("scales do not fit the weights");
+  if ((x[1] + 1) / 2 != pairs || y[0] != x[0] || y[1] != w[0] * kPanel)
+    return fail("shapes of rows, weights and sums do not fit together");
+
+  auto work = std::make_shared<Work>();
+  ffi::Future future(work->promise);
+  Product& product = work->product;
+  product = {nullptr, nullptr, panels.untyped_data(), has_scales ? scales.typed_data() : nullptr,
+             sums->typed_data(), x[0], 2 * pairs, y[1], has_scales ? 2 * pairs / s[1] : 0};
+  const Kernels& set = *sets[instructions];
+  const bool wants_bfloat16 =
+      kind == Kind::kBfloat16 && std::string(set.name) == "Avx512";
+  if (!read_rows(rows, x[0], x[1], 2 * pairs, *work, wants_bfloat16))
+    return fail("rows have a type that does not fit the weights");
+  work->kernel = set.by_kind[static_cast<int>(kind)];
+  work->panels = w[0];
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  work->chunk = std::max<int64_t>(2, w[0] / (threads * 4) / 2 * 2);
+  if (w[0] == 0 || x[0] == 0) {
+    work->promise.SetAvailable();
+    return future;
+  }
+  const int64_t helpers = std::min(threads, (w[0] + work->chunk - 1) / work->chunk) - 1;
+  for (int64_t t = 0; t < helpers; t++) {
+    auto help = [work] { work->run(); };
+    pool.Schedule(std::move(help));
+  }
+  work->run();
+  return future;
+}
+
+}  // namespace
+}  // namespace specjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<int32_t>("instructions"));
+
+// The names of the instruction sets that products can use here, best first, by commas.
+extern "C" const char* specjax_instructions() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const auto* set : specjax::supported()) joined += (joined.empty() ? "" : ",") + std::string(set->name);
+    return joined;
+  }();
+  return names.c_str();
+}
