@@ -4,18 +4,36 @@ Names are imported when they are first used: loading a drafter does not import w
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-_NAMES = {
-    "specjax.data.conversations": ("Conversation", "Turn", "read_conversations"),
-    "specjax.models.fingerprint": ("FrozenModel",),
-    "specjax.training.data": ("DataOptions", "batches"),
-    "specjax.training.examples": ("Example", "tokenize_all"),
-    "specjax.training.heads": ("HeadSettings", "train_head"),
-    "specjax.training.loop": ("LoopOptions", "Trained", "train"),
-    "specjax.training.objectives.base": ("HeadTraining", "Step"),
-    "specjax.training.optimizer": ("OptimizerOptions",),
+if TYPE_CHECKING:
+    from specjax.data.conversations import Conversation, Turn, read_conversations
+    from specjax.models.fingerprint import FrozenModel
+    from specjax.training.data import DataOptions, batches
+    from specjax.training.examples import Example, tokenize_all
+    from specjax.training.heads import HeadSettings, train_head
+    from specjax.training.loop import LoopOptions, Trained, train
+    from specjax.training.objectives.base import HeadTraining, Step
+    from specjax.training.optimizer import OptimizerOptions
+
+_HOMES = {
+    "Conversation": "specjax.data.conversations",
+    "Turn": "specjax.data.conversations",
+    "read_conversations": "specjax.data.conversations",
+    "DataOptions": "specjax.training.data",
+    "batches": "specjax.training.data",
+    "Example": "specjax.training.examples",
+    "tokenize_all": "specjax.training.examples",
+    "HeadSettings": "specjax.training.heads",
+    "train_head": "specjax.training.heads",
+    "LoopOptions": "specjax.training.loop",
+    "Trained": "specjax.training.loop",
+    "train": "specjax.training.loop",
+    "FrozenModel": "specjax.models.fingerprint",
+    "HeadTraining": "specjax.training.objectives.base",
+    "Step": "specjax.training.objectives.base",
+    "OptimizerOptions": "specjax.training.optimizer",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
