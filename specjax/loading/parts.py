@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def load_draft(target: LoadedTarget, source: str | Path | None = None) -> Loaded
     if target.mesh is None:
         return draft
     placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
-    return replace(draft, model=cast(Any, draft.model).clone(mesh=target.mesh), params=placed)
+    return replace(draft, model=draft.model.clone(mesh=target.mesh), params=placed)
 
 
 def classifier_of(
