@@ -131,11 +131,11 @@ def test_a_draft_model_with_another_tokenizer_is_rejected(tiny, draft, tmp_path,
 
 @pytest.mark.slow
 def test_the_best_length_is_kept_and_used(tiny, draft, tasks, tmp_path, monkeypatch, capsys):
-    from specjax.tuning import draft_length
+    from specjax.tuning import settings as sweeps
 
-    monkeypatch.setattr(draft_length, "LENGTHS", (1, 2))
-    monkeypatch.setattr(draft_length, "THRESHOLDS", (0.2, 0.7))
-    monkeypatch.setattr(draft_length, "LONGEST", (2, 3))
+    monkeypatch.setattr(sweeps, "LENGTHS", (1, 2))
+    monkeypatch.setattr(sweeps, "THRESHOLDS", (0.2, 0.7))
+    monkeypatch.setattr(sweeps, "MAX_LENGTHS", (2, 3))
     target = shutil.copytree(tiny, tmp_path / "target")
     tune = ["tune", "length", "--target", str(target), "--drafter", str(draft), "--limit", "2"]
     tune += ["--tasks", str(tasks), *SHORT, "--out", str(target / "specjax.json"), "--rule"]
