@@ -23,7 +23,6 @@ def test_figures_are_those_of_a_benchmark_over_all_tasks(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(about))
     results = Results(RunFolder(tmp_path, "run.json"))
     results.write_rows([*rows_at(0.0), *rows_at(1.0)])
-    results.write_texts([])
     path = tmp_path / "speedups.json"
     run(SpeedupOptions(str(tmp_path), str(path)))
     found = json.loads(path.read_text())

@@ -5,7 +5,6 @@ programs.jsonl   compile time and memory of each method, at each temperature and
 samples.jsonl    one line per trial, with a timed run of every method
 bandwidth.jsonl  bytes per second that the device read meanwhile
 rows.jsonl       one line per method and kind of task: `Measurement`
-texts.jsonl      the first prompt of each kind: which tokens of each method were drafted
 traces.json      the times of the rounds' parts, if requested
 """
 
@@ -23,12 +22,10 @@ from specjax.core.folder import Record, RunFolder
 from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
-BANDWIDTH, ROWS, TEXTS = "bandwidth.jsonl", "rows.jsonl", "texts.jsonl"
-TRACES = "traces.json"
+BANDWIDTH, ROWS, TRACES = "bandwidth.jsonl", "rows.jsonl", "traces.json"
 COMMAND = "command"  # of run.json; that of the first start is kept
 WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl")  # the report shows these too
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
-TEXT_FIELDS = ("temperature", "batch_size", "method", "kind", "prompt", "pieces", "from_draft")
 Converted = TypeVar("Converted")
 
 
@@ -82,10 +79,6 @@ class Results:
         """Replaces the rows."""
         lines = [asdict(row) | {"identical": row.identical, "rates": row.rates} for row in rows]
         self.folder.write_records(ROWS, lines)
-
-    def write_texts(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Replaces the texts."""
-        self.folder.write_records(TEXTS, lines)
 
     @property
     def has_traces(self) -> bool:
@@ -142,7 +135,6 @@ class FinishedResults:
 
     about: Mapping[str, Any]  # run.json, and the median bandwidth
     rows: Sequence[Measurement]
-    texts: Sequence[Mapping[str, Any]]
     traces: Mapping[str, Any]
 
 
@@ -158,10 +150,9 @@ def read_results(path: Path) -> FinishedResults:
     traces = read_json(folder.path / TRACES) if (folder.path / TRACES).is_file() else {}
     if traces and not {"temperature", "methods"} <= set(traces):
         raise SpecjaxError(f"{folder.path / TRACES} is damaged; delete it and repeat the command")
-    texts = folder.records(TEXTS, lambda line: {name: line[name] for name in TEXT_FIELDS})
     if bandwidths := list(folder.records(BANDWIDTH, _bandwidth)):
         about["bandwidth"] = median(bandwidths)
-    return FinishedResults(about, rows, list(texts), traces)
+    return FinishedResults(about, rows, traces)
 
 
 def read_samples(path: Path) -> dict[Condition, list[Sample]]:

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
 from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import (
     Contestant,
-    Sample,
     TaskPrompt,
     batches_of,
     measure_trials,
@@ -34,7 +33,6 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.settings import check_fields
-from specjax.core.text import token_texts
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
@@ -46,7 +44,6 @@ MakeContestants = Callable[
 ]
 NUM_SHOWN = 5  # rounds of a method that a report draws over time
 KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
-MAX_PROMPT = 600  # characters of a prompt's end that are kept
 
 
 def run_bench(
@@ -192,13 +189,12 @@ class Benchmark:
             self.results.add_trial(condition, trial)
 
     def summarise(self) -> list[Measurement]:
-        """Prints and keeps the rows and texts of all trials so far."""
+        """Prints and keeps the rows of all trials so far."""
         batches = {c: batches_of(self.prompts, c.batch_size) for c in self.conditions}
         samples = {c: self.results.samples(c, batches[c]) for c in self.conditions}
         num_trials = sum(len({sample.trial for sample in runs}) for runs in samples.values())
         num_missing = sum(map(len, batches.values())) * self.options.runs - num_trials
-        rows, texts = [], []
-        tokenizer = self.target.require_tokenizer()
+        rows = []
         for condition in filter(samples.get, self.conditions):
             sampling = self.options.sampling(condition.temperature)
             compare = NearTies(self.target, sampling, self.options.seed)
@@ -210,10 +206,8 @@ class Benchmark:
             ]
             show(summary, self.options.runs, bandwidth, sampling)
             rows += summary
-            texts += texts_of(condition, samples[condition], tokenizer)
         if rows:
             self.results.write_rows(rows)
-            self.results.write_texts(texts)
         return rows
 
     def trace(self) -> None:
@@ -225,27 +219,6 @@ class Benchmark:
         traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
         values = {"temperature": condition.temperature, **trace_values(traces, NUM_SHOWN)}
         self.results.write_traces(values)
-
-
-def texts_of(
-    condition: Condition, samples: Sequence[Sample], tokenizer: Any
-) -> Iterator[dict[str, Any]]:
-    """Yields the text of every method for the first prompt of each kind, token by token."""
-    seen = set()
-    for sample in sorted(samples, key=lambda sample: sample.number):
-        kind, text = sample.batch[0].kind, sample.texts[0]
-        has_origin = len(text.from_draft) == len(text.tokens)
-        if (sample.method, kind) in seen or not has_origin:
-            continue
-        seen.add((sample.method, kind))
-        yield {
-            **condition._asdict(),
-            "method": sample.method,
-            "kind": kind,
-            "prompt": tokenizer.decode(sample.batch[0].ids)[-MAX_PROMPT:],
-            "pieces": token_texts(tokenizer, text.tokens),
-            "from_draft": list(text.from_draft),
-        }
 
 
 def _check_memory(

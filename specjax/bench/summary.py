@@ -91,11 +91,9 @@ class Measurement:
     prefill_seconds: float | None  # this and the next are None where not measured separately
     decode_seconds: float | None
     tokens_per_second: float
-    spread: float | None  # (slowest - fastest) / median run of all prompts; None below 2 runs
     ratio: float  # speed over plain's, median over pairs of runs (same batch, same repeat)
     ratio_quartiles: tuple[float, float]
-    round_seconds: float | None  # of decoding, per pass
-    round_overhead: float | None  # round_seconds over plain's, median over pairs
+    round_overhead: float | None  # decoding seconds per pass over plain's, median over pairs
     round_overhead_quartiles: tuple[float, float] | None
     is_compared: bool  # with plain decoding's texts: not if dtype or sampling differs
     num_near_ties: int  # prompts where a run differed, but only from a near tie on
@@ -226,10 +224,8 @@ def _summary(
         decode_seconds=decode,
         seconds=seconds,
         tokens_per_second=num_new_tokens / seconds,
-        spread=_spread(samples),
         ratio=ratio,
         ratio_quartiles=ratio_quartiles,
-        round_seconds=None if decode is None else decode / max(passes, 1),
         round_overhead=overhead,
         round_overhead_quartiles=overhead_quartiles,
         is_compared=not counts[TextMatch.NOT_COMPARED],
@@ -264,11 +260,16 @@ def _published(samples: Sequence[Sample], plain: Mapping[Trial, Sample]) -> Publ
 
 def _whole_runs(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Returns the repeats that ran all batches; if none did, all samples as one."""
-    repeats: dict[int, list[Sample]] = {}
-    for sample in samples:
-        repeats.setdefault(sample.repeat, []).append(sample)
     num_batches = len({sample.number for sample in samples})
-    return [run for run in repeats.values() if len(run) == num_batches] or [list(samples)]
+    runs = _grouped(samples, lambda sample: sample.repeat)
+    return [run for run in runs if len(run) == num_batches] or [list(samples)]
+
+
+def _grouped(samples: Iterable[Sample], key: Callable[[Sample], int]) -> list[list[Sample]]:
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(key(sample), []).append(sample)
+    return list(groups.values())
 
 
 def _questions(run: Iterable[Sample]) -> list[list[Sample]]:
@@ -320,23 +321,11 @@ def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
 
     At temperature 0 all runs of a batch have the same tokens; above, the median is per token.
     """
-    batches: dict[int, list[Sample]] = {}
-    for sample in samples:
-        batches.setdefault(sample.number, []).append(sample)
     return sum(
         runs[0].num_tokens * median(read(run) / run.num_tokens for run in runs)
-        for runs in batches.values()
+        for runs in _grouped(samples, lambda sample: sample.number)
     )
 
 
 def _round_seconds(sample: Sample) -> float:
     return sample.decode_seconds / max(sample.passes, 1)
-
-
-def _spread(samples: Sequence[Sample]) -> float | None:
-    """Returns the relative spread of the time per token over complete repeats."""
-    totals = [
-        sum(sample.seconds for sample in run) / sum(sample.num_tokens for sample in run)
-        for run in _whole_runs(samples)
-    ]
-    return (max(totals) - min(totals)) / median(totals) if len(totals) > 1 else None

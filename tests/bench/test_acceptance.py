@@ -14,6 +14,7 @@ from specjax.loading.targets import LoadedTarget
 from tests.decoding.tiny import target
 
 DRAFTER = PromptLookup(num_tokens=4)
+SAMPLING = Sampling(temperature=0.7)
 NEW = 30
 VOCABULARY = 8  # small, so that lookup is sometimes right
 
@@ -31,7 +32,7 @@ def prompts(count: int) -> list[list[int]]:
     return [piece[: 15 - number] for number, piece in enumerate(pieces)]
 
 
-def committed(tiny: LoadedTarget, prompt: list[int], sampling: Sampling, row: int, seed: int = 0):
+def committed(tiny: LoadedTarget, prompt: list[int], row: int, seed: int):
     """Counts the tokens that each round adds to this prompt, as sequence `row` of its batch."""
     rows = from_ids([prompt] * BATCH, BUCKET)  # of one shape with what is tested
     lengths = [0]
@@ -41,7 +42,7 @@ def committed(tiny: LoadedTarget, prompt: list[int], sampling: Sampling, row: in
         jax.random.key(seed),
         target=tiny.model,
         drafter=DRAFTER,
-        sampling=sampling,
+        sampling=SAMPLING,
         max_new_tokens=NEW,
         eos=tiny.eos,
         rounds_per_call=1,
@@ -62,36 +63,24 @@ def literal_rates(rounds: list[int]) -> list[float]:
 
 def test_counts_are_those_of_all_rounds(tiny):
     """The prompts are fewer than a batch holds; the sequences that fill it do not count."""
-    batch = prompts(3)
-    rounds = [n for prompt in batch for n in committed(tiny, prompt, Sampling(), row=0)]
-    measured = acceptance(tiny, DRAFTER, None, batch, max_new_tokens=NEW)
+    batch = sorted(prompts(3), key=len)
+    rounds = [n for row, prompt in enumerate(batch) for n in committed(tiny, prompt, row, 5)]
+    measured = acceptance(tiny, DRAFTER, None, batch, SAMPLING, max_new_tokens=NEW, seed=5)
     assert measured.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
     assert sum(number * count for number, count in enumerate(measured.counts)) == 3 * NEW
     assert measured.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
-    assert measured.accepted_length > 1.2  # something was accepted
+    assert measured.accepted_length > 1  # something was accepted
     assert measured.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
 
 
 def test_prompts_beyond_one_batch_count_as_well(tiny):
-    batch = prompts(BATCH + 2)
-    parts = sorted(batch, key=len)
-    whole = acceptance(tiny, DRAFTER, None, batch, max_new_tokens=NEW)
-    first, second = (
-        acceptance(tiny, DRAFTER, None, part, max_new_tokens=NEW)
-        for part in (parts[:BATCH], parts[BATCH:])
-    )
-    assert whole.counts == tuple(np.add(first.counts, second.counts).tolist())
+    batch = sorted(prompts(BATCH + 2), key=len)
 
+    def counts(part, seed):
+        return acceptance(tiny, DRAFTER, None, part, SAMPLING, NEW, seed).counts
 
-def test_above_temperature_0_rows_are_drawn_like_those_of_any_batch(tiny):
-    sampling = Sampling(temperature=0.7)
-    batch = sorted(prompts(2), key=len)
-    rounds = [
-        n for row, prompt in enumerate(batch) for n in committed(tiny, prompt, sampling, row, 5)
-    ]
-    measured = acceptance(tiny, DRAFTER, None, batch, sampling, max_new_tokens=NEW, seed=5)
-    assert measured.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
-    assert measured.accepted_length > 1
+    first, second = counts(batch[:BATCH], 0), counts(batch[BATCH:], BATCH)
+    assert counts(batch, 0) == tuple(np.add(first, second).tolist())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +99,7 @@ def test_rates_of_known_counts(counts, length, rates):
 
 def test_the_advice_names_the_causes():
     assert advice(1.02, 63) == advice(1.1, 640) == ""  # too few rounds, and enough accepted
-    told = advice(1.02, 70)
-    assert "\n" not in told
+    warning = advice(1.02, 70)
+    assert "\n" not in warning
     for word in ("1.02", "70 rounds", "target", "tokenizer", "chat template", "weights"):
-        assert word in told
+        assert word in warning

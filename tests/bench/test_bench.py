@@ -43,9 +43,10 @@ OPTIONS = BenchOptions(methods="pld,pld-plus", max_new_tokens=24, runs=2)
 
 
 @pytest.fixture(autouse=True)
-def _small_copies(monkeypatch):
-    """The bandwidth is measured, but of little memory."""
+def _short(monkeypatch):
+    """The bandwidth is measured, but of little memory; benchmarks share what is compiled."""
     monkeypatch.setattr(bandwidth, "NUM_BYTES", 2**20)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -308,11 +309,6 @@ def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, ca
     assert plain.bandwidth_share == pytest.approx(must_read / reads[0])
     assert found.about["bandwidth"] == np.median(reads)
     assert found.about["target"] == "tiny"
-    assert {(line["method"], line["kind"]) for line in found.texts} == {
-        (method, kind) for method in ("plain", "pld") for kind in ("copies", "chat")
-    }
-    for line in found.texts:
-        assert len(line["pieces"]) == len(line["from_draft"])
     printed = capsys.readouterr().out
     assert "T=0.8" in printed
     assert "GB/s that this device reads" in printed
@@ -422,11 +418,15 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
     template.write_text("{% for m in messages %}{{ m.role[0] }}: {{ m.content }}; {% endfor %}")
     tasks = tmp_path / "chat.jsonl"
     tasks.write_text('{"turns": ["sum values"]}')
-    options = replace(OPTIONS, methods="plain", tasks=str(tasks), runs=1, out=tmp_path / "out")
+    options = replace(OPTIONS, methods="plain", tasks=str(tasks), runs=1)
     options = replace(options, system="Be kind.", chat_template=str(template))
-    run_bench(lambda: replace(target, tokenizer=tokenizer), options)
-    [text] = read_results(tmp_path / "out").texts
-    assert text["prompt"] == "s: Be kind.; u: sum values; "
+
+    def make(target, options, prompts, condition):
+        assert tokenizer.decode(prompts[0].ids) == "s: Be kind.; u: sum values; "
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(lambda: replace(target, tokenizer=tokenizer), options, make)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from specjax.bench.curves import CURVES, Curve, Point, keep_curve, read_curves
 from specjax.bench.measure import GeneratedText, Program, Sample
-from specjax.bench.report import markdown, plots
+from specjax.bench.report import plots
 from specjax.bench.report.markdown import PASSED, write_report
 from specjax.bench.results import Condition, open_results
 from specjax.bench.summary import summarise
@@ -29,8 +29,6 @@ PROGRAMS = {
     "medusa": Program(2.5, True, 40_000_000),
     "peer": Program(),
 }
-PIECES = ["def f", "(x):\n", "    ", "<b>&", "\n"]
-FROM_DRAFT = [True, False, True, True, False]
 
 
 def sample(method: str, kind: str, number: int, repeat: int, seconds: float, lie: bool) -> Sample:
@@ -56,18 +54,6 @@ def rows_at(temperature: float, lie: bool = False):
     return [row if row.method == "peer" else replace(row, bandwidth_share=0.37) for row in rows]
 
 
-def text_line(method: str, temperature: float) -> dict:
-    return {
-        "temperature": temperature,
-        "batch_size": 1,
-        "method": method,
-        "kind": "one",
-        "prompt": "<script>prompt</script>",
-        "pieces": PIECES,
-        "from_draft": FROM_DRAFT,
-    }
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Results without any of the files that need not be there."""
@@ -82,7 +68,6 @@ def fill(folder) -> None:
     results.add_bandwidth(Condition(0.0, 1), 12.3e9)
     rows = [*rows_at(0.0), *rows_at(0.7, lie=True)]
     results.write_rows(rows)
-    results.write_texts([text_line("plain", 0.0), text_line("medusa", 0.0)])
     figures = {f"{part}_seconds": 0.002 for part in ("draft", "verify", "rest", "one_program")}
     figures |= {"round_seconds": 0.006, "accepted_length": 2.25, "num_rounds": 3}
     methods = [{"method": name, "excerpt": [1, 3, 2], **figures} for name in ("plain", "medusa")]
@@ -143,24 +128,8 @@ def test_lossy_acceptance_is_reported(tmp_path):
 
 def test_missing_files_leave_sections_out(folder):
     report = write_report(folder).read_text()
-    for words in ("Rounds over time", "Drafted tokens", "over K", "None", "nan"):
+    for words in ("Rounds over time", "over K", "None", "nan"):
         assert words not in report
-
-
-def test_drafted_tokens_are_underlined_and_escaped(folder):
-    open_results(folder, ABOUT).write_texts([text_line("medusa", 0.0)])
-    report = write_report(folder).read_text()
-    assert "<script>" not in report
-    shown = "<u>def f</u>(x):&#10;<u>    &lt;b&gt;&amp;</u>&#10;"
-    assert f"<pre>{shown}</pre>" in report
-    assert "**medusa**: one, T=0, batch 1, 5 tokens, 3 of them drafted" in report
-
-
-def test_a_report_shows_a_limited_number_of_tokens(folder, monkeypatch):
-    monkeypatch.setattr(markdown, "MAX_TOKENS", 2 * len(PIECES))
-    lines = [text_line(method, 0.0) for method in ("plain", "pld", "medusa")]
-    open_results(folder, ABOUT).write_texts(lines)
-    assert write_report(folder).read_text().count("<pre>") == 2
 
 
 def test_charts_hold_the_figures():

@@ -59,10 +59,8 @@ def test_a_row_pools_prompts_and_forms_ratios_in_pairs():
     assert fast.tokens_per_second == pytest.approx(40 / 3.5)
     assert fast.ratio == 2.5
     assert fast.ratio_quartiles == (1.75, 3.25)
-    assert fast.spread == pytest.approx((5.5 - 1.5) / 3.5)
     assert fast.prefill_seconds == pytest.approx(0.1 + 2.1)
     assert fast.decode_seconds == pytest.approx(0.4 + 0.9)
-    assert fast.round_seconds == pytest.approx(0.13)
     assert fast.round_overhead == pytest.approx(1.0)
     assert fast.round_overhead_quartiles == pytest.approx((1.0, 1.25))
     assert fast.mean_length == pytest.approx((4 * (5 + 5) + 6 * (5 + 15)) / 10)
@@ -121,11 +119,6 @@ def test_a_batch_takes_as_many_passes_as_its_slowest_row():
     assert summarise([samples[0], of("fast", (fast[0], lie))], PROGRAMS)[1].num_different == 1
 
 
-def test_a_spread_needs_two_whole_repeats():
-    left = SAMPLES[:3] + SAMPLES[4:7]
-    assert [row.spread for row in summarise(left, PROGRAMS)] == [None, None]
-
-
 @pytest.mark.parametrize(
     "method, rounds, is_suspect",
     [("eagle", 64, True), ("draft-model", 64, True), ("eagle", 63, False), ("rest", 64, False)],
@@ -170,7 +163,7 @@ def test_near_ties_and_other_dtypes_are_distinguished_from_errors():
     assert ends[1].endswith("near ties: 1")
     assert ends[2].endswith("float16")
     assert (peer.prefill_seconds, peer.accepted_lengths, peer.rates) == (None, (), [])
-    assert (peer.decode_seconds, peer.round_overhead, peer.spread) == (None, None, None)
+    assert (peer.decode_seconds, peer.round_overhead) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ ALL = tuple(path for n in range(1, DEPTHS + 1) for path in product(range(VOCAB),
 HEADS = {
     "medusa": (Medusa, medusa_head),
     "hydra": (Hydra, partial(hydra_head, True)),
-    "parallel with features": (ParallelSpec, partial(parallel_head, True)),
-    "parallel without": (ParallelSpec, partial(parallel_head, False)),
+    "parallel": (ParallelSpec, partial(parallel_head, True)),
 }
 
 

@@ -1,8 +1,6 @@
 """The report of a benchmark: a Markdown file with tables, and charts as PNG files beside it."""
 
-import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +45,6 @@ LABELS = {
     "padded_length": "tokens that all prompts are padded to",
     "padded_width": "tokens per sequence that every verifying pass is padded to; 0: no padding",
 }
-MAX_TOKENS = 4_000  # of the texts shown; the rest is in texts.jsonl
 
 
 def write_report(folder: Path) -> Path:
@@ -88,7 +85,6 @@ class _Report:
             yield from self._under(condition, rows)
         yield "## What the columns mean"
         yield _bullets([f"{title}: {meaning}" for title, meaning in MEANINGS.items()])
-        yield from self._texts()
         yield from self._traces()
         for curve in read_curves(self.folder):
             yield f"## {_line(curve.title)}"
@@ -136,23 +132,6 @@ class _Report:
                 "share that accepted one more; a round that drafted no more counts as rejected.",
             )
 
-    def _texts(self) -> Iterator[str]:
-        """Yields the first texts, with drafted and accepted tokens underlined."""
-        num_tokens, shown = 0, []
-        for text in self.results.texts:
-            num_tokens += len(text["pieces"])
-            if num_tokens <= MAX_TOKENS:
-                shown.append(text)
-        if shown:
-            yield "## Drafted tokens"
-            yield "Drafted and accepted tokens are underlined; the target added the others."
-        for text in shown:
-            drafted = text["from_draft"]
-            title = f"{text['kind']}, {Condition(text['temperature'], text['batch_size'])}"
-            summary = f"{len(drafted)} tokens, {sum(drafted)} of them drafted"
-            yield f"**{_line(text['method'])}**: {_line(title)}, {summary}"
-            yield f"<pre>{underlined(text['pieces'], drafted)}</pre>"
-
     def _traces(self) -> Iterator[str]:
         methods = self.results.traces.get("methods", [])
         if len(methods) > 1:
@@ -176,17 +155,6 @@ def table(grid: Grid) -> str:
     cells = [[_line(cell).replace("|", "\\|") for cell in line] for line in lines]
     rows = ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join([f"**{_line(grid.caption)}**", "", *rows])
-
-
-def underlined(pieces: Iterable[str], is_drafted: Iterable[bool]) -> str:
-    """Returns a text as HTML with its drafted tokens underlined, and no blank lines."""
-    runs = groupby(zip(pieces, is_drafted, strict=True), key=lambda pair: pair[1])
-    text = "".join(
-        f"<u>{piece}</u>" if drafted else piece
-        for drafted, run in runs
-        for piece in [html.escape("".join(piece for piece, _ in run))]
-    )
-    return text.replace("\n", "&#10;")  # Markdown ends an HTML block at a blank line
 
 
 def _facts(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

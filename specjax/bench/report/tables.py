@@ -76,7 +76,6 @@ COLUMNS = (
     Column("memory MB", ALWAYS, lambda row, _: number(row.peak_bytes and row.peak_bytes / 1e6, 0)),
     Column("prompts", NEVER, lambda row, _: str(row.num_prompts)),
     Column("tokens", WIDE, lambda row, _: str(row.num_new_tokens)),
-    Column("spread", WIDE, lambda row, _: _share(row.spread)),
     Column("same", ALWAYS, same),
 )
 MEANINGS = {
@@ -100,7 +99,6 @@ MEANINGS = {
     "memory MB": "peak of a program, weights included",
     "prompts": "prompts measured",
     "tokens": "new tokens of one run of all prompts",
-    "spread": "(slowest - fastest) / median run of all prompts",
     "same": "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
     "distribution; in distribution: only the distribution is promised; near ties: prompts where "
     "16-bit arithmetic could not rank two tokens; a dtype: another one, so not compared",
