@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import jax
 from matplotlib.figure import Figure
 
 from specjax.bench.report.plots import rounds_over_time
-from specjax.bench.rounds import RoundTrace
+from specjax.bench.rounds import round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import num_bytes
@@ -224,11 +223,8 @@ def draw_bars(values: Mapping[str, float], label: str, form: str = "{:.2f}") -> 
 
 def draw_timeline(methods: Mapping[str, Sequence[Round]], num_rounds: int = 5) -> None:
     """Draws rounds of each method over time, above steps of plain decoding, the first method."""
-    traces = [
-        RoundTrace(name, rounds, median(one.seconds for one in rounds))
-        for name, rounds in methods.items()
-    ]
-    _show(rounds_over_time([trace.figures(traces[0], num_rounds) for trace in traces]))
+    figures = [round_figures(name, rounds, num_rounds) for name, rounds in methods.items()]
+    _show(rounds_over_time(figures))
 
 
 def _show(figure: Figure) -> None:

@@ -24,10 +24,10 @@ def pocket() -> specjax.LoadedTarget:
 
 @cache
 def tasks() -> list[dict]:
-    """Four of each kind of edit, with the right answers."""
+    """Two of each kind of edit, with the right answers."""
     lines = map(json.loads, (TASKS / "test.jsonl").read_text().splitlines())
     edits = [line for line in lines if "answer" in line]
-    return [edits[number] for number in range(len(edits)) if number % (len(edits) // 5) < 4]
+    return [edits[number] for number in range(len(edits)) if number % (len(edits) // 5) < 2]
 
 
 @cache
@@ -70,8 +70,8 @@ def test_answers_end_and_are_often_right():
     ended = sum(text.endswith("<|end|>") for text in texts)
     answers = [task["answer"] + "<|end|>" for task in tasks()]
     right = sum(map(str.__eq__, texts, answers))
-    assert ended >= 18
-    assert right >= 4
+    assert ended >= 9
+    assert right >= 2
 
 
 HEADS = [name for name, row in METHODS.items() if row.head]

@@ -24,7 +24,7 @@ from specjax.bench.measure import (
 from specjax.bench.options import BenchOptions, names_in, parse_variants
 from specjax.bench.report.terminal import show
 from specjax.bench.results import Condition, Results, make_folder, open_results
-from specjax.bench.rounds import trace, trace_values
+from specjax.bench.rounds import trace
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
@@ -42,7 +42,6 @@ from specjax.run.tasks import count_cut, read_tasks, task_prompts
 MakeContestants = Callable[
     [LoadedTarget, BenchOptions, Sequence[TaskPrompt], Condition], list[Contestant]
 ]
-NUM_SHOWN = 5  # rounds of a method that a report draws over time
 KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
 
 
@@ -217,8 +216,7 @@ class Benchmark:
         condition = Condition(self.conditions[0].temperature, 1)
         runners = _runners(self.target, self.options, self.prompts, condition)
         traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
-        values = {"temperature": condition.temperature, **trace_values(traces, NUM_SHOWN)}
-        self.results.write_traces(values)
+        self.results.write_traces({"temperature": condition.temperature, "methods": traces})
 
 
 def _check_memory(

@@ -233,14 +233,6 @@ class Runner:
             tree, verification = jax.device_get((proposal.tree, verification))
             yield Round(drafting, verifying, rest, num_tokens, tree, verification)
 
-    def round_seconds(self, prepared: Prepared) -> Iterator[float]:
-        """Continues a single prompt and times every round as one program."""
-        state = self.prefill(prepared)
-        while not bool(state.is_done[0]):
-            started = time.perf_counter()
-            state = jax.block_until_ready(_round(self.engine, self.params, state))
-            yield time.perf_counter() - started
-
     def num_drafting_rounds(self, prepared: Prepared) -> int:
         """Counts the rounds of a single sequence that draft anything."""
         state = self.prefill(prepared)
@@ -297,7 +289,7 @@ def _text(generation: Generation, sequence: int) -> GeneratedText:
 
 # The state is donated, as decoding's own loop changes its caches in place.
 _part = partial(jax.jit, static_argnums=0, donate_argnames="state")
-_propose, _commit, _round = map(_part, (Engine.propose, Engine.commit, Engine.round))
+_propose, _commit = map(_part, (Engine.propose, Engine.commit))
 
 
 @_part

@@ -68,7 +68,7 @@ def fill(folder) -> None:
     results.add_bandwidth(Condition(0.0, 1), 12.3e9)
     rows = [*rows_at(0.0), *rows_at(0.7, lie=True)]
     results.write_rows(rows)
-    figures = {f"{part}_seconds": 0.002 for part in ("draft", "verify", "rest", "one_program")}
+    figures = {f"{part}_seconds": 0.002 for part in ("draft", "verify", "rest")}
     figures |= {"round_seconds": 0.006, "accepted_length": 2.25, "num_rounds": 3}
     methods = [{"method": name, "excerpt": [1, 3, 2], **figures} for name in ("plain", "medusa")]
     results.write_traces({"temperature": 0.0, "device": "cpu", "methods": methods})

@@ -155,7 +155,7 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
 
 def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
     """Makes the table of a round's parts, in milliseconds."""
-    parts = [f"{part}_seconds" for part in (*PARTS, "round", "one_program")]
+    parts = [f"{part}_seconds" for part in (*PARTS, "round")]
     cells = [
         [
             method["method"],
@@ -164,7 +164,7 @@ def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
         ]
         for method in methods
     ]
-    header = ["method", *PARTS, "sum", "in one program", "accepted length"]
+    header = ["method", *PARTS, "sum", "accepted length"]
     return Grid("Milliseconds per round: medians", header, cells)
 
 
