@@ -119,7 +119,7 @@ def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) ->
     )
 
     cache_type = GGML_TYPE_F32 if model.dtype == np.float32 else GGML_TYPE_F16
-    num_slots = work.longest_prompt + work.max_new_tokens + PLD_TOKENS
+    num_slots = work.max_prompt_length + work.max_new_tokens + PLD_TOKENS
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "model.gguf"
         save_gguf(path, model.config, model.params, model.dtype)

@@ -15,7 +15,7 @@ class Work(NamedTuple):
 
     target: LoadedTarget
     draft: LoadedTarget | None  # a draft model; None: drafting by one is left out
-    longest_prompt: int
+    max_prompt_length: int
     max_new_tokens: int
 
 

@@ -38,8 +38,7 @@ def make_contestants(
         source = variants["draft-model"].source if "draft-model" in variants else None
         has_draft = target.name == POCKET or source
         draft = load_draft(target, source) if has_draft else None
-        longest = max(map(len, ids))
         peers = companion("peers")
-        work = peers.Work(target, draft, longest, options.max_new_tokens)
+        work = peers.Work(target, draft, max(map(len, ids)), options.max_new_tokens)
         made += peers.peers(names_in(options.peers), work, condition.batch_size)
     return made

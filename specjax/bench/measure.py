@@ -77,6 +77,11 @@ class Sample(NamedTuple):
         return max(text.rounds for text in self.texts)
 
     @property
+    def round_seconds(self) -> float:
+        """Seconds of decoding per pass."""
+        return self.decode_seconds / max(self.passes, 1)
+
+    @property
     def speed(self) -> float:
         """New tokens per second; prefill counts."""
         return self.num_tokens / self.seconds

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 from itertools import zip_longest
 from statistics import fmean, median, stdev
 from typing import NamedTuple
@@ -16,10 +17,7 @@ from specjax.run.runner import Program, Trial
 
 ALL = "all"  # the task of the rows over all kinds
 GROUPS = {  # kinds that papers report as one
-    "mt-bench": (
-        *("writing", "roleplay", "reasoning", "math"),
-        *("coding", "extraction", "stem", "humanities"),
-    )
+    "mt-bench": "writing roleplay reasoning math coding extraction stem humanities".split()
 }
 
 
@@ -162,20 +160,15 @@ Matches = Mapping[tuple[str, int], Sequence[TextMatch]]  # of a method on a batc
 
 def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) -> Matches:
     """Returns the worst match over the repeats."""
-    plain = _plain(samples)
+    plain, compare = _plain(samples), cache(compare)  # without noise most repeats are equal
     worst: dict[tuple[str, int], list[TextMatch]] = {}
-    compared: dict[TextPair, TextMatch] = {}  # without noise most repeats are equal
     for sample in samples:
         baseline, matches = plain[sample.trial], []
         for number, (text, other) in enumerate(zip(sample.texts, baseline.texts, strict=True)):
             dtypes, ids = (sample.dtype, baseline.dtype), sample.batch[number].ids
-            pair = TextPair(sample.method, dtypes, ids, text.tokens, other.tokens)
-            if temperature > 0:
-                noise = sample.trial, number, len(sample.batch)
-                pair = TextPair(*pair[:5], *noise)
-            if pair not in compared:
-                compared[pair] = compare(pair)
-            matches.append(compared[pair])
+            noise = (sample.trial, number, len(sample.batch)) if temperature > 0 else ()
+            pair = TextPair(sample.method, dtypes, ids, text.tokens, other.tokens, *noise)
+            matches.append(compare(pair))
         before = worst.get((sample.method, sample.number), matches)
         worst[sample.method, sample.number] = list(map(max, before, matches))
     return worst
@@ -203,10 +196,9 @@ def _summary(
     if all(sample.prefill_seconds is not None for sample in samples):
         prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
         decode = _total(samples, lambda sample: sample.decode_seconds)
-        overheads = [
-            _round_seconds(sample) / _round_seconds(baseline) for sample, baseline in pairs
-        ]
-        overhead, overhead_quartiles = _middle(overheads)
+        overhead, overhead_quartiles = _middle(
+            [sample.round_seconds / baseline.round_seconds for sample, baseline in pairs]
+        )
     seconds = _total(samples, lambda sample: sample.seconds)
     counts = Counter(match for sample in first for match in matches[sample.method, sample.number])
     return Measurement(
@@ -325,7 +317,3 @@ def _total(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
         runs[0].num_tokens * median(read(run) / run.num_tokens for run in runs)
         for runs in _grouped(samples, lambda sample: sample.number)
     )
-
-
-def _round_seconds(sample: Sample) -> float:
-    return sample.decode_seconds / max(sample.passes, 1)

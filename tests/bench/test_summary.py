@@ -197,16 +197,6 @@ def test_a_kind_that_is_called_as_the_sum_hides_nothing():
     assert line.startswith("DIFFERENT TOKENS: fast")
 
 
-def test_several_kinds_are_summed_up():
-    others = [each._replace(batch=(TaskPrompt("free", (3,)),), number=2) for each in SAMPLES[:1]]
-    rows = summarise([*SAMPLES[:4], *others], {"plain": Program()})
-    assert [(row.task, row.num_new_tokens) for row in rows] == [
-        ("edits", 40),
-        ("free", 10),
-        (ALL, 50),
-    ]
-
-
 def test_a_narrow_terminal_gets_a_table_that_fits(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     rows = summarise(SAMPLES, PROGRAMS)
