@@ -28,8 +28,8 @@ def make_contestants(
     variants |= variants_for(options.methods, options.drafter, options.set, target)
     made: list[Contestant] = []
     heads: dict[Any, Any] = {}  # variants that read the same head share one copy
-    for name, (method, source, given) in variants.items():
-        drafter, params = load_drafter(method, target, source, **given)
+    for name, (method, source, fixed) in variants.items():
+        drafter, params = load_drafter(method, target, source, **fixed)
         if head := METHODS[method].head:
             params = heads.setdefault((head.kind, source or METHODS[method].part), params)
         settings = ids, options.max_new_tokens, sampling, options.seed

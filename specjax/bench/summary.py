@@ -166,8 +166,9 @@ def _matches(samples: Sequence[Sample], compare: Compare, temperature: float) ->
         baseline, matches = plain[sample.trial], []
         for number, (text, other) in enumerate(zip(sample.texts, baseline.texts, strict=True)):
             dtypes, ids = (sample.dtype, baseline.dtype), sample.batch[number].ids
-            noise = (sample.trial, number, len(sample.batch)) if temperature > 0 else ()
-            pair = TextPair(sample.method, dtypes, ids, text.tokens, other.tokens, *noise)
+            pair = TextPair(sample.method, dtypes, ids, text.tokens, other.tokens)
+            if temperature > 0:
+                pair = TextPair(*pair[:5], sample.trial, number, len(sample.batch))
             matches.append(compare(pair))
         before = worst.get((sample.method, sample.number), matches)
         worst[sample.method, sample.number] = list(map(max, before, matches))
@@ -191,7 +192,6 @@ def _summary(
     rounds = sum(text.rounds for text in texts)
     pairs = [(sample, plain[sample.trial]) for sample in samples]
     ratio, ratio_quartiles = _middle([sample.speed / baseline.speed for sample, baseline in pairs])
-    passes = sum(sample.passes for sample in first)
     prefill = decode = overhead = overhead_quartiles = None
     if all(sample.prefill_seconds is not None for sample in samples):
         prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
@@ -208,7 +208,7 @@ def _summary(
         num_prompts=len(texts),
         num_new_tokens=num_new_tokens,
         rounds=rounds,
-        passes=passes,
+        passes=sum(sample.passes for sample in first),
         mean_accepted_length=num_new_tokens / max(rounds, 1),
         accepted_lengths=_histogram([text.accepted_lengths for text in texts]),
         mean_length=sum(map(_length_over_rounds, first)) / max(rounds, 1),

@@ -49,7 +49,7 @@ def generate_text(
         rows = from_ids([chat_ids(tokenizer, prompt)])
     else:
         rows = encode(tokenizer, [prompt])
-    found = speculative_generate(
+    generation = speculative_generate(
         Params(target.params, drafter_params),
         rows,
         jax.random.key(seed),
@@ -59,5 +59,5 @@ def generate_text(
         max_new_tokens=max_new_tokens,
         eos=target.eos,
     )
-    found.check()
-    return decode(tokenizer, found.tokens[0, : found.length[0]].tolist())
+    generation.check()
+    return decode(tokenizer, generation.tokens[0, : generation.length[0]].tolist())
