@@ -37,14 +37,14 @@ def build(library: Path, flags: list[str] | None = None) -> None:
     Raises:
         RuntimeError: if there is no compiler, or it fails; the message has its output.
     """
-    import jax
+    import jaxlib
 
     command = compiler()
     if command is None:
         raise RuntimeError("no C++ compiler found; install g++ or clang++, or set CXX")
     with tempfile.TemporaryDirectory() as folder:
         handlers = Path(folder) / "handlers.o"
-        headers = ["-isystem", jax.ffi.include_dir()]
+        headers = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
         objects = {handlers: [*headers, str(HERE / "handlers.cc")]}
         for name, features in INSTRUCTIONS.items():
             source = [f"-DINSTRUCTIONS={name}", *features, str(HERE / "kernels.cc")]

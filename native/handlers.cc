@@ -189,6 +189,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int32_t>("instructions"));
 
+// The version of this interface, also in specjax/models/native.py.
+extern "C" int specjax_version() { return 1; }
+
 // The names of the instruction sets that products can use here, best first, by commas.
 extern "C" const char* specjax_instructions() {
   static const std::string names = [] {

@@ -35,6 +35,7 @@ from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.settings import check_fields
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
+from specjax.models.native import products
 from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
 from specjax.run.tasks import count_cut, read_tasks, task_prompts
@@ -128,6 +129,7 @@ def about(
         "target": target.name,
         "fingerprint": fingerprint(target.config, target.params),
         "dtype": target.dtype_name,
+        "products": products(target.params),
         "padded_width": target.model.padded_width,
         "device": jax.devices()[0].device_kind,
         "machine": machine(),

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> None:
     quiet()
     if list(arguments) == ["--version"]:
-        print("specjax", __version__)
+        from specjax.models.native import description
+
+        print(f"specjax {__version__}, {description()} on a CPU")
         return
     try:
         command = parse([_utf8(argument) for argument in arguments] or ["--help"], COMMANDS, ABOUT)

@@ -32,6 +32,7 @@ from specjax.loading.tuned import (
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.head_format import HeadFormat
+from specjax.models.native import has_packed, pack_params
 from specjax.training.objectives.base import HeadTraining
 
 SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
@@ -63,7 +64,7 @@ class Request:
         drafter, params = self.method.load(self)
         drafter.check(self.target.model, params)
         drafter.taps.check(self.target.config)
-        return drafter, params
+        return drafter, pack_params(params) if has_packed(self.target.params) else params
 
     def make(self, *parts: Any, **settings: Any) -> Drafter:
         """Makes the drafter with these settings, overridden by those of the request."""

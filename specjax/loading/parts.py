@@ -71,7 +71,11 @@ def load_head(
 def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
     """Loads a draft model for `target`, in the dtype of its params; by default pocket's."""
     needs = "method 'draft-model' needs a draft model of the target's vocabulary"
-    draft = load(source_or_pocket(target, source, "draft", needs), dtype=target.dtype)
+    draft = load(
+        source_or_pocket(target, source, "draft", needs),
+        dtype=target.dtype,
+        packed=target.mesh is None,
+    )
     _check_same_tokens(target, draft)
     if target.mesh is None:
         return draft

@@ -19,6 +19,7 @@ from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import check_size, read_json, readable
 from specjax.core.settings import SettingError
 from specjax.loading.hub import SMALL_FILES, target_folder
+from specjax.models import native
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
@@ -70,6 +71,10 @@ class LoadedTarget:
             return params
         return place(params, Placement(self.mesh, self.config.head_dim, fsdp))
 
+    def unpacked(self) -> "LoadedTarget":
+        """Returns the target with weights that have gradients; see `load`'s `packed`."""
+        return dataclasses.replace(self, params=native.unpack_params(self.params))
+
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
         if self.tokenizer is None:
@@ -86,6 +91,7 @@ def load(
     mesh: Mesh | str | None = None,
     fsdp: bool = False,
     padded_width: int = 0,
+    packed: bool = True,
 ) -> LoadedTarget:
     """Loads a target and its tokenizer.
 
@@ -107,6 +113,8 @@ def load(
             or TPU multiplies the same shapes whichever method drafts. 72 are enough for default
             settings; tuned ones may need more. Useful in 16 bits; a CPU does not need it. 0: no
             padding.
+        packed: on a CPU without a mesh, pack the weights for native products, if specjax was built
+            with them: faster, but without gradients.
 
     Raises:
         SpecjaxError: if there is no such target, it cannot be downloaded, its architecture is not
@@ -119,14 +127,15 @@ def load(
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
     folder = target_folder(str(name), revision, progress)
+    packed = packed and mesh is None and native.is_available()
     if is_gguf(folder):
-        config, params, tokenizer = load_gguf(folder, dtype, progress, quantize)
+        config, params, tokenizer = load_gguf(folder, dtype, progress, quantize, packed)
         params = place(params, mesh and Placement(mesh, config.head_dim, fsdp))
     else:
         with readable(folder):
             config = _with_generation_eos(read_config(folder), folder)
             placement = mesh and Placement(mesh, config.head_dim, fsdp)
-            params = load_transformer(folder, config, dtype, progress, quantize, placement)
+            params = load_transformer(folder, config, dtype, progress, quantize, placement, packed)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
     model = Transformer(config, cache_dtype(), mesh, padded_width)

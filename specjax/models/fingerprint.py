@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.models.config import TransformerConfig
-from specjax.models.quantize import sign_checksum
+from specjax.models.native import unpack_params
+from specjax.models.quantize import dequantized, is_stored, sign_checksum
 from specjax.models.sharding import on_host
 from specjax.models.target import Target
 
@@ -33,13 +35,16 @@ class FrozenModel(NamedTuple):
     @classmethod
     def of(cls, loaded: Any) -> "FrozenModel":
         """Takes a model that `specjax.load` returned."""
-        return cls(loaded.model, loaded.params, fingerprint(loaded.config, loaded.params))
+        params = unpack_params(loaded.params)  # packed weights have no gradients
+        return cls(loaded.model, params, fingerprint(loaded.config, params))
 
 
 def params_fingerprint(params: Any) -> str:
     """Returns a checksum of the signs of some weights of a head."""
     total = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored):
+        if is_stored(leaf):
+            leaf = dequantized(leaf[jnp.arange(min(64, leaf.shape[0]))])
         corner = on_host(leaf[tuple(slice(64) for _ in leaf.shape)]).astype(np.float32)
         total = zlib.crc32(np.packbits(np.signbit(corner)).tobytes(), total)
         total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)

@@ -17,10 +17,20 @@ from specjax.models.attention import attend, attend_to_blocks, has_slot_blocks
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.products import project
+from specjax.models.quantize import Weight, is_stored
 from specjax.models.sums import Platforms, row_mean
 
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
+
+
+def weight_of(module: nn.Module, shape: tuple[int, int]) -> Weight:
+    """Returns a module's weight, which Flax compares with `shape` if it is an array."""
+    if module.has_variable("params", "weight"):
+        weight = module.get_variable("params", "weight")
+        if is_stored(weight) and weight.shape == shape:
+            return weight
+    return module.param("weight", _initial, shape)
 
 
 class Linear(nn.Module):
@@ -32,7 +42,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        weight = self.param("weight", _initial, (self.features, x.shape[-1]))
+        weight = weight_of(self, (self.features, x.shape[-1]))
         y = project(x, weight, self.dtype or weight.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
@@ -112,7 +122,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self) -> Any:
-        return self.param("weight", _initial, (self.config.vocab_size, self.config.hidden_size))
+        return weight_of(self, (self.config.vocab_size, self.config.hidden_size))
 
 
 class Attention(nn.Module):

@@ -16,7 +16,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from specjax.models.quantize import QuantizedWeight, Weight, dequantized
+from specjax.models.native import PackedWeight, packed_product
+from specjax.models.quantize import QuantizedWeight, Weight, dequantized, is_stored
 from specjax.models.sums import has_16_bits
 
 FULL_PRECISION = lax.Precision.HIGHEST
@@ -31,7 +32,9 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
     times. With the minimum, a row does not depend on the number of rows.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, PackedWeight):
+        y = packed_product(rows, weight)
+    elif isinstance(weight, QuantizedWeight):
         y = _quantized_product(rows, weight)
     else:
         y = with_min_rows(_product, rows, weight, min_rows(weight.dtype))
@@ -137,7 +140,7 @@ def min_rows(dtype: DTypeLike) -> int:
 
 def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
     """Returns the rows of an embedding table."""
-    if isinstance(table, QuantizedWeight):
+    if is_stored(table):
         return dequantized(table[tokens])
     if table.dtype.itemsize > 2:
         return table[tokens]

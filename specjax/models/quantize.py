@@ -27,8 +27,21 @@ GROUP = 32  # inputs that share an int4 scale, at most
 EMBEDDING = "embed_tokens.weight"
 
 
+class StoredWeight:
+    """A weight `[O, I]` that a leaf of params holds in another form than an array."""
+
+    shape: tuple[int, ...]
+    dtype: jnp.dtype  # in which products are computed
+    kind: str | None  # of quantisation; None: floats
+    signs: int | None  # `sign_checksum` of the float embedding
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Returns some rows, as an array or quantised; `...` are all."""
+        raise NotImplementedError
+
+
 @pytree
-class QuantizedWeight:
+class QuantizedWeight(StoredWeight):
     """The weight `codes * scale`: whole numbers, and one scale for each of G groups of inputs.
 
     Its dtype is that of the scales, in which products are computed.
@@ -46,16 +59,20 @@ class QuantizedWeight:
     def dtype(self) -> jnp.dtype:
         return self.scale.dtype
 
+    @property
+    def kind(self) -> str:
+        return self.codes.dtype.name
+
     def __getitem__(self, rows: Any) -> "QuantizedWeight":
         return QuantizedWeight(self.codes[rows], self.scale[rows])
 
 
-Weight = Float[Array, "O I"] | QuantizedWeight
+Weight = Float[Array, "O I"] | StoredWeight
 
 
-def is_quantized(leaf: Any) -> bool:
-    """Whether a leaf of params is a quantised weight."""
-    return isinstance(leaf, QuantizedWeight)
+def is_stored(leaf: Any) -> bool:
+    """Whether a leaf of params is a weight that is no array: quantised or packed."""
+    return isinstance(leaf, StoredWeight)
 
 
 def check_kind(kind: str | None) -> None:
@@ -84,7 +101,9 @@ def quantize(weight: Float[Array, "O I"], kind: str, dtype: DTypeLike) -> Quanti
 
 def dequantized(weight: Any) -> Array:
     """Returns the weight as an array of its dtype; arrays stay as they are."""
-    if not is_quantized(weight):
+    if is_stored(weight) and not isinstance(weight, QuantizedWeight):
+        weight = weight[...]
+    if not isinstance(weight, QuantizedWeight):
         return weight
     groups = weight.codes.reshape(*weight.scale.shape, -1).astype(weight.dtype)
     return (groups * weight.scale[..., None]).reshape(weight.shape)
@@ -113,22 +132,27 @@ def quantize_params(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def sign_checksum(table: Any) -> int:
     """Returns a checksum of the signs of some embeddings, before any rounding to 0."""
-    if is_quantized(table) and table.signs is not None:
+    if is_stored(table) and table.signs is not None:
         return table.signs
-    corner = on_host(dequantized(table[:256])[:, :64]).astype(np.float32)
+    first = table[jnp.arange(min(256, table.shape[0]))]
+    corner = on_host(dequantized(first)[:, :64]).astype(np.float32)
     return zlib.crc32(np.packbits(np.signbit(corner)).tobytes())
 
 
 def has_quantized(params: Any) -> bool:
     """Whether some of the params are quantised."""
-    return any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized)))
+    return any(_kinds(params))
 
 
 def dtype_name(dtype: DTypeLike, params: Any) -> str:
     """Returns the dtype of weights and compute, such as "bfloat16" or "int8 (bfloat16)"."""
-    leaves = filter(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))
     name = jnp.dtype(dtype).name
-    return next((f"{leaf.codes.dtype.name} ({name})" for leaf in leaves), name)
+    return next((f"{kind} ({name})" for kind in _kinds(params)), name)
+
+
+def _kinds(params: Any) -> list[str]:
+    leaves = filter(is_stored, jax.tree.leaves(params, is_leaf=is_stored))
+    return [leaf.kind for leaf in leaves if leaf.kind]
 
 
 def compute_dtype(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from specjax.models.quantize import is_quantized
+from specjax.models.quantize import is_stored
 
 MAX_NAMED = 8  # names in an error; the rest are counted
 
@@ -52,6 +52,6 @@ def first_few(names: list[str]) -> str:
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each leaf by its path, such as `layers_0.norm.weight`."""
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_quantized)
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored)
     name = partial(jax.tree_util.keystr, simple=True, separator=".")
     return {name(path): tuple(getattr(leaf, "shape", ())) for path, leaf in leaves}

@@ -16,8 +16,9 @@ from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues, draft_attention
 from specjax.models.layers import DecoderLayer, Rotation, rotation_of
+from specjax.models.native import PackedWeight, packed
 from specjax.models.products import lookup
-from specjax.models.quantize import QuantizedWeight, Weight
+from specjax.models.quantize import Weight, is_stored
 from specjax.models.target import QueryRows, Target, causal_rows
 
 DRAFT_TOKENS = "draft_tokens"  # the name of a param
@@ -195,7 +196,9 @@ class LayeredHead(nn.Module):
         if (drafted := params.get(DRAFT_TOKENS)) is None:
             return None
         table = target.lm_head(target_params)
-        return table[drafted] if isinstance(table, QuantizedWeight) else lookup(table, drafted)
+        if isinstance(table, PackedWeight):
+            return packed(table[drafted])
+        return table[drafted] if is_stored(table) else lookup(table, drafted)
 
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict[str, Any]:

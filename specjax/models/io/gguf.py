@@ -87,7 +87,11 @@ def is_gguf(path: Path) -> bool:
 
 
 def load_gguf(
-    path: Path, dtype: Any, progress: bool = False, quantize: str | None = None
+    path: Path,
+    dtype: Any,
+    progress: bool = False,
+    quantize: str | None = None,
+    packed: bool = False,
 ) -> tuple[TransformerConfig, dict[str, Any], Any]:
     """Reads a model's config, params and `transformers` tokenizer (None if it has none).
 
@@ -97,7 +101,7 @@ def load_gguf(
         config = _config(metadata, tensors)
         title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
         weights = _weights(config, tensors, dtype)
-        params = read_params(weights, dtype, title, progress, quantize)
+        params = read_params(weights, dtype, title, progress, quantize, packed=packed)
         return config, params, _tokenizer(metadata)
 
 

@@ -38,6 +38,7 @@ from specjax.models.io.weights import (
     import_torch,
     stored_tensors,
 )
+from specjax.models.native import packed_param, unpack_params
 from specjax.models.precision import default_dtype
 from specjax.models.quantize import has_quantized, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
@@ -108,11 +109,13 @@ def load_transformer(
     progress: bool = False,
     quantize: str | None = None,
     placement: Placement | None = None,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """Reads the weights of a Hugging Face folder into params of `Transformer(config)`.
 
     `config` comes from `read_config(folder)`. Without `dtype` it is that of `default_dtype`;
-    `quantize` is int8 or int4. `progress` shows a bar on stderr, if that is a terminal.
+    `quantize` is int8 or int4; `packed` packs each matrix for native products.
+    `progress` shows a bar on stderr, if that is a terminal.
     """
     folder = Path(folder)
     stored = stored_tensors(folder)
@@ -134,7 +137,9 @@ def load_transformer(
         heights = [shapes[path][0] for path in paths]
         wanted |= dict(zip(paths, _parts(found[name], heights), strict=True))
     dtype = dtype or dtype_for(config)
-    return read_params(wanted, dtype, f"Loading {folder.name}", progress, quantize, placement)
+    return read_params(
+        wanted, dtype, f"Loading {folder.name}", progress, quantize, placement, packed
+    )
 
 
 def dtype_for(config: TransformerConfig) -> jnp.dtype:
@@ -150,7 +155,8 @@ def save_transformer(
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the config of these params")
     if has_quantized(params):
         raise SpecjaxError(f"cannot save {folder}: the params are quantised; load them as floats")
-    flat, stored = cast(Any, flatten_dict(params, sep=".")), _stored_paths(config)
+    flat = cast(Any, flatten_dict(unpack_params(params), sep="."))
+    stored = _stored_paths(config)
     leaves = {
         name: jnp.concatenate([flat[path] for path in paths]) if paths[1:] else flat[paths[0]]
         for name, paths in stored.items()
@@ -251,11 +257,12 @@ def read_params(
     progress: bool,
     quantize: str | None = None,
     placement: Placement | None = None,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype.
 
-    With `quantize`, each matrix is quantised before the next is read. With a `placement`, each part
-    of a tensor is read straight to its devices.
+    With `quantize` or `packed`, each matrix is converted before the next is read. With a
+    `placement`, each part of a tensor is read straight to its devices.
     """
     _check_memory(tensors, dtype, title, quantize, placement)
     flat = {}
@@ -265,9 +272,10 @@ def read_params(
             whole = placement is None
             leaf = jnp.array(tensor.read()) if whole else _spread(tensor, path, placement)
             if quantize is None:
-                flat[path] = cast_floats(leaf, dtype)
+                leaf = cast_floats(leaf, dtype)
             else:
-                flat[path] = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
+                leaf = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
+            flat[path] = packed_param(path, leaf) if packed else leaf
             advance(tensor.num_bytes)
     params = unflatten_dict(flat, sep=".")
     return params if quantize is None else place(params, placement)

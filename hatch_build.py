@@ -1,0 +1,50 @@
+"""Builds the native kernels into the wheel, or leaves them out where nothing can compile them."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+LIBRARY = "specjax/kernels.so"
+
+
+def builder() -> Any:
+    """Returns the module `native/build.py`."""
+    spec = importlib.util.spec_from_file_location("native_build", ROOT / "native" / "build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class KernelsHook(BuildHookInterface):
+    """Compiles with the system's compiler or else with zig's; `SPECJAX_NATIVE=0` skips it."""
+
+    def _is_wanted(self) -> bool:
+        is_unix = sys.platform in ("linux", "darwin")
+        return self.target_name == "wheel" and is_unix and os.environ.get("SPECJAX_NATIVE") != "0"
+
+    def dependencies(self) -> list[str]:
+        if not self._is_wanted():
+            return []
+        return ["jaxlib>=0.10"] + ([] if builder().compiler() else ["ziglang"])
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        (ROOT / LIBRARY).unlink(missing_ok=True)
+        if not self._is_wanted():
+            return
+        try:
+            builder().build(ROOT / LIBRARY)
+        except (RuntimeError, OSError, ImportError) as error:
+            self.app.display_warning(f"specjax is installed without native kernels: {error}")
+            return
+        build_data["artifacts"].append(LIBRARY)
+        build_data["pure_python"] = False
+        if version == "standard":  # one library for every Python, but for this platform alone
+            from packaging.tags import platform_tags
+
+            build_data["tag"] = f"py3-none-{next(iter(platform_tags()))}"

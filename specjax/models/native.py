@@ -1,0 +1,200 @@
+"""Products with packed weights by native kernels: a CPU's passes at the speed of its memory.
+
+XLA rearranges every weight at every product. Here weights are packed once, while loading, and a
+kernel sums each output over its inputs in one fixed order, so a row of a product has the same bits
+whatever rows stand beside it. `native/kernels.h` describes the layout.
+"""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import pytree, static
+from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
+
+LIBRARY = Path(__file__).parent.parent / "kernels.so"
+VERSION = 1  # of the kernels' interface, also in native/handlers.cc
+PANEL = 16  # outputs that lie side by side
+SWITCH = "SPECJAX_NATIVE"  # an environment variable
+
+
+@cache
+def _registered() -> tuple[tuple[str, ...], str]:
+    """Registers the kernels; returns their instruction sets, best first, and why there are none.
+
+    `SPECJAX_NATIVE` names the set to use, and "0" none.
+    """
+    wanted = os.environ.get(SWITCH, "")
+    if wanted == "0":
+        return (), f"{SWITCH}=0"
+    if not LIBRARY.is_file():
+        return (), "this installation was built without a C++ compiler"
+    try:
+        library = ctypes.cdll.LoadLibrary(str(LIBRARY))
+        if library.specjax_version() != VERSION:
+            return (), "they belong to another version of specjax; install it again"
+        library.specjax_instructions.restype = ctypes.c_char_p
+        for name in ("specjax_product",):
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    except Exception as error:  # whatever another jaxlib or C library makes of it
+        return (), f"they cannot be loaded ({error})".splitlines()[0]
+    names = tuple(library.specjax_instructions().decode().split(","))
+    if wanted and wanted not in names:
+        raise SpecjaxError(f"{SWITCH}={wanted} is not one of {', '.join(names)} and 0")
+    return names, ""
+
+
+def is_available() -> bool:
+    """Whether this machine multiplies packed weights: the default device is a CPU with kernels."""
+    return jax.default_backend() == "cpu" and bool(_registered()[0])
+
+
+def description() -> str:
+    """Returns which products a CPU runs and why, such as "native products (Avx512)"."""
+    names, reason = _registered()
+    if names:
+        return f"native products ({names[_instructions()]})"
+    return f"XLA's products, without native kernels: {reason}"
+
+
+def products(params: Any) -> str:
+    """Returns which products multiply by these params."""
+    return description() if has_packed(params) else "XLA's products"
+
+
+def _instructions() -> int:
+    names = _registered()[0]
+    wanted = os.environ.get(SWITCH)
+    return names.index(wanted) if wanted else 0
+
+
+@pytree
+class PackedWeight(StoredWeight):
+    """A weight `[O, I]` in panels of 16 outputs; its products have no gradients.
+
+    Its dtype is that of a float weight, or of the scales of a quantised one.
+    """
+
+    panels: Array  # [O/16, ...], as in native/kernels.h
+    scales: Float[Array, "P G 16"]  # of G groups of inputs; none of a float weight
+    shape: tuple[int, ...] = static()
+    dtype: jnp.dtype = static()
+    signs: int | None = static(default=None)
+
+    @property
+    def kind(self) -> str | None:
+        return {jnp.dtype("int8"): "int8", jnp.dtype("uint8"): "int4"}.get(self.panels.dtype)
+
+    def __getitem__(self, rows: Any) -> Weight:
+        """Returns some rows of the weight, or all for `...`, in the ordinary layout."""
+        if rows is ...:
+            rows = jnp.arange(self.shape[0])
+        panel, lane = rows // PANEL, rows % PANEL
+        panels, scales = self.panels, self.scales
+        if panels.dtype == jnp.uint8:
+            both = panels[panel, :, lane]
+            low = (both << 4).view(jnp.int8) >> 4
+            pairs = jnp.stack([low, both.view(jnp.int8) >> 4], axis=-1)
+        elif panels.dtype.itemsize == 2:
+            # As integers: XLA on CPU would convert a whole 16-bit table to float32.
+            bits = lax.bitcast_convert_type(panels, jnp.uint16)[panel, :, lane]
+            pairs = lax.bitcast_convert_type(bits, panels.dtype)
+        else:
+            pairs = panels[panel, :, :, lane]
+        codes = pairs.reshape(*pairs.shape[:-2], -1)[..., : self.shape[1]]
+        if not scales.size:
+            return codes
+        codes = codes.astype(jnp.int4 if panels.dtype == jnp.uint8 else jnp.int8)
+        return QuantizedWeight(codes, scales[panel, :, lane].astype(self.dtype), self.signs)
+
+
+def packed(weight: Weight) -> Weight:
+    """Packs a weight for the kernels; returns it as it is if they cannot take it."""
+    if not isinstance(weight, QuantizedWeight):
+        return _packed(weight)
+    num_inputs, num_groups = weight.shape[1], weight.scale.shape[1]
+    return weight if num_inputs % (2 * num_groups) else _packed(weight)
+
+
+@jax.jit
+def _packed(weight: Any) -> PackedWeight:
+    codes, scales, signs = weight, jnp.zeros((0, 0, PANEL), jnp.float32), None
+    if isinstance(weight, QuantizedWeight):
+        codes, signs = weight.codes, weight.signs
+        scale = jnp.pad(weight.scale.astype(jnp.float32), ((0, -codes.shape[0] % PANEL), (0, 0)))
+        scales = scale.reshape(-1, PANEL, scale.shape[1]).swapaxes(1, 2)
+    pairs = jnp.pad(
+        codes.astype(jnp.int8) if codes.dtype == jnp.int4 else codes,
+        ((0, -codes.shape[0] % PANEL), (0, codes.shape[1] % 2)),
+    )
+    pairs = pairs.reshape(-1, PANEL, pairs.shape[1] // 2, 2).swapaxes(1, 2)
+    if codes.dtype == jnp.int4:
+        even, odd = pairs[..., 0].view(jnp.uint8), pairs[..., 1].view(jnp.uint8)
+        pairs = (even & 15) | (odd << 4)
+    elif codes.dtype.itemsize != 2:
+        pairs = pairs.swapaxes(2, 3)
+    return PackedWeight(pairs, scales, codes.shape, jnp.dtype(weight.dtype), signs)
+
+
+def pack_params(params: Any) -> Any:
+    """Packs the matrices of some params, one after the other."""
+
+    def pack(path, leaf):
+        return packed_param(jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+
+    return jax.tree_util.tree_map_with_path(pack, params, is_leaf=is_stored)
+
+
+def packed_param(path: str, leaf: Any) -> Any:
+    """Packs the param at `path`, such as `layers_0.mlp.up_proj.weight`, if it is a matrix."""
+    is_matrix = path.endswith("weight") and len(leaf.shape) == 2
+    if not is_matrix or isinstance(leaf, PackedWeight):
+        return leaf
+    return jax.block_until_ready(packed(leaf))
+
+
+def has_packed(params: Any) -> bool:
+    """Whether some of the params are packed."""
+    leaves = jax.tree.leaves(params, is_leaf=is_stored)
+    return any(isinstance(leaf, PackedWeight) for leaf in leaves)
+
+
+def unpack_params(params: Any) -> Any:
+    """Returns params for training, meshes and files: none of them is packed."""
+
+    def unpack(leaf):
+        return _unpacked(leaf) if isinstance(leaf, PackedWeight) else leaf
+
+    return jax.tree.map(unpack, params, is_leaf=is_stored)
+
+
+@jax.jit
+def _unpacked(weight: PackedWeight) -> Weight:
+    return weight[...]
+
+
+@jax.custom_jvp
+def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Array, "R O"]:
+    """Returns `rows @ weight.T` in float32."""
+    num_outputs = weight.panels.shape[0] * PANEL
+    sums = jax.ShapeDtypeStruct((rows.shape[0], num_outputs), jnp.float32)
+    call = jax.ffi.ffi_call("specjax_product", sums, vmap_method="sequential")
+    result = call(rows, weight.panels, weight.scales, instructions=np.int32(_instructions()))
+    return result[:, : weight.shape[0]]
+
+
+@packed_product.defjvp
+def _packed_product_jvp(primals: Any, tangents: Any) -> Any:
+    raise SpecjaxError(
+        "packed weights have no gradients; train with the params of `load(..., packed=False)`"
+    )
