@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.builders.hooks.plugin.interface import (  # pyright: ignore[reportMissingImports]
+    BuildHookInterface,
+)
 
 ROOT = Path(__file__).parent
 LIBRARY = "specjax/kernels.so"

@@ -47,8 +47,12 @@ def build(library: Path, flags: list[str] | None = None) -> None:
         headers = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
         objects = {handlers: [*headers, str(HERE / "handlers.cc")]}
         for name, features in INSTRUCTIONS.items():
-            source = [f"-DINSTRUCTIONS={name}", *features, str(HERE / "kernels.cc")]
-            objects[Path(folder) / f"{name}.o"] = [*source, "-Wno-psabi"]
+            options = [f"-DINSTRUCTIONS={name}", *features, "-Wno-psabi"]
+            for source in ("kernels", "attention"):
+                objects[Path(folder) / f"{name}-{source}.o"] = [
+                    *options,
+                    str(HERE / f"{source}.cc"),
+                ]
         for output, arguments in objects.items():
             _run([*command, *FLAGS, *(flags or []), *arguments, "-c", "-o", str(output)])
         _run([*command, *(flags or []), "-shared", *map(str, objects), "-o", str(library)])

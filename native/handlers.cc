@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,22 +15,66 @@ namespace ffi = xla::ffi;
 namespace specjax {
 namespace {
 
+struct InstructionSet {
+  const Kernels* products;
+  AttentionKernel attention;
+};
+
 // The instruction sets of this machine that there are kernels for, best first.
-std::vector<const Kernels*> supported() {
-  std::vector<const Kernels*> found;
+const std::vector<InstructionSet>& supported() {
+  static const std::vector<InstructionSet> sets = [] {
+    std::vector<InstructionSet> found;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    found.push_back(&kAvx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kAvx2);
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+      found.push_back({&kAvx512, kAvx512Attention});
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+      found.push_back({&kAvx2, kAvx2Attention});
 #endif
-  found.push_back(&kPortable);
-  return found;
+    found.push_back({&kPortable, kPortableAttention});
+    return found;
+  }();
+  return sets;
 }
 
-ffi::Error invalid(std::string message) {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "specjax product: " + std::move(message));
+ffi::Future fail(std::string message) {
+  ffi::Promise promise;
+  promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument, "specjax: " + message));
+  return ffi::Future(promise);
+}
+
+// Work that threads share by a counter. One that starts when all is done finds nothing; none waits.
+struct Work {
+  std::function<void(int64_t, int64_t)> run_part;
+  int64_t total, chunk;
+  std::atomic<int64_t> next{0}, done{0};
+  ffi::Promise promise;
+
+  void run() {
+    for (int64_t first; (first = next.fetch_add(chunk)) < total;) {
+      int64_t last = std::min(first + chunk, total);
+      run_part(first, last);
+      if (done.fetch_add(last - first) + last - first == total) promise.SetAvailable();
+    }
+  }
+};
+
+// Runs parts of `total` on this thread and those of the pool.
+ffi::Future share(ffi::ThreadPool& pool, int64_t total, int64_t chunk,
+                  std::function<void(int64_t, int64_t)> run_part) {
+  auto work = std::make_shared<Work>();
+  ffi::Future future(work->promise);
+  work->run_part = std::move(run_part);
+  work->total = total, work->chunk = chunk;
+  if (total == 0) work->promise.SetAvailable();
+  const int64_t helpers = std::min<int64_t>(pool.num_threads(), (total + chunk - 1) / chunk) - 1;
+  for (int64_t t = 0; t < helpers; t++) {
+    auto help = [work] { work->run(); };
+    pool.Schedule(std::move(help));
+  }
+  work->run();
+  return future;
 }
 
 float widened(uint16_t bfloat16) {
@@ -53,28 +98,16 @@ float widened_half(uint16_t half) {
   return value;
 }
 
-// What the threads of one product share. A thread that starts when all is done finds nothing.
-struct Work {
+// A product and the rows that had to be copied for it.
+struct Operands {
   Product product;
-  Kernel kernel;
   std::vector<float> rows;
   std::vector<uint16_t> bfloat16;
-  int64_t panels, chunk;
-  std::atomic<int64_t> next{0}, done{0};
-  ffi::Promise promise;
-
-  void run() {
-    for (int64_t first; (first = next.fetch_add(chunk)) < panels;) {
-      int64_t last = std::min(first + chunk, panels);
-      kernel(product, first, last);
-      if (done.fetch_add(last - first) + last - first == panels) promise.SetAvailable();
-    }
-  }
 };
 
 // Reads rows [M, I] of any float type, padded to whole pairs.
 bool read_rows(const ffi::AnyBuffer& rows, int64_t count, int64_t inputs, int64_t padded,
-               Work& work, bool wants_bfloat16) {
+               Operands& work, bool wants_bfloat16) {
   const auto type = rows.element_type();
   if (wants_bfloat16 && type != ffi::DataType::BF16) return false;
   if (type == ffi::DataType::BF16 && wants_bfloat16 && inputs == padded) {
@@ -116,12 +149,7 @@ bool read_rows(const ffi::AnyBuffer& rows, int64_t count, int64_t inputs, int64_
 ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer panels,
                     ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> sums,
                     int32_t instructions) {
-  static const std::vector<const Kernels*> sets = supported();
-  auto fail = [](std::string message) {
-    ffi::Promise promise;
-    promise.SetError(invalid(std::move(message)));
-    return ffi::Future(promise);
-  };
+  const auto& sets = supported();
   if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
     return fail("this machine has no instruction set of that number");
   const auto x = rows.dimensions(), w = panels.dimensions(), y = sums->dimensions(),
@@ -150,31 +178,45 @@ ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer pa
   if ((x[1] + 1) / 2 != pairs || y[0] != x[0] || y[1] != w[0] * kPanel)
     return fail("shapes of rows, weights and sums do not fit together");
 
-  auto work = std::make_shared<Work>();
-  ffi::Future future(work->promise);
+  auto work = std::make_shared<Operands>();
   Product& product = work->product;
   product = {nullptr, nullptr, panels.untyped_data(), has_scales ? scales.typed_data() : nullptr,
              sums->typed_data(), x[0], 2 * pairs, y[1], has_scales ? 2 * pairs / s[1] : 0};
-  const Kernels& set = *sets[instructions];
+  const Kernels& set = *sets[instructions].products;
   const bool wants_bfloat16 =
       kind == Kind::kBfloat16 && std::string(set.name) == "Avx512";
   if (!read_rows(rows, x[0], x[1], 2 * pairs, *work, wants_bfloat16))
     return fail("rows have a type that does not fit the weights");
-  work->kernel = set.by_kind[static_cast<int>(kind)];
-  work->panels = w[0];
+  const Kernel kernel = set.by_kind[static_cast<int>(kind)];
   const int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  work->chunk = std::max<int64_t>(2, w[0] / (threads * 4) / 2 * 2);
-  if (w[0] == 0 || x[0] == 0) {
-    work->promise.SetAvailable();
-    return future;
-  }
-  const int64_t helpers = std::min(threads, (w[0] + work->chunk - 1) / work->chunk) - 1;
-  for (int64_t t = 0; t < helpers; t++) {
-    auto help = [work] { work->run(); };
-    pool.Schedule(std::move(help));
-  }
-  work->run();
-  return future;
+  const int64_t chunk = std::max<int64_t>(2, w[0] / (threads * 4) / 2 * 2);
+  return share(pool, x[0] ? w[0] : 0, chunk, [work, kernel](int64_t first, int64_t last) {
+    kernel(work->product, first, last);
+  });
+}
+
+// query [B, A, Q, H], keys and values [B, K, S, H], visible [B, Q, S] -> mixed [B, A, Q, H].
+ffi::Future attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
+                      ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
+                      ffi::Buffer<ffi::PRED> visible, ffi::ResultBuffer<ffi::F32> mixed,
+                      int32_t instructions, float scale, float softcap) {
+  const auto& sets = supported();
+  if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
+    return fail("this machine has no instruction set of that number");
+  const auto q = query.dimensions(), k = keys.dimensions(), v = values.dimensions(),
+             m = visible.dimensions(), out = mixed->dimensions();
+  const auto is_equal = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
+  if (q.size() != 4 || k.size() != 4 || m.size() != 3 || !is_equal(k, v) || !is_equal(q, out))
+    return fail("operands of attention have other ranks");
+  if (k[0] != q[0] || k[3] != q[3] || m[0] != q[0] || m[1] != q[2] || m[2] != k[2] || k[1] < 1 ||
+      q[1] % k[1] != 0 || q[3] % kPanel != 0)
+    return fail("shapes of queries, keys and visible slots do not fit together");
+  const Attention whole = {query.typed_data(), keys.typed_data(), values.typed_data(),
+                           visible.typed_data(), mixed->typed_data(), q[1], k[1], q[2], k[2],
+                           q[3], scale, softcap};
+  const AttentionKernel kernel = sets[instructions].attention;
+  return share(pool, q[0] * k[1] * q[2], 1,
+               [whole, kernel](int64_t first, int64_t last) { kernel(whole, first, last); });
 }
 
 }  // namespace
@@ -189,6 +231,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int32_t>("instructions"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_attention, specjax::attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<int32_t>("instructions")
+                                  .Attr<float>("scale")
+                                  .Attr<float>("softcap"));
+
 // The version of this interface, also in specjax/models/native.py.
 extern "C" int specjax_version() { return 1; }
 
@@ -196,7 +250,8 @@ extern "C" int specjax_version() { return 1; }
 extern "C" const char* specjax_instructions() {
   static const std::string names = [] {
     std::string joined;
-    for (const auto* set : specjax::supported()) joined += (joined.empty() ? "" : ",") + std::string(set->name);
+    for (const auto& set : specjax::supported())
+      joined += (joined.empty() ? "" : ",") + std::string(set.products->name);
     return joined;
   }();
   return names.c_str();

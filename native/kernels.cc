@@ -1,6 +1,6 @@
 // The kernels of one instruction set. Compiled once for each: INSTRUCTIONS names it, and the
 // compiler's flags decide the width of its vectors.
-#include "kernels.h"
+#include "vectors.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -9,20 +9,9 @@
 namespace specjax {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kBytes = 64, kMaxRows = 8;
-#elif defined(__AVX2__)
-constexpr int kBytes = 32, kMaxRows = 4;
-#else
-constexpr int kBytes = 16, kMaxRows = 4;
-#endif
-constexpr int kLanes = kBytes / 4, kVectors = kPanel / kLanes;  // vectors of a panel
+constexpr int kMaxRows = kBytes == 64 ? 8 : 4, kVectors = kPanel / kLanes;  // vectors of a panel
 
-typedef float Floats __attribute__((vector_size(kBytes), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
-
-inline Floats as_floats(Words bits) { return (Floats)bits; }
 
 // Each reader gives the weights of one pair of inputs, for lanes [v * kLanes, ...) of the panel.
 struct Bfloat16 {
@@ -208,14 +197,12 @@ void panels(const Product& product, int64_t first, int64_t last) {
 
 #define STRING(name) #name
 #define NAME(name) STRING(name)
-#define JOIN(a, b) a##b
-#define TABLE(name) JOIN(k, name)
 #if defined(__AVX512BF16__)
 using Bfloat16Tile = Pairs;
 #else
 using Bfloat16Tile = Chains<Bfloat16>;
 #endif
-extern const Kernels TABLE(INSTRUCTIONS) = {
+extern const Kernels TABLE(INSTRUCTIONS, ) = {
     NAME(INSTRUCTIONS),
     {panels<Bfloat16Tile>, panels<Chains<Float16>>, panels<Chains<Float32>>,
      panels<Chains<Int8>>, panels<Chains<Int4>>}};

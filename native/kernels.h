@@ -32,9 +32,23 @@ struct Kernels {
   Kernel by_kind[5];
 };
 
+// Attention of queries [B, A, Q, H] over keys and values [B, K, S, H], all float32.
+struct Attention {
+  const float *query, *keys, *values;
+  const bool* visible;  // [B, Q, S]
+  float* mixed;         // [B, A, Q, H]
+  int64_t num_heads, num_groups, num_rows, num_slots, width;
+  float scale, softcap;  // no cap: 0
+};
+
+// Computes the queries numbered first to last - 1; their numbers count [B, K, Q].
+using AttentionKernel = void (*)(const Attention&, int64_t first, int64_t last);
+
 extern const Kernels kPortable;
+extern const AttentionKernel kPortableAttention;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512;
+extern const AttentionKernel kAvx2Attention, kAvx512Attention;
 #endif
 
 }  // namespace specjax

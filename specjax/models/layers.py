@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.attention import attend, attend_to_blocks, has_slot_blocks
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
+from specjax.models.native import PANEL, PackedWeight, attend_natively
 from specjax.models.products import project
 from specjax.models.quantize import Weight, is_stored
 from specjax.models.sums import Platforms, row_mean
@@ -155,6 +156,11 @@ class Attention(nn.Module):
             return query, key, value
         return rotate(query, rotation), rotate(key, rotation), value
 
+    def is_native(self) -> bool:
+        """Whether native kernels compute attention: weights are packed, and the heads fit."""
+        has_packed = isinstance(self.o_proj.get_variable("params", "weight"), PackedWeight)
+        return has_packed and self.config.head_dim % PANEL == 0
+
     def merge(self, mixed: Float[Array, "B A Q H"]) -> Float[Array, "B Q D"]:
         """Concatenates the heads and projects them to the hidden size."""
         merged = mixed.swapaxes(1, 2)
@@ -187,6 +193,11 @@ class Attention(nn.Module):
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
         scale = None if scalar is None else scalar**-0.5
+        if not is_prefill and self.is_native():
+            # The attention of all heads is computed only where it is tapped.
+            mixed = attend_natively(query, keys, values, visible, scale, softcap)
+            _, weights = attend(query, keys, values, visible, scale, softcap)
+            return self.merge(mixed), weights, keys, values
         if is_prefill and has_slot_blocks(keys.shape[2]):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)

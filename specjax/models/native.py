@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
@@ -43,7 +43,7 @@ def _registered() -> tuple[tuple[str, ...], str]:
         if library.specjax_version() != VERSION:
             return (), "they belong to another version of specjax; install it again"
         library.specjax_instructions.restype = ctypes.c_char_p
-        for name in ("specjax_product",):
+        for name in ("specjax_product", "specjax_attention"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except Exception as error:  # whatever another jaxlib or C library makes of it
@@ -86,7 +86,7 @@ class PackedWeight(StoredWeight):
     """
 
     panels: Array  # [O/16, ...], as in native/kernels.h
-    scales: Float[Array, "P G 16"]  # of G groups of inputs; none of a float weight
+    scales: Float[Array, "P G 16"] | None  # of G groups of inputs; None: the weight is of floats
     shape: tuple[int, ...] = static()
     dtype: jnp.dtype = static()
     signs: int | None = static(default=None)
@@ -95,7 +95,7 @@ class PackedWeight(StoredWeight):
     def kind(self) -> str | None:
         return {jnp.dtype("int8"): "int8", jnp.dtype("uint8"): "int4"}.get(self.panels.dtype)
 
-    def __getitem__(self, rows: Any) -> Weight:
+    def __getitem__(self, rows: Any) -> Any:
         """Returns some rows of the weight, or all for `...`, in the ordinary layout."""
         if rows is ...:
             rows = jnp.arange(self.shape[0])
@@ -112,7 +112,7 @@ class PackedWeight(StoredWeight):
         else:
             pairs = panels[panel, :, :, lane]
         codes = pairs.reshape(*pairs.shape[:-2], -1)[..., : self.shape[1]]
-        if not scales.size:
+        if scales is None:
             return codes
         codes = codes.astype(jnp.int4 if panels.dtype == jnp.uint8 else jnp.int8)
         return QuantizedWeight(codes, scales[panel, :, lane].astype(self.dtype), self.signs)
@@ -128,7 +128,7 @@ def packed(weight: Weight) -> Weight:
 
 @jax.jit
 def _packed(weight: Any) -> PackedWeight:
-    codes, scales, signs = weight, jnp.zeros((0, 0, PANEL), jnp.float32), None
+    codes, scales, signs = weight, None, None
     if isinstance(weight, QuantizedWeight):
         codes, signs = weight.codes, weight.signs
         scale = jnp.pad(weight.scale.astype(jnp.float32), ((0, -codes.shape[0] % PANEL), (0, 0)))
@@ -189,8 +189,35 @@ def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Arr
     num_outputs = weight.panels.shape[0] * PANEL
     sums = jax.ShapeDtypeStruct((rows.shape[0], num_outputs), jnp.float32)
     call = jax.ffi.ffi_call("specjax_product", sums, vmap_method="sequential")
-    result = call(rows, weight.panels, weight.scales, instructions=np.int32(_instructions()))
+    scales = jnp.zeros((0, 0, 0)) if weight.scales is None else weight.scales
+    result = call(rows, weight.panels, scales, instructions=np.int32(_instructions()))
     return result[:, : weight.shape[0]]
+
+
+def attend_natively(
+    query: Float[Array, "B A Q H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    visible: Bool[Array, "B Q S"],
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Float[Array, "B A Q H"]:
+    """Computes attention in float32, over the visible slots alone, in their order; no gradients.
+
+    A query's bits depend neither on the other queries nor on where its slots lie. `scale` is by
+    default `H**-0.5`; H is a multiple of 16.
+    """
+    query, keys, values = (part.astype(jnp.float32) for part in (query, keys, values))
+    call = jax.ffi.ffi_call("specjax_attention", jax.ShapeDtypeStruct(query.shape, jnp.float32))
+    return call(
+        query,
+        keys,
+        values,
+        visible,
+        instructions=np.int32(_instructions()),
+        scale=np.float32(scale or query.shape[-1] ** -0.5),
+        softcap=np.float32(softcap or 0),
+    )
 
 
 @packed_product.defjvp

@@ -160,7 +160,7 @@ def test_heads_start_with_the_target_s_lm_head():
 def test_weights_are_quantised_as_they_are_read(tmp_path):
     model, params = target()
     save_transformer(tmp_path / "model", model.config, params, jnp.float32)
-    loaded = load(tmp_path / "model", "bfloat16", quantize="int8")
+    loaded = load(tmp_path / "model", "bfloat16", quantize="int8", packed=False)
     assert loaded.dtype == jnp.bfloat16 and loaded.dtype_name == "int8 (bfloat16)"
     assert compute_dtype(loaded.dtype_name) == compute_dtype("bfloat16") == "bfloat16"
     matrix, norm = loaded.params["layers_0"]["mlp"]["up_proj"]["weight"], loaded.params["norm"]
@@ -177,7 +177,7 @@ def test_weights_are_quantised_as_they_are_read(tmp_path):
 
 
 def test_int8_keeps_the_perplexity_of_pocket():
-    loaded = load("pocket", "float32")
+    loaded = load("pocket", "float32", packed=False)
     encode = loaded.require_tokenizer().encode
     openings = [task.text for task in read_tasks("pocket", 12) if task.is_opening]
     texts = [encode(text)[:128] for text in openings]

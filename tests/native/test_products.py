@@ -126,7 +126,7 @@ def test_no_rows_give_no_sums(instructions):
     ],
 )
 def test_operands_that_do_not_fit_are_an_error(instructions, rows, panels):
-    with pytest.raises(jax.errors.JaxRuntimeError, match="specjax product"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="specjax:"):
         product(rows, panels, no_scales(), 0).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="instruction set"):
         weight = packed(drawn(7, (16, 8), "float32"))
