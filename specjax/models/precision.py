@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.models.native import is_available, packed
 from specjax.models.products import project
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
@@ -45,10 +46,11 @@ def cache_dtype() -> jnp.dtype | None:
 
 def _bfloat16_is_faster() -> bool:
     product = jax.jit(lambda x, weight: project(x, weight, jnp.float32))
-    pairs = [
-        (jnp.ones((ROWS, INPUTS), dtype), jnp.ones((OUTPUTS, INPUTS), dtype))
-        for dtype in (jnp.float32, jnp.bfloat16)
-    ]
+    pairs = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        weight = jnp.ones((OUTPUTS, INPUTS), dtype)
+        weight = packed(weight) if is_available() else weight  # as `load` does
+        pairs.append((jnp.ones((ROWS, INPUTS), dtype), weight))
     seconds: list[list[float]] = [[], []]
     for repeat in range(REPEATS + 1):
         for number, pair in enumerate(pairs):
