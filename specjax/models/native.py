@@ -54,6 +54,11 @@ def _registered() -> tuple[tuple[str, ...], str]:
     return names, ""
 
 
+def instruction_sets() -> tuple[str, ...]:
+    """Returns the instruction sets of this machine that there are kernels for, best first."""
+    return _registered()[0]
+
+
 def is_available() -> bool:
     """Whether this machine multiplies packed weights: the default device is a CPU with kernels."""
     return jax.default_backend() == "cpu" and bool(_registered()[0])

@@ -1,41 +1,26 @@
-import ctypes
-import importlib.util
-from pathlib import Path
-
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow  # compiles with g++
+from specjax.core.errors import SpecjaxError
+from specjax.models import native
+from specjax.models.attention import attend
+from specjax.models.products import lookup
+from specjax.models.quantize import QuantizedWeight, quantize
 
-BUILD = Path(__file__).parents[2] / "native" / "build.py"
+pytestmark = pytest.mark.skipif(
+    not native.is_available(), reason="specjax has no native kernels here"
+)
 DTYPES = ["bfloat16", "float16", "float32"]
 SHAPES = [(1, 1), (16, 2), (35, 31), (64, 96)]  # outputs and inputs
 GROUP = 32
 
 
-def builder():
-    spec = importlib.util.spec_from_file_location("native_build", BUILD)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def instructions(tmp_path_factory) -> list[str]:
-    build = builder()
-    if build.compiler() is None:
-        pytest.skip("no C++ compiler")
-    file = tmp_path_factory.mktemp("native") / "products.so"
-    build.build(file)
-    library = ctypes.cdll.LoadLibrary(str(file))
-    library.specjax_instructions.restype = ctypes.c_char_p
-    jax.ffi.register_ffi_target(
-        "specjax_product", jax.ffi.pycapsule(library.specjax_product), platform="cpu"
-    )
-    return library.specjax_instructions().decode().split(",")
+def instructions() -> tuple[str, ...]:
+    return native.instruction_sets()
 
 
 def product(rows, panels, scales, number):
@@ -45,17 +30,7 @@ def product(rows, panels, scales, number):
 
 
 def packed(weight):
-    """Packs a weight [O, I] into panels of 16 outputs whose inputs stand in pairs."""
-    outputs, inputs = weight.shape
-    weight = jnp.pad(weight, ((0, -outputs % 16), (0, -inputs % 2)))
-    pairs = weight.reshape(-1, 16, -(-inputs // 2), 2)
-    is_paired = weight.dtype.itemsize == 2
-    return pairs.transpose(0, 2, 1, 3) if is_paired else pairs.transpose(0, 2, 3, 1)
-
-
-def packed_int4(codes):
-    even, odd = jnp.moveaxis(packed(codes.astype(jnp.int8)).view(jnp.uint8), 2, 0)
-    return (even & 15) | (odd << 4)
+    return native.packed(weight).panels
 
 
 def no_scales():
@@ -89,7 +64,8 @@ def test_quantised_products_scale_each_group_and_rows_keep_their_bits(instructio
     codes = jax.random.randint(jax.random.key(2), (48, 96), -limit - 1, limit + 1, jnp.int8)
     scale = jnp.abs(drawn(3, (48, 96 // group), "float32"))
     scales = scale.reshape(3, 16, -1).transpose(0, 2, 1)
-    panels = packed(codes) if kind == "int8" else packed_int4(codes)
+    kept = codes.astype("int8" if kind == "int8" else "int4")
+    panels = packed(QuantizedWeight(kept, scale))
     rows = drawn(4, (12, 96), dtype)
     weight = np.asarray(codes, np.float64) * np.repeat(np.asarray(scale), group, axis=1)
     for number in range(len(instructions)):
@@ -131,3 +107,44 @@ def test_operands_that_do_not_fit_are_an_error(instructions, rows, panels):
     with pytest.raises(jax.errors.JaxRuntimeError, match="instruction set"):
         weight = packed(drawn(7, (16, 8), "float32"))
         product(jnp.zeros((2, 8)), weight, no_scales(), len(instructions)).block_until_ready()
+
+
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_unpacking_gives_the_weight_back(kind):
+    weight = drawn(8, (35, 64), "bfloat16")
+    weight = weight if kind is None else quantize(weight, kind, jnp.bfloat16)
+    packed_weight = native.packed(weight)
+    assert (packed_weight.shape, packed_weight.dtype) == (weight.shape, weight.dtype)
+    chex.assert_trees_all_equal(native.unpack_params({"weight": packed_weight})["weight"], weight)
+    chosen = jnp.array([34, 0, 17])
+    chex.assert_trees_all_equal(lookup(packed_weight, chosen), lookup(weight, chosen))
+
+
+def test_a_packed_weight_has_no_gradients():
+    weight, rows = native.packed(drawn(9, (16, 8), "float32")), drawn(10, (2, 8), "float32")
+    with pytest.raises(SpecjaxError, match="packed=False"):
+        jax.grad(lambda rows: native.packed_product(rows, weight).sum())(rows)
+
+
+def attention_operands():
+    shapes = [(2, 6, 5, 32), (2, 2, 90, 32), (2, 2, 90, 32)]
+    operands = [drawn(seed, shape, "float32") for seed, shape in enumerate(shapes)]
+    return *operands, jax.random.bernoulli(jax.random.key(3), 0.6, (2, 5, 90))
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_native_attention_is_attention(softcap):
+    operands = attention_operands()
+    expected, _ = attend(*operands, 0.3, softcap)
+    mixed = native.attend_natively(*operands, 0.3, softcap)
+    np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_attention_has_the_same_bits_wherever_the_visible_slots_lie():
+    query, keys, values, visible = attention_operands()
+    whole = native.attend_natively(query, keys, values, visible)
+    for row in range(5):
+        slots = np.flatnonzero(visible[1, row])
+        seen = jnp.ones((1, 1, len(slots)), bool)
+        parts = query[1:, :, row : row + 1], keys[1:, :, slots], values[1:, :, slots], seen
+        np.testing.assert_array_equal(native.attend_natively(*parts)[0], whole[1, :, row : row + 1])
