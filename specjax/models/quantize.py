@@ -28,7 +28,7 @@ EMBEDDING = "embed_tokens.weight"
 
 
 class StoredWeight:
-    """A weight `[O, I]` that a leaf of params holds in another form than an array."""
+    """A weight `[O, I]` that params hold quantised or packed."""
 
     shape: tuple[int, ...]
     dtype: jnp.dtype  # in which products are computed
@@ -71,7 +71,7 @@ Weight = Float[Array, "O I"] | StoredWeight
 
 
 def is_stored(leaf: Any) -> bool:
-    """Whether a leaf of params is a weight that is no array: quantised or packed."""
+    """Whether a leaf of params is a weight in another form than an array: quantised or packed."""
     return isinstance(leaf, StoredWeight)
 
 
