@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import (  # pyright: ignore[repor
 )
 
 ROOT = Path(__file__).parent
-LIBRARY = "specjax/kernels.so"
+LIBRARY = "specjax/kernels.bin"
 
 
 def builder() -> Any:

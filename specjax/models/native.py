@@ -21,7 +21,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
 
-LIBRARY = Path(__file__).parent.parent / "kernels.so"
+LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
 VERSION = 1  # of the kernels' interface, also in native/handlers.cc
 PANEL = 16  # outputs that lie side by side
 SWITCH = "SPECJAX_NATIVE"  # an environment variable
