@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,6 @@ class KernelsHook(BuildHookInterface):
         build_data["artifacts"].append(LIBRARY)
         build_data["pure_python"] = False
         if version == "standard":  # one library for every Python, but for this platform alone
-            from packaging.tags import platform_tags
-
-            build_data["tag"] = f"py3-none-{next(iter(platform_tags()))}"
+            machine = platform.machine()
+            system = "linux" if sys.platform == "linux" else "macosx_11_0"
+            build_data["tag"] = f"py3-none-{system}_{machine}"
