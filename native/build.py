@@ -55,7 +55,8 @@ def build(library: Path, flags: list[str] | None = None) -> None:
                 ]
         for output, arguments in objects.items():
             _run([*command, *FLAGS, *(flags or []), *arguments, "-c", "-o", str(output)])
-        _run([*command, *(flags or []), "-shared", *map(str, objects), "-o", str(library)])
+        link = ["-shared"] + ["-s"] * (sys.platform == "linux")  # -s leaves out the symbols' names
+        _run([*command, *(flags or []), *link, *map(str, objects), "-o", str(library)])
 
 
 def _run(command: list[str]) -> None:
