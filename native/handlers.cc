@@ -7,6 +7,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -14,6 +18,31 @@ namespace ffi = xla::ffi;
 
 namespace specjax {
 namespace {
+
+#if defined(__x86_64__)
+struct Features {
+  bool avx2 = false, avx512 = false;  // with all that the kernels' flags switch on
+};
+
+// Asks the processor, and whether the system saves its registers. `__builtin_cpu_supports` would do
+// the same, but always answers no in zig's library.
+Features features() {
+  unsigned a, b, c, d, bf16, states, upper;
+  Features has;
+  const auto is_set = [](unsigned bits, std::initializer_list<int> wanted) {
+    return std::all_of(wanted.begin(), wanted.end(), [=](int bit) { return bits >> bit & 1; });
+  };
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !is_set(c, {12, 27})) return has;  // FMA, XGETBV
+  __asm__("xgetbv" : "=a"(states), "=d"(upper) : "c"(0));
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
+  has.avx2 = is_set(states, {1, 2}) && is_set(b, {5});
+  const unsigned subleaves = a;
+  if (subleaves < 1 || !__get_cpuid_count(7, 1, &bf16, &a, &c, &d)) return has;
+  has.avx512 = has.avx2 && is_set(states, {5, 6, 7}) && is_set(b, {16, 17, 30, 31}) &&
+               is_set(bf16, {5});
+  return has;
+}
+#endif
 
 struct InstructionSet {
   const Kernels* products;
@@ -25,12 +54,9 @@ const std::vector<InstructionSet>& supported() {
   static const std::vector<InstructionSet> sets = [] {
     std::vector<InstructionSet> found;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-      found.push_back({&kAvx512, kAvx512Attention});
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-      found.push_back({&kAvx2, kAvx2Attention});
+    const Features has = features();
+    if (has.avx512) found.push_back({&kAvx512, kAvx512Attention});
+    if (has.avx2) found.push_back({&kAvx2, kAvx2Attention});
 #endif
     found.push_back({&kPortable, kPortableAttention});
     return found;

@@ -15,6 +15,7 @@ from specjax.models.config import Variant
 from specjax.models.families import config_values, llama
 from specjax.models.io.gguf import FIELDS, NO_TOKENIZER, ROPE_DIVISORS, rope_divisors
 from specjax.models.io.huggingface import huggingface_name
+from specjax.models.native import unpack_params
 from specjax.models.quantize import has_quantized
 from specjax.models.shapes import shape_mismatches
 from specjax.models.sharding import on_host
@@ -52,7 +53,7 @@ def save_gguf(
     _add_config(writer, config)
     table = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for at, leaf in cast(Any, flatten_dict(params, sep=".")).items():
+    for at, leaf in cast(Any, flatten_dict(unpack_params(params), sep=".")).items():
         name = cast(str, table.get_name(huggingface_name(at), (".weight", ".bias")))
         values = np.asarray(cast_floats(on_host(leaf), jnp.float32 if leaf.ndim == 1 else dtype))
         _add_tensor(writer, name, _in_pairs(values, heads.get(at.split(".")[-2], 0)))
