@@ -68,10 +68,12 @@ def _wide(module: Any) -> tuple[Any, Any]:
 
     def larger(path, leaf):
         if path[0].key.startswith("mask"):
-            return leaf * 50
-        if leaf.ndim < 2:
-            return leaf
-        return leaf * (20 if path[-2].key in ("q_proj", "k_proj", "o_proj") else 8)
+            factor = 50
+        elif leaf.ndim < 2:
+            factor = 1
+        else:
+            factor = 20 if path[-2].key in ("q_proj", "k_proj", "o_proj") else 8
+        return jnp.asarray(np.asarray(leaf) * factor)
 
     params = module.initialise(jax.random.key(7))
     return module, jax.tree_util.tree_map_with_path(larger, params)
@@ -99,17 +101,18 @@ def hydra_head(
     module = HydraHeads(HydraConfig.for_target(config, has_prefix, num_heads, 3, has_lm_heads))
     params = noisy(module.initialise(jax.random.key(7)))
     for number in range(num_heads):
-        for each in params[f"first_blocks_{number}"].values():
-            each["weight"] = each["weight"].at[:, module.config.hidden_size :].multiply(6)
+        for layer in params[f"first_blocks_{number}"].values():
+            weight = np.array(layer["weight"])
+            weight[:, module.config.hidden_size :] *= 6
+            layer["weight"] = jnp.asarray(weight)
     return module, params
 
 
 def noisy(params: Any) -> Any:
     """Params none of which is without effect."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    noise = [0.3 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(tree, [x + each for x, each in zip(leaves, noise, strict=True)])
+    numbers = np.random.default_rng(7)  # drawing them with JAX would compile a program per shape
+    noise = lambda leaf: np.float32(0.3 * numbers.standard_normal(leaf.shape))  # noqa: E731
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + noise(leaf)), params)
 
 
 # ---- Drafters ----------------------------------------------------------------------------------

@@ -57,12 +57,24 @@ def found_paths(tree: DraftTree, row: int) -> Paths:
     return [tuple(tree.tokens[row, path].tolist()) for path in nodes]
 
 
+@jax.jit
+def filtered_and_noise(draw: Draw, logits, depth):
+    positions = draw.round_start[:, None] + depth
+    return draw.filtered(logits), draw.noise(positions, len(logits))[:, 0]
+
+
+def law_and_noise(draw: Draw, row: int, logits, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """The filtered log-probabilities, and the noise that many tokens below the root of a row."""
+    law, noise = filtered_and_noise(draw, jnp.asarray(logits), depth)
+    return np.asarray(law), np.asarray(noise)[row]
+
+
 # ---- Trees of a fixed shape --------------------------------------------------------------------
 
 
 def by_choices(choices: Choices, draw: Draw, row: int, logits_after: Callable):
     """The paths of tokens by `choices`, one node at a time, and what each was drawn from."""
-    sampling, length = draw.sampling, draw.round_start[:, None]
+    sampling = draw.sampling
     paths: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
     laws: dict[tuple[int, ...], np.ndarray] = {}
     for choice in sorted(choices, key=lambda choice: (len(choice), choice)):
@@ -71,8 +83,7 @@ def by_choices(choices: Choices, draw: Draw, row: int, logits_after: Callable):
         path = paths[choice[:-1]]
         scores = logits_after(path)
         if not sampling.is_greedy:
-            law = np.asarray(draw.filtered(scores))
-            noise = np.asarray(draw.noise(length + len(path), len(law)))[row, 0]
+            law, noise = law_and_noise(draw, row, scores, len(path))
             laws[path] = np.exp(law)
             # What the target would draw; a token that its filters cut is set back.
             scores = scores / sampling.temperature + noise - CUT_PENALTY * np.isneginf(law)
@@ -141,16 +152,15 @@ def by_confidence(headed: heads.Headed, draw: Draw, row: int, logits_after: Call
 
     heads.EAGLE-2 drafts below the `top_k` best nodes of a depth, the others below all.
     """
-    drafter, sampling, length = headed.drafter, draw.sampling, draw.round_start[:, None]
+    drafter, sampling = headed.drafter, draw.sampling
 
     def log_probs(path: tuple[int, ...]) -> np.ndarray:
         logits = logits_after(path)
         if sampling.is_greedy or sampling.needs_draft_probs:
             return np.asarray(jax.nn.log_softmax(logits))
         blind = np.exp(jax.nn.log_softmax(logits), dtype=np.float64)
-        is_cut = np.isneginf(draw.filtered(logits))
-        noise = draw.noise(length + len(path), len(logits))[row, 0]
-        bent = logits + sampling.temperature * (noise - CUT_PENALTY * is_cut)
+        law, noise = law_and_noise(draw, row, logits, len(path))
+        bent = logits + sampling.temperature * (noise - CUT_PENALTY * np.isneginf(law))
         seeing = np.exp(jax.nn.log_softmax(bent), dtype=np.float64)
         share = drafter.noise_share
         return np.log(share * seeing + (1 - share) * blind).astype(np.float32)
