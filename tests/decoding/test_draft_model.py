@@ -13,6 +13,7 @@ from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.tree import DraftTree
 from specjax.models.transformer import Transformer
@@ -91,6 +92,26 @@ def test_the_tokens_are_those_of_plain_decoding_however_good_the_draft(rule, sam
 
 
 @pytest.mark.slow
+def test_a_draft_does_not_depend_on_the_batch():
+    together, alone = (generated("heuristic", "near", "greedy", batch) for batch in (BATCH, 1))
+    assert together.drafted[0] == alone.drafted[0]
+    np.testing.assert_array_equal(together.accepted_lengths[0], alone.accepted_lengths[0])
+
+
+@pytest.mark.slow
+def test_long_prompts_are_cached_in_chunks():
+    numbers = np.random.default_rng(0)
+    texts = from_ids([numbers.integers(0, 40, count).tolist() for count in (300, 128, 129, 2)], 20)
+    engine = Engine(target()[0], drafter("fixed"), max_new_tokens=8)
+    cache = engine.prefill(params_of("fixed", "near"), texts, contract.KEY).drafter.cache
+    np.testing.assert_array_equal(cache.length, texts.length - 1)
+    fresh = plain_pass(weights("near"), texts.tokens, target()[0])[1]
+    for row, count in enumerate(cache.length.tolist()):
+        for mine, its in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+            np.testing.assert_allclose(mine[row, :, :count], its[row, :, :count], atol=2e-4)
+
+
+@pytest.mark.slow
 def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
     cases, params = (("sampled", BATCH, False),), params_of("fixed", "same").drafter
     chosen = drafter("fixed", is_drawn=False)
@@ -127,6 +148,11 @@ def with_draft(found: Round) -> np.ndarray:
     return texts
 
 
+@jax.jit
+def drawn_and_likely(draw: Draw, logits, places):
+    return jnp.argmax(draw.perturbed(logits, places), axis=-1), jax.nn.softmax(logits, axis=-1)
+
+
 @pytest.mark.parametrize("rule, sampling", STEPPED)
 def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
     rule_params = params_of(rule, "near", sampling).drafter["rule"]
@@ -137,8 +163,7 @@ def test_every_chain_follows_the_draft_and_the_rule(rule, sampling):
         logits = plain_pass(weights("near"), jnp.asarray(with_draft(found)), target()[0])[0].logits
         places = jnp.arange(1, logits.shape[1] + 1)[None, :] + jnp.zeros((BATCH, 1), jnp.int32)
         draw = Draw(before.sequence_keys, jnp.asarray(before.length), contract.SAMPLINGS[sampling])
-        said = np.argmax(draw.perturbed(logits, places), axis=-1)
-        probs = np.asarray(jax.nn.softmax(logits, axis=-1))
+        said, probs = map(np.asarray, drawn_and_likely(draw, logits, places))
         for row in np.flatnonzero(~before.is_done):
             length, count = before.length[row], int(tree.valid[row].sum()) - 1
             lengths.append(count)
@@ -268,7 +293,7 @@ def test_the_tree_holds_the_filtered_distribution_that_tokens_were_drawn_from():
     for row, length in enumerate(state.length.tolist()):
         texts[row, length : length + 3] = tree.tokens[row, 1:]
     logits = plain_pass(weights("near"), jnp.asarray(texts), target()[0])[0].logits
-    law = np.exp(sampling.filtered(logits))
+    law = np.exp(jax.jit(sampling.filtered)(logits))
     assert tree.draft_probs is not None and tree.draft_probs.dtype == jnp.float32
     for row, length in enumerate(state.length.tolist()):
         for node in range(3):
@@ -291,6 +316,12 @@ def rejection_case(rule: str) -> tuple[DraftModel, dict]:
 @pytest.mark.parametrize("rule", slow_except(REJECTION_RULES, "confidence"))
 def test_drawn_drafts_keep_the_distribution(rule):
     assert contract.p_value(*rejection_case(rule)) > 1e-3
+
+
+@pytest.mark.slow
+def test_chosen_drafts_keep_the_distribution_too():
+    own, params = rejection_case("confidence")
+    assert contract.p_value(replace(own, is_drawn=False), params) > 1e-3
 
 
 class Peeking(DraftModel):
@@ -331,7 +362,10 @@ def test_lies_about_what_was_drawn_are_caught(kind):
     ],
 )
 def test_a_rule_is_named_or_given(settings, rule):
-    assert DraftModel(target()[0], **settings).length_rule == rule
+    own = DraftModel(target()[0], **settings)
+    assert own.length_rule == rule
+    assert own.max_depth == own.num_nodes - 1 == (7 if settings["rule"] == "fixed" else 20)
+    assert DraftModel(own.draft) == DraftModel(own.draft, "fixed", 5, max_length=20, is_drawn=True)
 
 
 OTHER = "the draft's weights belong to another model .*; pass the params that were loaded"

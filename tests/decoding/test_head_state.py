@@ -17,7 +17,7 @@ from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
-from specjax.decoding.drafters.parallel_spec import ParallelSpec
+from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
@@ -55,6 +55,26 @@ def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name
         assert_of_text(headed, state, state.drafter, headed.drafter.max_depth)
         pending.update(state.drafter.num_pending.tolist())
     assert len(pending) > 2
+    for each in played:
+        before, after = each.before.drafter, each.after.drafter
+        for row in np.flatnonzero(each.before.is_done):  # it no longer changes
+            assert after.num_pending[row] == 0
+            held = each.before.length[row] - 1
+            if before.cache.length[row] == held:
+                mine, its = before.cache.keys[0], after.cache.keys[0]
+                np.testing.assert_array_equal(mine[row, :, :held], its[row, :, :held])
+
+
+@pytest.mark.slow
+def test_paths_of_all_lengths_are_accepted_and_texts_end_by_eos_and_by_length():
+    ends = []
+    for name, headed in (heads.STATIC | heads.DYNAMIC).items():
+        played = heads.played_by(name)
+        counts = np.array([each.after.length - each.before.length for each in played])
+        assert set(counts.flat) == set(range(headed.drafter.max_depth + 2)), name
+        last = played[-1].after
+        ends += np.isin(last.tokens[np.arange(BATCH), last.length - 1], heads.END).tolist()
+    assert any(ends) and not all(ends)
 
 
 def assert_of_text(headed: heads.Headed, state: LoopState, kept: HeadState, max_depth: int) -> None:
@@ -194,6 +214,23 @@ def test_medusa_heads_deeper_than_the_tree_are_not_computed(choices, num_product
     assert str(program(headed)).count("dot_general[") == num_products
 
 
+def test_defaults_are_those_published():
+    eagle, hydra, parallel = (
+        make()[0] for make in (heads.eagle_head, heads.hydra_head, heads.parallel_head)
+    )
+    assert Eagle2(eagle) == Eagle2(eagle, top_k=10, depth=6, num_tokens=60, noise_share=0.8)
+    sizes = {  # nodes, depth, and nodes that pass the head's layers
+        Eagle(eagle): (26, 5, 10),
+        Eagle2(eagle): (60, 6, 50),
+        Hydra(hydra): (64, 4, 0),
+        Hydra(heads.hydra_head(num_heads=2)[0], heads.CHOICES): (8, 2, 0),  # choices are left out
+        ParallelSpec(parallel): (24, 4, 3),  # as deep as its masks
+        ParallelSpecMedusa(parallel): (64, 4, 3),
+    }
+    for drafter, expected in sizes.items():
+        assert (drafter.num_nodes, drafter.max_depth, drafter.num_fed) == expected
+
+
 # ---- Sizes and settings ------------------------------------------------------------------------
 
 
@@ -272,14 +309,24 @@ def test_more_children_than_tokens_are_rejected(headed, settings):
 
 
 @pytest.mark.slow
-def test_typical_acceptance_changes_the_text():
-    run = partial(speculative_generate, heads.MEDUSA.request, prompt(), KEY, target=target()[0])
-    typical, coupled = (
-        run(
-            drafter=heads.MEDUSA.drafter,
-            sampling=Sampling(1.0, verification=rule),
-            max_new_tokens=40,
-        )
-        for rule in ("typical", "coupled")
+def test_typical_acceptance_takes_likely_tokens_and_nothing_else():
+    """In the finished text every accepted token is as likely as the rule requires."""
+    epsilon, delta = 0.05, 0.6
+    typical = Sampling(1.0, verification="typical", typical_epsilon=epsilon, typical_delta=delta)
+    model, prompts = target()[0], prompt()
+    run = partial(speculative_generate, heads.MEDUSA.request, prompts, KEY, target=model)
+    out, coupled = (
+        run(drafter=heads.MEDUSA.drafter, sampling=sampling, max_new_tokens=56, eos=7)
+        for sampling in (typical, Sampling(1.0))
     )
-    assert typical.from_draft.any() and (typical.tokens != coupled.tokens).any()
+    assert (out.tokens != coupled.tokens).any(), "the text is the target's own"
+    assert out.from_draft.sum() > 10
+    for row, start in enumerate(prompts.length.tolist()):
+        new = out.tokens[row, : int(out.length[row])].tolist()
+        text = heads.padded([[*prompts.tokens[row, :start].tolist(), *new]])
+        features = heads.features_of(heads.MEDUSA.request, text, model)[0]
+        law = np.exp(jax.nn.log_softmax(model.logits(target()[1], features)), dtype=np.float64)
+        for place in np.flatnonzero(out.from_draft[row, : len(new)]):
+            before = law[start + place - 1]
+            least = min(epsilon, delta * np.exp(np.sum(before * np.log(before + 1e-5))))
+            assert before[new[place]] > least - 1e-5

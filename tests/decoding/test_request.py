@@ -213,6 +213,8 @@ def test_an_argument_of_another_type_is_rejected(name, value, message):
 def test_eos_outside_the_vocabulary_is_rejected(eos, message):
     with pytest.raises(SpecjaxError, match=message):
         as_tuple(eos, target()[0])
+    for tokens in (3, [3, 3], (3,), np.array([3])):
+        assert as_tuple(tokens, target()[0]) == (3,)
 
 
 def test_a_tree_larger_than_num_nodes_is_rejected():
