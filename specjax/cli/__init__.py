@@ -53,7 +53,8 @@ def _run(arguments: Sequence[str]) -> None:
     if list(arguments) == ["--version"]:
         from specjax.models.native import description
 
-        print(f"specjax {__version__}, {description()} on a CPU")
+        print("specjax", __version__)
+        print("products on a CPU:", description())
         return
     try:
         command = parse([_utf8(argument) for argument in arguments] or ["--help"], COMMANDS, ABOUT)

@@ -35,19 +35,19 @@ def _registered() -> tuple[tuple[str, ...], str]:
     """
     wanted = os.environ.get(SWITCH, "")
     if wanted == "0":
-        return (), f"{SWITCH}=0"
+        return (), f"{SWITCH} is 0"
     if not LIBRARY.is_file():
         return (), "this installation was built without a C++ compiler"
     try:
         library = ctypes.cdll.LoadLibrary(str(LIBRARY))
         if library.specjax_version() != VERSION:
-            return (), "they belong to another version of specjax; install it again"
+            return (), "the kernels belong to another version of specjax; install it again"
         library.specjax_instructions.restype = ctypes.c_char_p
         for name in ("specjax_product", "specjax_attention"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except Exception as error:  # whatever another jaxlib or C library makes of it
-        return (), f"they cannot be loaded ({error})".splitlines()[0]
+        return (), f"the kernels cannot be loaded ({error})".splitlines()[0]
     names = tuple(library.specjax_instructions().decode().split(","))
     if wanted and wanted not in names:
         raise SpecjaxError(f"{SWITCH}={wanted} is not one of {', '.join(names)} and 0")
@@ -65,16 +65,16 @@ def is_available() -> bool:
 
 
 def description() -> str:
-    """Returns which products a CPU runs and why, such as "native products (Avx512)"."""
+    """Returns whose products a CPU runs and why, such as "native (Avx512)"."""
     names, reason = _registered()
     if names:
-        return f"native products ({names[_instructions()]})"
-    return f"XLA's products, without native kernels: {reason}"
+        return f"native ({names[_instructions()]})"
+    return f"XLA's, because {reason}"
 
 
 def products(params: Any) -> str:
     """Returns which products multiply by these params."""
-    return description() if has_packed(params) else "XLA's products"
+    return description() if has_packed(params) else "XLA's"
 
 
 def _instructions() -> int:
