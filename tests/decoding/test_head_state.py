@@ -61,8 +61,8 @@ def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name
             assert after.num_pending[row] == 0
             held = each.before.length[row] - 1
             if before.cache.length[row] == held:
-                mine, its = before.cache.keys[0], after.cache.keys[0]
-                np.testing.assert_array_equal(mine[row, :, :held], its[row, :, :held])
+                for mine, its in zip(before.cache.keys, after.cache.keys, strict=True):
+                    np.testing.assert_array_equal(mine[row, :, :held], its[row, :, :held])
 
 
 @pytest.mark.slow
