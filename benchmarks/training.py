@@ -89,7 +89,10 @@ def cost_rows(seconds: Mapping[str, Sequence[float]], num_tokens: int) -> list[l
 def run(options: TrainingOptions) -> None:
     """Measures and prints the table."""
     at_least_1(options, "batch_size", "length", "repeats")
-    target = random_target(options.size, options.length) if options.size else load(options.target)
+    if options.size:
+        target = random_target(options.size, options.length)
+    else:
+        target = load(options.target, packed=False)
     num_tokens = options.batch_size * options.length
     rows = cost_rows(in_turn(steps_of(target, options), options.repeats), num_tokens)
     header = f"a step over {num_tokens} tokens", "tokens/s", "x eagle", "x target's pass"

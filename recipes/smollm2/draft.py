@@ -115,7 +115,7 @@ def build(options: Options) -> None:
     use_compilation_cache()
     out = expand_user(options.out)
     folder = vacant(out / "model")
-    target = load(options.target)
+    target = load(options.target, packed=False)
     draft, params = few_layers(target, options.layers)
     tokenizer = target.require_tokenizer()
     texts = read_conversations([options.data])

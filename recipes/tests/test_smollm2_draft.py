@@ -10,6 +10,7 @@ import pytest
 import specjax
 from recipes.smollm2.draft import Options, build, distillation_loss, few_layers
 from specjax.core.errors import SpecjaxError
+from specjax.models.native import unpack_params
 from specjax.training.loop import LoopOptions
 from tests.decoding.tiny import target
 
@@ -48,8 +49,9 @@ def test_the_written_draft_loads(tmp_path):
     (tmp_path / "texts.jsonl").write_text(json.dumps(chat) + "\n")
     loop = LoopOptions(num_steps=1)
     build(Options("pocket", str(tmp_path / "texts.jsonl"), tmp_path / "run", (0, 7), loop))
-    pocket = specjax.load("pocket")
+    pocket = specjax.load("pocket", packed=False)
     drafter, params = specjax.load_drafter("draft-model", pocket, str(tmp_path / "run" / "model"))
+    params = unpack_params(params)
     draft = params["draft"]["embed_tokens"]["weight"]
     assert drafter.draft.config.num_hidden_layers == 2
     assert jnp.allclose(draft, pocket.params["embed_tokens"]["weight"], atol=1e-2)
