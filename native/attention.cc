@@ -50,7 +50,7 @@ inline Floats exponential(Floats x) {
   return as_floats((Words)(sum * as_floats(power)) & is_kept);
 }
 
-// Adds to `out` [count, H] the values of the ranked slots, by the weights of `count` heads.
+// Writes each head's weighted sum of the values of the ranked slots to `out` [Heads, H].
 template <int Heads>
 void mix(const Attention& a, const float* values, const int32_t* slots, int64_t num_slots,
          const float* weights, int64_t stride, const float* scales, float* out, int64_t out_stride) {

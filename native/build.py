@@ -1,4 +1,4 @@
-"""Compiles the kernels into a shared library: `python native/build.py FILE.so`."""
+"""Compiles the kernels into a shared library: `python native/build.py FILE`."""
 
 import os
 import platform
@@ -35,7 +35,7 @@ def build(library: Path, flags: list[str] | None = None) -> None:
     """Compiles the library; `flags` are added to every command, such as those of a sanitizer.
 
     Raises:
-        RuntimeError: if there is no compiler, or it fails; the message has its output.
+        RuntimeError: without a compiler, or with the output of one that fails.
     """
     import jaxlib
 

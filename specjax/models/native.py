@@ -199,6 +199,13 @@ def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Arr
     return result[:, : weight.shape[0]]
 
 
+@packed_product.defjvp
+def _packed_product_jvp(primals: Any, tangents: Any) -> Any:
+    raise SpecjaxError(
+        "packed weights have no gradients; train with the params of `load(..., packed=False)`"
+    )
+
+
 def attend_natively(
     query: Float[Array, "B A Q H"],
     keys: Float[Array, "B K S H"],
@@ -222,11 +229,4 @@ def attend_natively(
         instructions=np.int32(_instructions()),
         scale=np.float32(scale or query.shape[-1] ** -0.5),
         softcap=np.float32(softcap or 0),
-    )
-
-
-@packed_product.defjvp
-def _packed_product_jvp(primals: Any, tangents: Any) -> Any:
-    raise SpecjaxError(
-        "packed weights have no gradients; train with the params of `load(..., packed=False)`"
     )
