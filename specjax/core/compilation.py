@@ -1,4 +1,4 @@
-"""`jax.jit` for programs with loops: on a GPU they become one CUDA graph."""
+"""`jax.jit` for loops: on a GPU they become one CUDA graph, and types are always JAX's default."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -40,10 +40,20 @@ class jit_loops:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_nested = isinstance(jnp.zeros(()), Tracer)
-        return (self._nested if is_nested else self._alone)(*args, **kwargs)
+        return _with_default_types(self._nested if is_nested else self._alone)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._alone, name)
+        return _with_default_types(getattr(self._alone, name))
+
+
+def _with_default_types(function: Callable) -> Callable:
+    """Traces as if the user had switched on neither x64 nor strict promotion."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return call

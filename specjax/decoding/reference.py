@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Key
 
+from specjax.core.compilation import jit_loops
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
@@ -37,7 +38,7 @@ def reference_generate(
     return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos, target))
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+@partial(jit_loops, static_argnums=(3, 4, 5, 6))
 def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     batch, padded = prompt.tokens.shape
     num_slots = padded + max_new_tokens

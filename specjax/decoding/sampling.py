@@ -148,7 +148,7 @@ class Draw:
     ) -> Float[Array, "B N V"]:
         """Returns Gumbel noise for the tokens that will stand at `positions` of the text."""
         keys, size = self._position_keys(positions, stream), self.vocab_size or vocab_size
-        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,))))(keys)
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32)))(keys)
         return noise if self.draft_vocab is None else noise[..., self.draft_vocab]
 
     def uniform(
@@ -156,7 +156,7 @@ class Draw:
     ) -> Float[Array, "B N C"]:
         """Returns `count` uniform numbers in [0, 1) for each of `positions`."""
         keys = self._position_keys(positions, stream)
-        return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,))))(keys)
+        return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32)))(keys)
 
     def perturbed(
         self, logits: Float[Array, "B N V"], positions: Int[Array, "B N"], stream: int = DRAFT
@@ -181,8 +181,18 @@ class Draw:
 def sequence_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
     """Returns a key per sequence: `fold_in(key, b)`, but the key itself for a batch of one.
 
-    Sequence b of a batch therefore equals its prompt run alone with `fold_in(key, b)`.
+    Sequence b of a batch therefore equals its prompt run alone with `fold_in(key, b)`. Keys of
+    other kinds become Threefry's, since theirs draw other numbers under `vmap`.
     """
     if batch == 1:
-        return key[None]
-    return jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(batch))
+        return _as_threefry(key)[None]
+    fold_in = lambda number: _as_threefry(jax.random.fold_in(key, number))  # noqa: E731
+    return lax.map(fold_in, jnp.arange(batch))
+
+
+def _as_threefry(key: Key[Array, ""]) -> Key[Array, ""]:
+    data = jax.random.key_data(key)
+    key = jax.random.wrap_key_data(data[:2], impl="threefry2x32")
+    for word in data[2:]:
+        key = jax.random.fold_in(key, word)
+    return key

@@ -5,6 +5,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import speculative_generate
+from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
@@ -32,6 +33,7 @@ from tests.decoding.contract import (
     GREEDY,
     KEY,
     SAMPLED,
+    SAMPLINGS,
     assert_lossless,
     assert_rejects_values_out_of_bounds,
     truth,
@@ -158,6 +160,42 @@ def test_the_tokens_are_those_of_plain_decoding(name, case):
     num_accepted = generated(name, case).from_draft.sum()
     never_accepts = name in ("plain", "never") or (name == "auto" and case[0] == "sampled")
     assert (num_accepted == 0) == never_accepts, "no draft was ever right"
+
+
+SWITCHES = {
+    "x64": lambda: jax.enable_x64(True),
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "debug NaNs": lambda: jax.debug_nans(True),
+}
+KINDS = ("rbg", "unsafe_rbg")
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    slow_except(
+        [*product(METHODS, SWITCHES)],
+        *product(("pld", "hass"), ("x64",)),
+        ("draft-model", "strict promotion"),
+        ("hass", "debug NaNs"),
+    ),
+)
+def test_no_switch_of_jax_changes_a_token(name, switch):
+    drafter = of_method(name)
+    with SWITCHES[switch]():
+        assert_lossless(*drafter, cases=(SAMPLED,))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), slow_except([*product(METHODS, KINDS)], ("pld", "unsafe_rbg"))
+)
+def test_keys_of_every_kind_generate_the_tokens_of_plain_decoding(name, kind):
+    key, (model, weights) = jax.random.key(1, impl=kind), target()
+    texts = []
+    for drafter, params in (of_method(name), of_method("plain")):
+        settings = {"target": model, "drafter": drafter, "sampling": SAMPLINGS["sampled"]}
+        *_, whole = stream(Params(weights, params), prompt(), key, **settings, max_new_tokens=60)
+        texts.append(np.asarray(whole.tokens))
+    np.testing.assert_array_equal(*texts)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -186,10 +186,11 @@ def test_noise_depends_on_the_key(sampling):
     assert (one != two).all()
 
 
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @SETTINGS
-def test_row_b_of_a_batch_draws_as_it_would_alone(sampling, batch):
-    key, positions = jax.random.key(5), jnp.arange(4)[None]
+def test_row_b_of_a_batch_draws_as_it_would_alone(sampling, batch, kind):
+    key, positions = jax.random.key(5, impl=kind), jnp.arange(4)[None]
     together = Draw(sequence_keys(key, batch), jnp.full((batch,), 7), sampling)
     noise = together.noise(jnp.tile(positions, (batch, 1)), VOCAB)
     for row in range(batch):
