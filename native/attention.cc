@@ -35,7 +35,7 @@ inline Floats lane_sums(Floats (&parts)[kLanes]) {
   return parts[0];
 }
 
-// e^x for x <= 0, to about two units in the last place; 0 below -87.
+// e^x for x <= 0, to about two units in the last place; 0 below -87, NaN for NaN.
 inline Floats exponential(Floats x) {
   const Floats magic = Floats{} + 0x1.8p23f;  // adding it rounds to a whole number
   Floats shifted = x * 0x1.715476p0f + magic;
@@ -46,7 +46,7 @@ inline Floats exponential(Floats x) {
   for (float factor : {0x1.123bccp-7f, 0x1.555b98p-5f, 0x1.55548ep-3f, 0x1.fffff8p-2f, 1.0f, 1.0f})
     sum = sum * rest + factor;
   Words power = ((Words)shifted + 127) << 23;
-  Words is_kept = (Words)(x > -87.0f);
+  Words is_kept = ~(Words)(x <= -87.0f);
   return as_floats((Words)(sum * as_floats(power)) & is_kept);
 }
 

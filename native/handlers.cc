@@ -198,8 +198,8 @@ ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer pa
                                   w[3] == (is_paired ? 2 : kPanel);
   if (!fits) return fail("weights are not packed in panels of 16 outputs");
   const bool has_scales = is_int4 || kind == Kind::kInt8;
-  if (has_scales && (s.size() != 3 || s[0] != w[0] || s[1] < 1 || s[2] != kPanel ||
-                     2 * pairs % s[1] != 0 || 2 * pairs / s[1] % 2 != 0))
+  if (has_scales && (s.size() != 3 || s[0] != w[0] || s[1] < 1 || s[2] != kPanel || pairs < 1 ||
+                     pairs % s[1] != 0))
     return fail("scales do not fit the weights");
   if ((x[1] + 1) / 2 != pairs || y[0] != x[0] || y[1] != w[0] * kPanel)
     return fail("shapes of rows, weights and sums do not fit together");

@@ -87,6 +87,11 @@ def test_nan_and_infinity_reach_their_outputs_and_no_others(instructions, dtype)
         assert np.isfinite(np.delete(sums, (3, 5), axis=1)).all()
 
 
+def test_quantised_weights_without_inputs_are_an_error(instructions):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="specjax: scales"):
+        product(jnp.zeros((2, 0)), jnp.zeros((1, 0, 2, 16), jnp.int8), jnp.ones((1, 1, 16)), 0)
+
+
 def test_no_rows_give_no_sums(instructions):
     weight = drawn(6, (16, 8), "float32")
     assert product(jnp.zeros((0, 8)), packed(weight), no_scales(), 0).shape == (0, 16)
@@ -148,3 +153,14 @@ def test_attention_has_the_same_bits_wherever_the_visible_slots_lie():
         seen = jnp.ones((1, 1, len(slots)), bool)
         parts = query[1:, :, row : row + 1], keys[1:, :, slots], values[1:, :, slots], seen
         np.testing.assert_array_equal(native.attend_natively(*parts)[0], whole[1, :, row : row + 1])
+
+
+@pytest.mark.parametrize("operand", ["query", "keys", "values"])
+def test_attention_carries_nan_to_the_queries_that_see_it(operand):
+    operands = dict(zip(["query", "keys", "values", "visible"], attention_operands(), strict=True))
+    slot = int(np.argmax(operands["visible"][0, 2]))
+    place = 2 if operand == "query" else slot
+    operands[operand] = operands[operand].at[0, 0, place].set(jnp.nan)
+    mixed = np.isnan(native.attend_natively(**operands)[0, 0]).all(axis=-1)
+    sees = np.arange(5) == 2 if operand == "query" else operands["visible"][0, :, slot]
+    np.testing.assert_array_equal(mixed, sees)
