@@ -70,6 +70,16 @@ ffi::Future fail(std::string message) {
   return ffi::Future(promise);
 }
 
+bool have_type(ffi::DataType type, std::initializer_list<ffi::DataType> types) {
+  return std::all_of(types.begin(), types.end(), [=](auto each) { return each == type; });
+}
+
+// XLA aligns its buffers to 16 bytes or more; the kernels read whole words.
+bool are_aligned(std::initializer_list<const void*> buffers) {
+  return std::all_of(buffers.begin(), buffers.end(),
+                     [](auto buffer) { return reinterpret_cast<uintptr_t>(buffer) % 4 == 0; });
+}
+
 // Work that threads share by a counter. One that starts when all is done finds nothing; none waits.
 struct Work {
   std::function<void(int64_t, int64_t)> run_part;
@@ -173,7 +183,7 @@ bool read_rows(const ffi::AnyBuffer& rows, int64_t count, int64_t inputs, int64_
 
 // rows [M, I] x panels [P, ...] -> sums [M, 16 P], float32. `scales` is [P, G, 16], empty for floats.
 ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer panels,
-                    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> sums,
+                    ffi::AnyBuffer scales, ffi::Result<ffi::AnyBuffer> sums,
                     int32_t instructions) {
   const auto& sets = supported();
   if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
@@ -203,11 +213,16 @@ ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer pa
     return fail("scales do not fit the weights");
   if ((x[1] + 1) / 2 != pairs || y[0] != x[0] || y[1] != w[0] * kPanel)
     return fail("shapes of rows, weights and sums do not fit together");
+  if (!have_type(ffi::DataType::F32, {scales.element_type(), sums->element_type()}))
+    return fail("scales and sums must be float32");
+  if (!are_aligned({rows.untyped_data(), panels.untyped_data(), scales.untyped_data(),
+                    sums->untyped_data()}))
+    return fail("a buffer is not aligned to 4 bytes");
 
   auto work = std::make_shared<Operands>();
   Product& product = work->product;
-  product = {nullptr, nullptr, panels.untyped_data(), has_scales ? scales.typed_data() : nullptr,
-             sums->typed_data(), x[0], 2 * pairs, y[1], has_scales ? 2 * pairs / s[1] : 0};
+  product = {nullptr, nullptr, panels.untyped_data(), has_scales ? scales.typed_data<float>() : nullptr,
+             sums->typed_data<float>(), x[0], 2 * pairs, y[1], has_scales ? 2 * pairs / s[1] : 0};
   const Kernels& set = *sets[instructions].products;
   const bool wants_bfloat16 =
       kind == Kind::kBfloat16 && std::string(set.name) == "Avx512";
@@ -222,9 +237,9 @@ ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer pa
 }
 
 // query [B, A, Q, H], keys and values [B, K, S, H], visible [B, Q, S] -> mixed [B, A, Q, H].
-ffi::Future attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
-                      ffi::Buffer<ffi::F32> keys, ffi::Buffer<ffi::F32> values,
-                      ffi::Buffer<ffi::PRED> visible, ffi::ResultBuffer<ffi::F32> mixed,
+ffi::Future attention(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer keys,
+                      ffi::AnyBuffer values, ffi::AnyBuffer visible,
+                      ffi::Result<ffi::AnyBuffer> mixed,
                       int32_t instructions, float scale, float softcap) {
   const auto& sets = supported();
   if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
@@ -237,9 +252,16 @@ ffi::Future attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
   if (k[0] != q[0] || k[3] != q[3] || m[0] != q[0] || m[1] != q[2] || m[2] != k[2] || k[1] < 1 ||
       q[1] % k[1] != 0 || q[3] % kPanel != 0)
     return fail("shapes of queries, keys and visible slots do not fit together");
-  const Attention whole = {query.typed_data(), keys.typed_data(), values.typed_data(),
-                           visible.typed_data(), mixed->typed_data(), q[1], k[1], q[2], k[2],
-                           q[3], scale, softcap};
+  if (!have_type(ffi::DataType::F32, {query.element_type(), keys.element_type(),
+                                      values.element_type(), mixed->element_type()}) ||
+      visible.element_type() != ffi::DataType::PRED)
+    return fail("queries, keys and values must be float32, and visible slots boolean");
+  const Attention whole = {query.typed_data<float>(), keys.typed_data<float>(),
+                           values.typed_data<float>(), visible.typed_data<bool>(),
+                           mixed->typed_data<float>(), q[1], k[1], q[2], k[2], q[3], scale,
+                           softcap};
+  if (!are_aligned({whole.query, whole.keys, whole.values, whole.mixed}))
+    return fail("a buffer is not aligned to 4 bytes");
   const AttentionKernel kernel = sets[instructions].attention;
   return share(pool, q[0] * k[1] * q[2], 1,
                [whole, kernel](int64_t first, int64_t last) { kernel(whole, first, last); });
@@ -253,18 +275,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("instructions"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_attention, specjax::attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("instructions")
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap"));

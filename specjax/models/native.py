@@ -7,6 +7,7 @@ whatever rows stand beside it. `native/kernels.h` describes the layout.
 
 import ctypes
 import os
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def _registered() -> tuple[tuple[str, ...], str]:
     if not LIBRARY.is_file():
         return (), "this installation was built without a C++ compiler"
     try:
+        if not _is_whole(LIBRARY):
+            return (), f"{LIBRARY.name} is cut short; install specjax again"
         library = ctypes.cdll.LoadLibrary(str(LIBRARY))
         if library.specjax_version() != VERSION:
             return (), "the kernels belong to another version of specjax; install it again"
@@ -46,12 +49,23 @@ def _registered() -> tuple[tuple[str, ...], str]:
         for name in ("specjax_product", "specjax_attention"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        _process()
     except Exception as error:  # whatever another jaxlib or C library makes of it
         return (), f"the kernels cannot be loaded ({error})".splitlines()[0]
     names = tuple(library.specjax_instructions().decode().split(","))
     if wanted and wanted not in names:
         raise SpecjaxError(f"{SWITCH}={wanted} is not one of {', '.join(names)} and 0")
     return names, ""
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a file of Linux has all that its header promises; loading one cut short crashes."""
+    with library.open("rb") as file:
+        head = file.read(64)
+    if head[:4] != b"\x7fELF" or len(head) < 64:
+        return True  # the loader reports what is wrong
+    (start,), (size, count) = struct.unpack("<Q", head[40:48]), struct.unpack("<HH", head[58:62])
+    return start + size * count <= library.stat().st_size
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -77,8 +91,15 @@ def products(params: Any) -> str:
     return description() if has_packed(params) else "XLA's"
 
 
+@cache
+def _process() -> int:
+    return os.getpid()  # of the process that loaded the kernels
+
+
 def _instructions() -> int:
     names = _registered()[0]
+    if names and os.getpid() != _process():  # JAX would wait for threads that are not there
+        raise SpecjaxError("this process was forked from one that uses JAX; start it by `spawn`")
     wanted = os.environ.get(SWITCH)
     return names.index(wanted) if wanted else 0
 
