@@ -13,7 +13,8 @@ from specjax import SpecjaxError, Transformer, TransformerConfig
 from specjax.core.pytree import cast_floats
 from specjax.models.config import Variant
 from specjax.models.families import config_values, llama
-from specjax.models.io.gguf import FIELDS, NO_TOKENIZER, ROPE_DIVISORS, rope_divisors
+from specjax.models.io.gguf import NO_TOKENIZER
+from specjax.models.io.gguf_architectures import FIELDS, ROPE_DIVISORS, rope_divisors
 from specjax.models.io.huggingface import huggingface_name
 from specjax.models.native import unpack_params
 from specjax.models.quantize import has_quantized

@@ -1,4 +1,4 @@
-"""Reads GGUF files of Llama models: config, weights and tokenizer.
+"""Reads GGUF files: config, weights and tokenizer.
 
 Every size is checked against that of the file, which is memory-mapped. The package `gguf`
 dequantises, and transformers builds the tokenizer; both are imported only when a file is read.
@@ -7,7 +7,6 @@ dequantises, and transformers builds the tokenizer; both are imported only when 
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from math import prod
 from mmap import ACCESS_READ, mmap
@@ -19,41 +18,26 @@ import numpy as np
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import readable
-from specjax.models.config import Rope, TransformerConfig
-from specjax.models.families import FAMILIES, config_from
-from specjax.models.io.huggingface import dtype_for, expected_weights, param_path, read_params
-from specjax.models.io.weights import FLOATS, StoredTensor, without_advice
+from specjax.models.config import TransformerConfig
+from specjax.models.io.gguf_architectures import AGAIN, OTHER, architecture_of, read_config
+from specjax.models.io.huggingface import by_param, dtype_for, expected_weights, read_params
+from specjax.models.io.weights import FLOATS, Index, StoredTensor, without_advice
 from specjax.models.shapes import mismatches
 
-AGAIN = "download it again"
-OTHER = "use the model's folder in Hugging Face format"
 SCALARS: dict[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9  # types of values, as the keys above
 MAX_AXES = 4
 CHUNK = 2**22  # bytes dequantised at once
 MAX_HEADER, MAX_ITEMS, MAX_TENSORS = 2**26, 2**22, 2**17  # bytes; of one array; in a file
-FIELDS = {  # of "llama.", as config.json calls them
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
-WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
 NO_TOKENIZER = "no_vocab"  # the model of a tokenizer that a file leaves out
-ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
 
 # Pre-tokenizers by their names in llama.cpp. transformers' reader splits no digits for DIGITS, and
-# applies merges within whole words for WHOLE_WORDS, where llama.cpp does not.
+# applies merges within whole words for WHOLE_WORDS, where llama.cpp does not; by default llama.cpp
+# puts a BOS token in front of those.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
 OTHER_SPLITS = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "dbrx", "smaug-bpe", "qwen2")
+OTHER_SPLITS += ("deepseek-r1-qwen", "gpt-4o")
 
 
 class PackedTensor(NamedTuple):
@@ -63,18 +47,28 @@ class PackedTensor(NamedTuple):
     kind: Any  # a `gguf.GGMLQuantizationType`
     rows: np.ndarray  # of bytes
 
-    def read(self, dtype: Any = np.float32, num_heads: int = 0) -> np.ndarray:
-        """Dequantises a few rows at a time.
+    def read(
+        self,
+        dtype: Any = np.float32,
+        num_heads: int = 0,
+        shift: int = 0,
+        index: Index = (),
+    ) -> np.ndarray:
+        """Dequantises a few rows at a time, or those within `index`, and adds `shift`.
 
-        With `num_heads` it is a query or key projection: GGUF has the two rows of a rotary pair
-        side by side, Hugging Face's format has them half a head apart.
+        With `num_heads` it is a query or key projection that has the two rows of a rotary pair side
+        by side; Hugging Face's format has them half a head apart.
         """
         from gguf import dequantize
 
-        values = np.empty(self.shape, dtype)
-        rows, step = values.reshape(len(self.rows), -1), 1 + CHUNK // self.rows.shape[1]
-        for at in range(0, len(rows), step):
-            rows[at : at + step] = dequantize(self.rows[at : at + step], self.kind)
+        part = index[0] if index and len(self.shape) > 1 else slice(None)
+        stored, *_, width = self.rows[part], *self.shape
+        values = np.empty((len(stored), width), dtype)
+        step = 1 + CHUNK // stored.shape[1]
+        for at in range(0, len(stored), step):
+            values[at : at + step] = dequantize(stored[at : at + step], self.kind) + shift
+        if len(self.shape) == 1:
+            values = values[0][index]
         if num_heads:
             pairs = np.arange(len(values)).reshape(num_heads, -1, 2)
             values = values[pairs.swapaxes(1, 2).ravel()]
@@ -98,9 +92,9 @@ def load_gguf(
     Without `dtype` it is that of `default_dtype`.
     """
     with _reading(path) as (metadata, tensors):
-        config = _config(metadata, tensors)
+        config = read_config(metadata, tensors)
         title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
-        weights = _weights(config, tensors, dtype)
+        weights = _weights(config, metadata, tensors, dtype)
         params = read_params(weights, dtype, title, progress, quantize, packed=packed)
         return config, params, _tokenizer(metadata)
 
@@ -181,11 +175,7 @@ def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
         if name in metadata:
             raise ValueError(f"{name!r} is given twice")
         metadata[name] = cursor.value(*cursor.numbers("I"))
-    if (architecture := metadata["general.architecture"]) != "llama":
-        raise SpecjaxError(
-            f"GGUF files of architecture {architecture!r} are not supported, only of 'llama'; "
-            "use another model"
-        )
+    architecture_of(metadata)
     if metadata.get("split.count", 1) > 1:
         raise SpecjaxError("this is one part of a model; join all: `llama-gguf-split --merge`")
     entries = {}
@@ -223,88 +213,30 @@ def _packed(
     return PackedTensor(sizes[::-1], kind, rows)
 
 
-def _config(metadata: Metadata, tensors: Tensors) -> TransformerConfig:
-    start = "llama."
-    given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
-    values = {ours: given.pop(theirs) for theirs, ours in FIELDS.items() if theirs in given}
-    scaling = given.pop("rope.scaling.type", "none")
-    ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    config = config_from(
-        {"vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())), **values}
-        | {
-            "model_type": "mistral" if values.get("sliding_window") else "llama",
-            "tie_word_embeddings": "output.weight" not in tensors,
-            "attention_bias": "blk.0.attn_q.bias" in tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-            "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
-            "rope_scaling": {
-                "rope_type": "default" if scaling == "none" else scaling,
-                "factor": given.pop("rope.scaling.factor", None),
-            },
-        }
-    )
-    widths = config.vocab_size, config.hidden_size, config.intermediate_size
-    widths += (config.num_attention_heads * config.head_dim,)
-    longest_axis = max((max(tensor.shape) for tensor in tensors.values()), default=0)
-    if config.num_hidden_layers > len(tensors) or max(widths) > longest_axis:
-        raise SpecjaxError(f"the metadata describes a larger model than the tensors; {AGAIN}")
-    length = given.pop("rope.scaling.original_context_length", 8192)
-    if ROPE_DIVISORS in tensors:
-        config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS], length))
-    for name in ("rope.dimension_count", "attention.value_length"):
-        if given.get(name) == config.head_dim:
-            del given[name]
-    if others := [name for name in given if given[name] and name not in WITHOUT_EFFECT]:
-        value = f"{given[others[0]]}"[:40]
-        raise SpecjaxError(f"llama.{others[0]} = {value} is not supported; use another model")
-    return config
-
-
-def _llama3(config: TransformerConfig, tensor: PackedTensor, original_length: int) -> Rope:
-    """Returns the scaling of Llama 3.1 that has these divisors."""
-    if config.rope.rope_type == "default" and tensor.shape == (config.head_dim // 2,):
-        divisors = tensor.read()
-        scaled = replace(
-            config.rope,
-            rope_type="llama3",
-            factor=float(divisors.max()),
-            original_max_position_embeddings=original_length,
-        )
-        if np.allclose(rope_divisors(scaled, config.head_dim), divisors, rtol=1e-3):
-            return scaled
-    raise SpecjaxError(f"{ROPE_DIVISORS} is not Llama 3.1's scaling of RoPE; {OTHER}")
-
-
-def rope_divisors(rope: Rope, head_dim: int) -> np.ndarray:
-    """Returns what Llama 3.1's scaling divides each rotary frequency by, float32."""
-    plain, slowed = (
-        each.inverse_frequencies(head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
-        for each in (replace(rope, rope_type="default"), rope)
-    )
-    return np.asarray(plain / slowed)
-
-
-def _weights(config: TransformerConfig, tensors: Tensors, dtype: Any) -> dict[str, StoredTensor]:
+def _weights(
+    config: TransformerConfig, metadata: Metadata, tensors: Tensors, dtype: Any
+) -> dict[str, StoredTensor]:
     """Returns the tensors, to be read as `dtype`, by the paths of their params."""
-    from gguf import MODEL_ARCH, get_tensor_name_map
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    table = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    architecture, kind = architecture_of(metadata), metadata["general.architecture"]
+    kinds = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    table = get_tensor_name_map(kinds[kind], config.num_hidden_layers)
     expected = expected_weights(config)
     names = {table.get_name(name, (".weight", ".bias")): name for name in expected}
-    tensors = {name: tensor for name, tensor in tensors.items() if name != ROPE_DIVISORS}
-    shapes = {names.get(name, name): tensor.shape for name, tensor in tensors.items()}
+    used = {name: tensor for name, tensor in tensors.items() if not name.startswith("rope_")}
+    shapes = {names.get(name, name): tensor.shape for name, tensor in used.items()}
     if wrong := mismatches(shapes, expected):
         raise SpecjaxError(f"the weights do not fit the metadata; {wrong}; {AGAIN}, or {OTHER}")
     code = next(code for code, kind in FLOATS.items() if kind == jnp.dtype(dtype))
-    found = {}
-    for name, tensor in tensors.items():
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        num_heads = heads.get(name.split(".")[-2], 0)
-        read = partial(tensor.read, jnp.dtype(dtype), num_heads)
-        path = param_path(names[name], FAMILIES[config.model_type].names)
-        found[path] = StoredTensor(name, tensor.shape, code, read)
-    return found
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    stored = {}
+    for name, tensor in used.items():
+        num_heads = heads.get(name.split(".")[-2], 0) if architecture.has_pairs else 0
+        is_shifted = architecture.adds_one_to_norms and name.endswith("norm.weight")
+        read = partial(tensor.read, jnp.dtype(dtype), num_heads, -1 if is_shifted else 0)
+        stored[names[name]] = StoredTensor(name, tensor.shape, code, read)
+    return by_param(config, stored)
 
 
 def _tokenizer(metadata: Metadata) -> Any:
@@ -314,7 +246,9 @@ def _tokenizer(metadata: Metadata) -> Any:
         return None
     is_known = split in (*DIGITS, *WHOLE_WORDS, *OTHER_SPLITS)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    if not (is_known if kind == "gpt2" else kind == "llama" and has_prefix):
+    architecture = metadata["general.architecture"]
+    is_gemma = architecture.startswith("gemma")  # whose texts get no space in front
+    if not (is_known if kind == "gpt2" else kind == "llama" and has_prefix != is_gemma):
         raise SpecjaxError(
             f"tokenizer {kind!r} with pre-tokenizer {split!r} and add_space_prefix {has_prefix} is "
             f"not supported; {OTHER}"
@@ -330,7 +264,7 @@ def _tokenizer(metadata: Metadata) -> Any:
 
         names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
         values = {names[name]: value for name, value in given.items() if name in names}
-        backend, _ = converter.convert_gguf_tokenizer("llama", values)
+        backend, _ = converter.convert_gguf_tokenizer(architecture, values)
         if split in DIGITS:
             words = ByteLevel(add_prefix_space=False)
             backend.pre_tokenizer = Sequence([Digits(individual_digits=True), words])
@@ -341,7 +275,7 @@ def _tokenizer(metadata: Metadata) -> Any:
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             chat_template=given.get("chat_template"),
-            add_bos_token=given.get("ggml.add_bos_token", kind == "llama"),
+            add_bos_token=given.get("ggml.add_bos_token", kind == "llama" or split in WHOLE_WORDS),
             add_eos_token=given.get("ggml.add_eos_token", False),
             **{name: None if id is None else given["ggml.tokens"][id] for name, id in ids.items()},
         )

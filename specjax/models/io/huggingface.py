@@ -102,6 +102,17 @@ def _parts(tensor: StoredTensor, heights: Sequence[int]) -> Iterator[StoredTenso
         yield tensor._replace(shape=(end - start, *tensor.shape[1:]), read=read)
 
 
+def by_param(
+    config: TransformerConfig, stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors by the paths of their params; one that several share is split."""
+    shapes, tensors = expected_shapes(cast(Any, Transformer(config))), {}
+    for name, paths in _stored_paths(config).items():
+        heights = [shapes[path][0] for path in paths]
+        tensors |= dict(zip(paths, _parts(stored[name], heights), strict=True))
+    return tensors
+
+
 def load_transformer(
     folder: Path,
     config: TransformerConfig,
@@ -132,14 +143,9 @@ def load_transformer(
         and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
     }
     check_weights(folder, found, expected)
-    shapes, wanted = expected_shapes(cast(Any, Transformer(config))), {}
-    for name, paths in _stored_paths(config).items():
-        heights = [shapes[path][0] for path in paths]
-        wanted |= dict(zip(paths, _parts(found[name], heights), strict=True))
     dtype = dtype or dtype_for(config)
-    return read_params(
-        wanted, dtype, f"Loading {folder.name}", progress, quantize, placement, packed
-    )
+    title, tensors = f"Loading {folder.name}", by_param(config, found)
+    return read_params(tensors, dtype, title, progress, quantize, placement, packed)
 
 
 def dtype_for(config: TransformerConfig) -> jnp.dtype:

@@ -1,0 +1,221 @@
+"""GGUF files of each architecture give the models and tokens of transformers and llama.cpp."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.loading.targets import load_tokenizer
+from specjax.models.io.gguf import PackedTensor
+from specjax.models.target import causal_rows
+from tests.models import checkpoints
+from tests.models.test_gguf import byte_level, side_by_side
+
+gguf = pytest.importorskip("gguf")
+
+GROUPS = {"num_key_value_heads": 2}
+GEMMA = GROUPS | {"sliding_window": 6, "query_pre_attn_scalar": 8, "head_dim": 8}
+MODELS = {  # of each architecture: our family, and settings that a file can hold
+    "llama": ("llama", GROUPS | {"attention_bias": True}),
+    "llama-windows": ("mistral", GROUPS | {"sliding_window": 6}),
+    "qwen2": ("qwen2", GROUPS),
+    "qwen3": ("qwen3", GROUPS | {"head_dim": 12}),
+    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", GEMMA | {"num_hidden_layers": 6}),
+    "phi3": ("phi3", GROUPS | {"pad_token_id": 0}),
+    "phi3-long": (
+        "phi3",
+        GROUPS
+        | {
+            "pad_token_id": 0,
+            "rope_scaling": {"type": "longrope"} | checkpoints.LONG,
+            "original_max_position_embeddings": 300,  # more slots than llama.cpp makes
+            "max_position_embeddings": 600,
+        },
+    ),
+    "smollm3": ("smollm3", GROUPS | {"num_hidden_layers": 4, "pad_token_id": 0}),
+    "starcoder": ("gpt_bigcode", checkpoints.GPT_BIGCODE),
+    "starcoder2": ("starcoder2", GROUPS),
+}
+KEYS = {  # of the metadata, with the names that transformers' configs have for them
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "head_count": ("num_attention_heads",),
+    "head_count_kv": ("num_key_value_heads",),
+    "key_length": ("head_dim",),
+    "value_length": ("head_dim",),
+    "layer_norm_rms_eps": ("rms_norm_eps",),
+    "layer_norm_eps": ("norm_epsilon", "layer_norm_epsilon"),
+    "vocab_size": ("vocab_size",),
+    "sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "rope_scaling_orig_ctx_len": ("original_max_position_embeddings",),
+}
+
+
+def write_model(path: Path, architecture: str, model: Any) -> Path:
+    """Writes a model of transformers as llama.cpp's converter does, in float32."""
+    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    for key, names in KEYS.items():
+        value = next((v for name in names if (v := getattr(config, name, None)) is not None), None)
+        if value is not None:
+            getattr(writer, f"add_{key}")(value)
+    if architecture == "starcoder":
+        writer.add_head_count_kv(1)
+    else:
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if "long_factor" in rope:  # as LongRoPE derives it from the lengths
+            stretch = config.max_position_embeddings / config.original_max_position_embeddings
+            length = config.original_max_position_embeddings
+            writer.add_rope_scaling_attn_factors(
+                float((1 + np.log(stretch) / np.log(length)) ** 0.5)
+            )
+        for name in ("long", "short") if "long_factor" in rope else ():
+            factors = np.asarray(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    writer.add_tokenizer_model("no_vocab")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
+    heads = {
+        "q_proj": config.num_attention_heads,
+        "k_proj": getattr(config, KEYS["head_count_kv"][0], 1),
+    }
+    for name, tensor in model.state_dict().items():
+        weight = tensor.numpy()
+        if architecture in ("llama", "smollm3") and (count := heads.get(name.split(".")[-2])):
+            weight = side_by_side(weight, count)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            weight = weight + 1
+        if not (config.tie_word_embeddings and name == "lm_head.weight"):
+            writer.add_tensor(table.get_name(name, (".weight", ".bias")), weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def logits_of(target: Any, tokens: np.ndarray) -> np.ndarray:
+    start, count = jnp.zeros(1, jnp.int32), tokens.shape[1]
+    rows = causal_rows(jnp.asarray(tokens, jnp.int32), start)
+    cache = target.model.new_cache(target.params, 1, count)
+    return np.asarray(target.model.run(target.params, rows, cache)[0].logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_of_each_architecture_is_the_model_of_transformers(tmp_path, name):
+    pytest.importorskip("torch")
+    kind, settings = MODELS[name]
+    model = checkpoints.build(kind, **settings)
+    path = write_model(tmp_path / "m.gguf", name.split("-")[0], model)
+    tokens = np.random.default_rng(0).integers(3, 60, (1, 24))
+    theirs = checkpoints.forward(model, tokens).logits.numpy()
+    target = specjax.load(path, dtype="float32", packed=False)
+    np.testing.assert_allclose(logits_of(target, tokens), theirs, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name != "llama-windows"]
+)  # llama.cpp ignores the windows
+def test_greedy_texts_are_those_of_llama_cpp(tmp_path, name):
+    pytest.importorskip("torch")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    kind, settings = MODELS[name]
+    model = checkpoints.build(kind, **settings)
+    path = write_model(tmp_path / "m.gguf", name.split("-")[0], model)
+    peer = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, type_k=0, type_v=0, verbose=False)
+    prompt = np.random.default_rng(0).integers(3, 60, 16).tolist()
+    texts = peer.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    theirs = [token for token, _ in zip(texts, range(8), strict=False)]
+    target, ours = specjax.load(path, dtype="float32", packed=False), list(prompt)
+    for _ in range(8):
+        ours.append(int(logits_of(target, np.asarray([ours]))[0, -1].argmax()))
+    assert ours[len(prompt) :] == theirs
+
+
+@pytest.mark.parametrize("kind", sorted(gguf.GGML_QUANT_SIZES))
+def test_every_type_that_the_package_decodes_is_read_in_parts(kind):
+    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rows = np.random.default_rng(0).integers(0, 100, (4, 2 * block_bytes)).astype(np.uint8)
+    try:
+        whole = gguf.dequantize(rows, kind)
+    except NotImplementedError:
+        pytest.skip("the package has no decoder")
+    tensor = PackedTensor((4, 2 * per_block), kind, rows)
+    np.testing.assert_array_equal(tensor.read(), whole)
+    np.testing.assert_array_equal(tensor.read(shift=-1, index=(slice(1, 3),)), whole[1:3] - 1)
+
+
+def pieces(*others: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", *"abcd12", "ab", "▁a", "▁ab", *others]
+
+
+def gemma(writer: Any) -> None:
+    special, spaces, known = (
+        ["<pad>", "<eos>", "<bos>", "<unk>"],
+        ["  ", "   ", "    "],
+        pieces("cd", "▁▁a"),
+    )
+    writer.add_sliding_window(8)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*special, *spaces, *known])
+    writer.add_token_scores([-float(at) for at in range(len(special + spaces + known))])
+    writer.add_token_types([3, 3, 3, 2, 4, 4, 4] + [6] * 256 + [1] * (len(known) - 256))
+    for at, name in enumerate(("pad", "eos", "bos", "unk")):
+        getattr(writer, f"add_{name}_token_id")(at)
+    writer.add_add_space_prefix(False)
+
+
+def phi3(writer: Any) -> None:
+    known = pieces("▁▁", "▁b")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *known, "<|user|>"])
+    writer.add_token_scores([-float(at) for at in range(len(known) + 4)])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(known) - 256) + [3])
+    for at, name in enumerate(("unk", "bos", "eos")):
+        getattr(writer, f"add_{name}_token_id")(at)
+
+
+def bytes_split_as(split: str) -> Any:
+    def tokenizer(writer: Any) -> None:
+        byte_level(writer)
+        writer.kv_data[0]["tokenizer.ggml.pre"].value = split
+
+    return tokenizer
+
+
+TEXTS = ["", "a b  cab\n", "ab 12 + 3", "it's É\n\n  7", "a   b    c", "  ab", "abcd 1234 ef!"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer"),
+    [("gemma3", gemma), ("phi3", phi3)]
+    + [
+        ("llama", bytes_split_as(split))
+        for split in ("qwen2", "smollm", "gpt-2", "gpt-4o", "dbrx", "llama-bpe")
+    ],
+)
+def test_tokens_are_those_of_llama_cpp(tmp_path, architecture, tokenizer):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path, sizes = tmp_path / "m.gguf", {"context_length": 64, "embedding_length": 32}
+    writer = gguf.GGUFWriter(path, architecture)
+    sizes |= {"block_count": 1, "feed_forward_length": 64, "head_count": 4, "head_count_kv": 2}
+    for name, value in sizes.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    tokenizer(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours, peer = load_tokenizer(path), llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    for text in TEXTS:
+        assert ours(text)["input_ids"] == peer.tokenize(text.encode(), add_bos=True, special=True)
