@@ -37,7 +37,8 @@ class Start(NamedTuple):
     prompt: Prompt
     prefill: ModelOutput  # tapped hidden states of `prompt[:-1]`; no logits, no attention
     num_slots: int  # limits the positions of the text and of one pass together
-    max_depth: int  # drafted tokens of the longest path; in a hybrid perhaps the other drafter's
+    max_depth: int  # drafted tokens of the longest path
+    is_part: bool = False  # of a hybrid, so a path may be another drafter's
 
 
 class Context(NamedTuple):

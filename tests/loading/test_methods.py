@@ -1,9 +1,14 @@
 """The registry: settings are checked and parsed by the fields of each method's drafter."""
 
+import random
+from typing import Any
+
+import jax
 import pytest
 
+import specjax
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import SettingError, rejected_values
+from specjax.core.settings import SettingError, bounds_of, rejected_values
 from specjax.loading.methods import METHODS
 
 REJECTED = [
@@ -47,3 +52,64 @@ def test_settings_of_parts_are_those_of_the_methods_they_name():
 def test_an_assignment_has_a_name_and_a_value(assignment):
     with pytest.raises(SpecjaxError, match="is not NAME=VALUE"):
         METHODS.read_settings("pld", [assignment])
+
+
+# ---- Every setting runs, or is rejected before anything compiles ---------------------------------
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return specjax.load("pocket")
+
+
+def drawn_setting(numbers: random.Random, method: str, name: str) -> Any:
+    """A value of a setting within its bounds, small enough to be traced quickly."""
+    row = METHODS[method]
+    bounds, default = bounds_of(row.drafter, name), row.settings[name]
+    if name in row.parts:
+        return numbers.choice(list(METHODS))
+    if bounds.choices or isinstance(default, bool):
+        return numbers.choice(bounds.choices or (False, True))
+    least = bounds.at_least if bounds.above is None else bounds.above + 0.01
+    if isinstance(default, int):
+        return numbers.randint(least or 0, min(bounds.at_most or 12, (least or 0) + 12))
+    if isinstance(default, float):
+        return numbers.uniform(least or 0, bounds.at_most or 2)
+    return default
+
+
+def trace(target: specjax.LoadedTarget, method: str, settings: dict[str, Any]) -> bool:
+    """Traces a whole run; returns False for settings that are rejected before it."""
+    prompt, key = specjax.encode(target.tokenizer, ["def f(x):\n    return x\n"]), jax.random.key(0)
+    try:
+        drafter, drafter_params = specjax.load_drafter(method, target, **settings)
+        engine = specjax.Engine(target.model, drafter, max_new_tokens=20)
+        params = specjax.Params(target.params, drafter_params)
+        engine.check(params, prompt)
+    except SpecjaxError as error:
+        assert "\n" not in str(error)
+        return False
+    state = jax.eval_shape(lambda *inputs: engine.prefill(*inputs), params, prompt, key)
+    jax.eval_shape(lambda *inputs: engine.run(*inputs, max_rounds=20), params, state)
+    return True
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_tokens": 5}, {"copy": "hass"}, {"head": "hybrid"}, {"copy.num_tokens": 30}],
+    ids=str,
+)
+def test_parts_of_a_hybrid_may_be_deeper_than_its_tree(pocket, settings):
+    assert trace(pocket, "hybrid", settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_drawn_settings_run_or_are_rejected(pocket, method):
+    numbers, names = random.Random(method), list(METHODS[method].settings)
+    num_traced = 0
+    for _ in range(12 if method == "hybrid" else 4 if names else 1):
+        chosen = numbers.sample(names, min(len(names), numbers.randint(1, 3)))
+        settings = {name: drawn_setting(numbers, method, name) for name in chosen}
+        num_traced += trace(pocket, method, settings)
+    assert num_traced

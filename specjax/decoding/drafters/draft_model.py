@@ -156,7 +156,7 @@ class DraftModel(Drafter):
             num_passes=jnp.zeros((), jnp.int32),
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
             num_drafted=jnp.zeros((batch,), jnp.int32),
-            max_missing=2 if start.max_depth == self.max_depth else start.max_depth + 1,
+            max_missing=start.max_depth + 1 if start.is_part else 2,
         )
 
     def propose(

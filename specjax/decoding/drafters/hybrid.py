@@ -113,9 +113,7 @@ class Hybrid(Drafter):
     def init(self, start: Start) -> HybridState:
         def start_part(part: Drafter, params: Params) -> State:
             prefill = self._tapped_by(part, start.prefill)
-            # A round may take a path of the other part.
-            max_depth = max(start.max_depth, part.max_depth + 1)
-            return part.init(start._replace(params=params, prefill=prefill, max_depth=max_depth))
+            return part.init(start._replace(params=params, prefill=prefill, is_part=True))
 
         def empty_tree(part: Drafter) -> DraftTree:
             nodes = jnp.zeros((len(start.prompt.length), part.num_nodes), jnp.int32)
