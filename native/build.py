@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra"]
+FLAGS = ["-O3", "-std=c++17", "-ffp-contract=fast", "-fPIC", "-Wall", "-Wextra"]
 # The names of `kernels.h`, with the flags that switch their instructions on.
 INSTRUCTIONS = {"Portable": []}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -48,11 +48,7 @@ def build(library: Path, flags: list[str] | None = None) -> None:
         objects = {handlers: [*headers, str(HERE / "handlers.cc")]}
         for name, features in INSTRUCTIONS.items():
             options = [f"-DINSTRUCTIONS={name}", *features, "-Wno-psabi"]
-            for source in ("kernels", "attention"):
-                objects[Path(folder) / f"{name}-{source}.o"] = [
-                    *options,
-                    str(HERE / f"{source}.cc"),
-                ]
+            objects[Path(folder) / f"{name}.o"] = [*options, str(HERE / "kernels.cc")]
         for output, arguments in objects.items():
             _run([*command, *FLAGS, *(flags or []), *arguments, "-c", "-o", str(output)])
         link = ["-shared"] + ["-s"] * (sys.platform == "linux")  # -s leaves out the symbols' names

@@ -1,11 +1,6 @@
-// What JAX calls: checks the buffers of a product and spreads its panels over XLA's threads.
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <functional>
+// What JAX calls: checks the buffers of a call and runs it on XLA's threads.
 #include <memory>
 #include <string>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -44,227 +39,313 @@ Features features() {
 }
 #endif
 
-struct InstructionSet {
-  const Kernels* products;
-  AttentionKernel attention;
-};
-
 // The instruction sets of this machine that there are kernels for, best first.
-const std::vector<InstructionSet>& supported() {
-  static const std::vector<InstructionSet> sets = [] {
-    std::vector<InstructionSet> found;
+const std::vector<const Kernels*>& supported() {
+  static const std::vector<const Kernels*> sets = [] {
+    std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     const Features has = features();
-    if (has.avx512) found.push_back({&kAvx512, kAvx512Attention});
-    if (has.avx2) found.push_back({&kAvx2, kAvx2Attention});
+    if (has.avx512) found.push_back(&kAvx512);
+    if (has.avx2) found.push_back(&kAvx2);
 #endif
-    found.push_back({&kPortable, kPortableAttention});
+    found.push_back(&kPortable);
     return found;
   }();
   return sets;
 }
 
-ffi::Future fail(std::string message) {
-  ffi::Promise promise;
-  promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument, "specjax: " + message));
-  return ffi::Future(promise);
-}
+// Takes the buffers of a call one by one, and keeps the first thing that is wrong with them.
+class Buffers {
+ public:
+  Buffers(ffi::RemainingArgs args, ffi::RemainingRets results) : args_(args), results_(results) {}
 
-bool have_type(ffi::DataType type, std::initializer_list<ffi::DataType> types) {
-  return std::all_of(types.begin(), types.end(), [=](auto each) { return each == type; });
-}
-
-// XLA aligns its buffers to 16 bytes or more; the kernels read whole words.
-bool are_aligned(std::initializer_list<const void*> buffers) {
-  return std::all_of(buffers.begin(), buffers.end(),
-                     [](auto buffer) { return reinterpret_cast<uintptr_t>(buffer) % 4 == 0; });
-}
-
-// Work that threads share by a counter. One that starts when all is done finds nothing; none waits.
-struct Work {
-  std::function<void(int64_t, int64_t)> run_part;
-  int64_t total, chunk;
-  std::atomic<int64_t> next{0}, done{0};
-  ffi::Promise promise;
-
-  void run() {
-    for (int64_t first; (first = next.fetch_add(chunk)) < total;) {
-      int64_t last = std::min(first + chunk, total);
-      run_part(first, last);
-      if (done.fetch_add(last - first) + last - first == total) promise.SetAvailable();
-    }
+  ffi::AnyBuffer next() {
+    if (auto buffer = args_.get<ffi::AnyBuffer>(index_++); buffer.has_value()) return *buffer;
+    require(false, "the call has too few operands");
+    return ffi::AnyBuffer(&empty_);
   }
+
+  ffi::AnyBuffer next_result() {
+    if (auto buffer = results_.get<ffi::AnyBuffer>(result_++); buffer.has_value()) return **buffer;
+    require(false, "the call has too few results");
+    return ffi::AnyBuffer(&empty_);
+  }
+
+  void require(bool holds, const char* message) {
+    if (!holds && error_.empty()) error_ = message;
+  }
+
+  // Returns a buffer of floats; `shape` is -1 where any size will do.
+  Floating floats(ffi::AnyBuffer buffer, std::vector<int64_t> shape, const char* what) {
+    Floating result;
+    switch (buffer.element_type()) {
+      case ffi::DataType::BF16: result.type = Type::kBfloat16; break;
+      case ffi::DataType::F16: result.type = Type::kFloat16; break;
+      case ffi::DataType::F32: result.type = Type::kFloat32; break;
+      default: require(false, what);
+    }
+    check_shape(buffer, shape, what);
+    result.data = static_cast<char*>(buffer.untyped_data());
+    result.size = buffer.element_count();
+    return result;
+  }
+
+  template <ffi::DataType type>
+  ffi::NativeType<type>* values(ffi::AnyBuffer buffer, std::vector<int64_t> shape,
+                                const char* what) {
+    require(buffer.element_type() == type, what);
+    check_shape(buffer, shape, what);
+    return static_cast<ffi::NativeType<type>*>(buffer.untyped_data());
+  }
+
+  const float* floats32(ffi::AnyBuffer buffer, std::vector<int64_t> shape, const char* what) {
+    return values<ffi::DataType::F32>(buffer, shape, what);
+  }
+
+  // Takes the panels of a weight of these outputs and inputs, -1 if any, and its scales.
+  Weight weight(bool has_scales, int64_t outputs, int64_t inputs) {
+    Weight weight;
+    const ffi::AnyBuffer panels = next();
+    const auto shape = panels.dimensions();
+    const auto kind = [&]() -> std::pair<Kind, std::vector<int64_t>> {
+      switch (panels.element_type()) {
+        case ffi::DataType::BF16: return {Kind::kBfloat16, {-1, -1, 16, 2}};
+        case ffi::DataType::F16: return {Kind::kFloat16, {-1, -1, 16, 2}};
+        case ffi::DataType::F32: return {Kind::kFloat32, {-1, -1, 2, 16}};
+        case ffi::DataType::S8: return {Kind::kInt8, {-1, -1, 16, 2}};
+        case ffi::DataType::U32: return {Kind::kInt4, {-1, -1, 16}};
+        default: require(false, "a weight has a type that has no kernel"); return {};
+      }
+    }();
+    weight.kind = kind.first;
+    check_shape(panels, kind.second, "a weight is not packed in panels of 16 outputs");
+    if (!error_.empty()) return weight;
+    weight.panels = static_cast<const char*>(panels.untyped_data());
+    weight.num_panels = shape[0];
+    weight.pairs = shape[1] * (weight.kind == Kind::kInt4 ? 4 : 1);
+    require(outputs < 0 || weight.num_panels == (outputs + kPanel - 1) / kPanel,
+            "a weight has another number of outputs");
+    require(inputs < 0 || weight.pairs == (inputs + 1) / 2,
+            "a weight has another number of inputs");
+    const bool is_quantised = weight.kind == Kind::kInt8 || weight.kind == Kind::kInt4;
+    require(is_quantised == has_scales, "only quantised weights have scales");
+    if (has_scales && error_.empty()) {
+      const ffi::AnyBuffer scales = next();
+      weight.scales = floats(scales, {weight.num_panels, -1, 16}, "scales do not fit their weight");
+      if (!error_.empty()) return weight;
+      weight.groups = scales.dimensions()[1];
+      const int64_t step = weight.kind == Kind::kInt4 ? 4 : 1;
+      require(weight.pairs > 0 && weight.groups > 0 && weight.pairs % (step * weight.groups) == 0,
+              "scales do not fit their weight");
+    }
+    return weight;
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  void check_shape(ffi::AnyBuffer buffer, const std::vector<int64_t>& shape, const char* what) {
+    const auto found = buffer.dimensions();
+    require(std::equal(found.begin(), found.end(), shape.begin(), shape.end(),
+                       [](int64_t a, int64_t b) { return b < 0 || a == b; }),
+            what);
+    require(reinterpret_cast<uintptr_t>(buffer.untyped_data()) % 4 == 0,
+            "a buffer is not aligned to 4 bytes");
+  }
+
+  ffi::RemainingArgs args_;
+  ffi::RemainingRets results_;
+  size_t index_ = 0, result_ = 0;
+  std::string error_;
+  XLA_FFI_Buffer empty_ = {};
 };
 
-// Runs parts of `total` on this thread and those of the pool.
-ffi::Future share(ffi::ThreadPool& pool, int64_t total, int64_t chunk,
-                  std::function<void(int64_t, int64_t)> run_part) {
-  auto work = std::make_shared<Work>();
-  ffi::Future future(work->promise);
-  work->run_part = std::move(run_part);
-  work->total = total, work->chunk = chunk;
-  if (total == 0) work->promise.SetAvailable();
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), (total + chunk - 1) / chunk) - 1;
+ffi::Error failure(const std::string& message) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "specjax: " + message);
+}
+
+bool fits(const Weight& weight, Type type) {
+  return weight.scales.data || static_cast<int>(weight.kind) == static_cast<int>(type);
+}
+
+// Runs a call on this thread and those of the pool. This one returns when all is computed; a thread
+// that comes later finds nothing to do.
+ffi::Error run(ffi::ThreadPool& pool, std::shared_ptr<Call> call, int64_t parts) {
+  const int64_t helpers = std::min(pool.num_threads(), parts) - 1;
   for (int64_t t = 0; t < helpers; t++) {
-    auto help = [work] { work->run(); };
+    auto help = [call] { call->run(); };
     pool.Schedule(std::move(help));
   }
-  work->run();
-  return future;
+  call->run();
+  return ffi::Error::Success();
 }
 
-float widened(uint16_t bfloat16) {
-  uint32_t bits = uint32_t{bfloat16} << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// IEEE half to float, exactly.
-float widened_half(uint16_t half) {
-  uint32_t magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
-  float value;
-  std::memcpy(&value, &magnitude, 4);
-  value *= 0x1p112f;
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (magnitude >= 0x0f800000u) bits = magnitude | 0x7f800000u;
-  bits |= sign;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// A product and the rows that had to be copied for it.
-struct Operands {
+// rows [M, I], panels and scales, if there are any -> sums [M, 16 P], float32.
+ffi::Error product(ffi::ThreadPool pool, int32_t instructions, ffi::RemainingArgs args,
+                   ffi::RemainingRets results) {
+  const auto& sets = supported();
+  if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
+    return failure("this machine has no instruction set of that number");
+  Buffers buffers(args, results);
+  const ffi::AnyBuffer rows = buffers.next();
   Product product;
-  std::vector<float> rows;
-  std::vector<uint16_t> bfloat16;
-};
-
-// Reads rows [M, I] of any float type, padded to whole pairs.
-bool read_rows(const ffi::AnyBuffer& rows, int64_t count, int64_t inputs, int64_t padded,
-               Operands& work, bool wants_bfloat16) {
-  const auto type = rows.element_type();
-  if (wants_bfloat16 && type != ffi::DataType::BF16) return false;
-  if (type == ffi::DataType::BF16 && wants_bfloat16 && inputs == padded) {
-    work.product.bfloat16 = static_cast<const uint16_t*>(rows.untyped_data());
-    return true;
-  }
-  if (type == ffi::DataType::F32 && inputs == padded) {
-    work.product.rows = static_cast<const float*>(rows.untyped_data());
-    return true;
-  }
-  if (wants_bfloat16) {
-    work.bfloat16.assign(count * padded, 0);
-    const auto* data = static_cast<const uint16_t*>(rows.untyped_data());
-    for (int64_t m = 0; m < count; m++)
-      std::copy_n(data + m * inputs, inputs, work.bfloat16.data() + m * padded);
-    work.product.bfloat16 = work.bfloat16.data();
-    return true;
-  }
-  work.rows.assign(count * padded, 0);
-  for (int64_t m = 0; m < count; m++) {
-    float* row = work.rows.data() + m * padded;
-    if (type == ffi::DataType::F32) {
-      std::copy_n(static_cast<const float*>(rows.untyped_data()) + m * inputs, inputs, row);
-    } else {
-      const auto* data = static_cast<const uint16_t*>(rows.untyped_data()) + m * inputs;
-      if (type == ffi::DataType::BF16)
-        std::transform(data, data + inputs, row, widened);
-      else if (type == ffi::DataType::F16)
-        std::transform(data, data + inputs, row, widened_half);
-      else
-        return false;
-    }
-  }
-  work.product.rows = work.rows.data();
-  return true;
+  product.rows = buffers.floats(rows, {-1, -1}, "rows are not a matrix of floats");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  product.num_rows = rows.dimensions()[0], product.num_inputs = rows.dimensions()[1];
+  product.weight = buffers.weight(args.size() == 3, -1, product.num_inputs);
+  buffers.require(fits(product.weight, product.rows.type), "rows and weight have different types");
+  product.sums = buffers.values<ffi::DataType::F32>(
+      buffers.next_result(), {product.num_rows, product.weight.num_panels * kPanel},
+      "sums do not fit rows and weight");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  return run(pool, std::shared_ptr<Call>(sets[instructions]->product(product)),
+             product.weight.num_panels / 8);
 }
 
-// rows [M, I] x panels [P, ...] -> sums [M, 16 P], float32. `scales` is [P, G, 16], empty for floats.
-ffi::Future product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer panels,
-                    ffi::AnyBuffer scales, ffi::Result<ffi::AnyBuffer> sums,
-                    int32_t instructions) {
-  const auto& sets = supported();
-  if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
-    return fail("this machine has no instruction set of that number");
-  const auto x = rows.dimensions(), w = panels.dimensions(), y = sums->dimensions(),
-             s = scales.dimensions();
-  if (x.size() != 2 || y.size() != 2 || w.size() < 3) return fail("operands have other ranks");
-  Kind kind;
-  int64_t pairs = w[1];
-  switch (panels.element_type()) {
-    case ffi::DataType::BF16: kind = Kind::kBfloat16; break;
-    case ffi::DataType::F16: kind = Kind::kFloat16; break;
-    case ffi::DataType::F32: kind = Kind::kFloat32; break;
-    case ffi::DataType::S8: kind = Kind::kInt8; break;
-    case ffi::DataType::U8: kind = Kind::kInt4; break;
-    default: return fail("weights have a type that has no kernel");
-  }
-  const bool is_int4 = kind == Kind::kInt4;
-  const bool is_paired = kind == Kind::kBfloat16 || kind == Kind::kFloat16;
-  const bool fits = is_int4 ? w.size() == 3 && w[2] == kPanel
-                            : w.size() == 4 && w[2] == (is_paired ? kPanel : 2) &&
-                                  w[3] == (is_paired ? 2 : kPanel);
-  if (!fits) return fail("weights are not packed in panels of 16 outputs");
-  const bool has_scales = is_int4 || kind == Kind::kInt8;
-  if (has_scales && (s.size() != 3 || s[0] != w[0] || s[1] < 1 || s[2] != kPanel || pairs < 1 ||
-                     pairs % s[1] != 0))
-    return fail("scales do not fit the weights");
-  if ((x[1] + 1) / 2 != pairs || y[0] != x[0] || y[1] != w[0] * kPanel)
-    return fail("shapes of rows, weights and sums do not fit together");
-  if (!have_type(ffi::DataType::F32, {scales.element_type(), sums->element_type()}))
-    return fail("scales and sums must be float32");
-  if (!are_aligned({rows.untyped_data(), panels.untyped_data(), scales.untyped_data(),
-                    sums->untyped_data()}))
-    return fail("a buffer is not aligned to 4 bytes");
-
-  auto work = std::make_shared<Operands>();
-  Product& product = work->product;
-  product = {nullptr, nullptr, panels.untyped_data(), has_scales ? scales.typed_data<float>() : nullptr,
-             sums->typed_data<float>(), x[0], 2 * pairs, y[1], has_scales ? 2 * pairs / s[1] : 0};
-  const Kernels& set = *sets[instructions].products;
-  const bool wants_bfloat16 =
-      kind == Kind::kBfloat16 && std::string(set.name) == "Avx512";
-  if (!read_rows(rows, x[0], x[1], 2 * pairs, *work, wants_bfloat16))
-    return fail("rows have a type that does not fit the weights");
-  const Kernel kernel = set.by_kind[static_cast<int>(kind)];
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t chunk = std::max<int64_t>(2, w[0] / (threads * 4) / 2 * 2);
-  return share(pool, x[0] ? w[0] : 0, chunk, [work, kernel](int64_t first, int64_t last) {
-    kernel(work->product, first, last);
-  });
+// Takes the params of a layer that `fields` has, in the order of `stack.FIELDS` in Python.
+Layer take_layer(Buffers& buffers, int64_t fields, Pass& pass, int64_t inputs) {
+  Layer layer;
+  const auto has = [&] {
+    const bool is_set = fields & 1;
+    fields >>= 1;
+    return is_set;
+  };
+  const auto take_vector = [&](int64_t size) {
+    if (!has()) return Floating{};
+    return buffers.floats(buffers.next(), {size}, "a norm or bias has another shape");
+  };
+  const auto take_norm = [&](Norm& norm, int64_t size) {
+    norm.weight = take_vector(size);
+    norm.bias = take_vector(size);
+    buffers.require(!norm.weight.data || pass.norm_kind != NormKind::kLayer || norm.bias.data,
+                    "a norm has no bias");
+  };
+  const auto take_linear = [&](Linear& linear, int64_t outputs, int64_t from) {
+    const bool is_there = has(), has_scales = has();
+    if (is_there) linear.weight = buffers.weight(has_scales, outputs, from);
+    linear.bias = take_vector(outputs);
+    buffers.require(!is_there || fits(linear.weight, pass.type), "a weight has another type");
+  };
+  const int64_t size = pass.head_dim;
+  take_norm(layer.input_norm, pass.width);
+  take_norm(layer.query_norm, size);
+  take_norm(layer.key_norm, size);
+  take_norm(layer.attention_output_norm, pass.width);
+  take_norm(layer.post_attention_norm, pass.width);
+  take_norm(layer.mlp_output_norm, pass.width);
+  take_linear(layer.query, pass.heads * size, layer.input_norm.weight.data ? pass.width : inputs);
+  take_linear(layer.key, pass.groups * size, layer.input_norm.weight.data ? pass.width : inputs);
+  take_linear(layer.value, pass.groups * size, layer.input_norm.weight.data ? pass.width : inputs);
+  take_linear(layer.output, pass.width, pass.heads * size);
+  take_linear(layer.gate, pass.inner, pass.width);
+  take_linear(layer.up, pass.inner, pass.width);
+  take_linear(layer.down, pass.width, pass.inner);
+  const std::vector<int64_t> cache = {pass.batch, pass.groups, pass.num_slots, size};
+  layer.keys = buffers.floats(buffers.next(), cache, "keys have another shape");
+  layer.values = buffers.floats(buffers.next(), cache, "values have another shape");
+  buffers.require(layer.keys.type == layer.values.type, "keys and values have different types");
+  buffers.require(buffers.next_result().untyped_data() == layer.keys.data &&
+                      buffers.next_result().untyped_data() == layer.values.data,
+                  "keys and values are not updated in place");
+  const auto is_there = [](const Linear& linear) { return linear.weight.panels != nullptr; };
+  buffers.require(is_there(layer.query) && is_there(layer.key) && is_there(layer.value) &&
+                      is_there(layer.output) && is_there(layer.up) && is_there(layer.down) &&
+                      layer.post_attention_norm.weight.data,
+                  "a layer lacks a weight");
+  return layer;
 }
 
-// query [B, A, Q, H], keys and values [B, K, S, H], visible [B, Q, S] -> mixed [B, A, Q, H].
-ffi::Future attention(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer keys,
-                      ffi::AnyBuffer values, ffi::AnyBuffer visible,
-                      ffi::Result<ffi::AnyBuffer> mixed,
-                      int32_t instructions, float scale, float softcap) {
+using Integers = ffi::Span<const int32_t>;
+
+// Operands: input [B, Q, D], normed [B, Q, E], the positions of tokens [B, Q] and of slots [B, S],
+// length [B], visible [B, Q, C], cosine and sine [B, 1, Q, R] of each rope, the final norm, and the
+// layers, each with its keys and values [B, K, S, H]. Results: output [B, Q, D], the outputs of the
+// tapped layers [T, B, Q, D], attention [A, B, Q, S], and the keys and values, in place.
+ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, Integers numbers,
+                  ffi::Span<const float> factors, ffi::Span<const int64_t> fields,
+                  Integers layer_windows, Integers layer_ropes, Integers windows,
+                  Integers tapped_layers, Integers tapped_heads, ffi::RemainingArgs args,
+                  ffi::RemainingRets results) {
   const auto& sets = supported();
   if (instructions < 0 || instructions >= static_cast<int32_t>(sets.size()))
-    return fail("this machine has no instruction set of that number");
-  const auto q = query.dimensions(), k = keys.dimensions(), v = values.dimensions(),
-             m = visible.dimensions(), out = mixed->dimensions();
-  const auto is_equal = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
-  if (q.size() != 4 || k.size() != 4 || m.size() != 3 || !is_equal(k, v) || !is_equal(q, out))
-    return fail("operands of attention have other ranks");
-  if (k[0] != q[0] || k[3] != q[3] || m[0] != q[0] || m[1] != q[2] || m[2] != k[2] || k[1] < 1 ||
-      q[1] % k[1] != 0 || q[3] % kPanel != 0)
-    return fail("shapes of queries, keys and visible slots do not fit together");
-  if (!have_type(ffi::DataType::F32, {query.element_type(), keys.element_type(),
-                                      values.element_type(), mixed->element_type()}) ||
-      visible.element_type() != ffi::DataType::PRED)
-    return fail("queries, keys and values must be float32, and visible slots boolean");
-  const Attention whole = {query.typed_data<float>(), keys.typed_data<float>(),
-                           values.typed_data<float>(), visible.typed_data<bool>(),
-                           mixed->typed_data<float>(), q[1], k[1], q[2], k[2], q[3], scale,
-                           softcap};
-  if (!are_aligned({whole.query, whole.keys, whole.values, whole.mixed}))
-    return fail("a buffer is not aligned to 4 bytes");
-  const AttentionKernel kernel = sets[instructions].attention;
-  return share(pool, q[0] * k[1] * q[2], 1,
-               [whole, kernel](int64_t first, int64_t last) { kernel(whole, first, last); });
+    return failure("this machine has no instruction set of that number");
+  Buffers buffers(args, results);
+  Pass pass;
+  const size_t num_layers = fields.size();
+  buffers.require(sizes.size() == 5 && numbers.size() == 4 && factors.size() == 3 &&
+                      num_layers > 0 && layer_windows.size() == num_layers &&
+                      layer_ropes.size() == num_layers && tapped_heads.size() % 2 == 0,
+                  "attributes have other sizes");
+  const ffi::AnyBuffer input = buffers.next(), normed = buffers.next();
+  buffers.require(input.dimensions().size() == 3 && normed.dimensions().size() == 3,
+                  "inputs have other ranks");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  const auto shape = input.dimensions();
+  pass.batch = shape[0], pass.num_queries = shape[1], pass.width = shape[2];
+  pass.heads = sizes[0], pass.groups = sizes[1], pass.head_dim = sizes[2];
+  pass.inner = sizes[3], pass.rotated = sizes[4];
+  pass.norm_kind = static_cast<NormKind>(numbers[0]);
+  pass.activation = static_cast<Activation>(numbers[1]);
+  const int64_t num_ropes = numbers[2];
+  const bool has_final_norm = numbers[3];
+  pass.epsilon = factors[0], pass.scale = factors[1], pass.softcap = factors[2];
+  buffers.require(pass.groups > 0 && pass.heads % pass.groups == 0 && pass.head_dim > 0 &&
+                      pass.head_dim % kPanel == 0 && pass.rotated <= pass.head_dim &&
+                      pass.rotated % 2 == 0 && numbers[0] >= 0 && numbers[0] < 3 &&
+                      numbers[1] >= 0 && numbers[1] < 3,
+                  "heads have sizes that have no kernel");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  const int64_t batch = pass.batch, queries = pass.num_queries, width = pass.width;
+  pass.input = buffers.floats(input, {batch, queries, width}, "the input is not of floats");
+  pass.type = pass.input.type;
+  const int64_t inputs = normed.dimensions()[2];
+  pass.normed = buffers.floats(normed, {batch, queries, -1}, "the normed input has another shape");
+  pass.positions =
+      buffers.values<ffi::DataType::S32>(buffers.next(), {batch, queries}, "positions do not fit");
+  const ffi::AnyBuffer slots = buffers.next();
+  pass.slot_positions = buffers.values<ffi::DataType::S32>(slots, {batch, -1}, "slots do not fit");
+  pass.length = buffers.values<ffi::DataType::S32>(buffers.next(), {batch}, "lengths do not fit");
+  const ffi::AnyBuffer visible = buffers.next();
+  pass.visible = buffers.values<ffi::DataType::PRED>(visible, {batch, queries, -1},
+                                                     "visible slots do not fit");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  pass.num_slots = slots.dimensions()[1], pass.num_scratch = visible.dimensions()[2];
+  buffers.require(pass.num_scratch >= queries && pass.num_slots >= queries,
+                  "the cache has too few slots");
+  for (int64_t b = 0; b < batch; b++)
+    buffers.require(pass.length[b] >= 0 && pass.length[b] <= pass.num_slots, "a length is wrong");
+  for (int64_t rope = 0; rope < num_ropes; rope++) {
+    const std::vector<int64_t> angles = {batch, 1, queries, pass.rotated};
+    pass.cosines.push_back(buffers.floats32(buffers.next(), angles, "cosines do not fit"));
+    pass.sines.push_back(buffers.floats32(buffers.next(), angles, "sines do not fit"));
+  }
+  if (has_final_norm) {
+    pass.final_norm.weight = buffers.floats(buffers.next(), {width}, "the final norm does not fit");
+    if (pass.norm_kind == NormKind::kLayer)
+      pass.final_norm.bias = buffers.floats(buffers.next(), {width}, "the final norm does not fit");
+  }
+  const int64_t num_taps = tapped_layers.size(), num_heads = tapped_heads.size() / 2;
+  pass.output = buffers.floats(buffers.next_result(), {batch, queries, width}, "wrong output");
+  pass.hidden = buffers.floats(buffers.next_result(), {num_taps, batch, queries, width}, "wrong taps");
+  pass.attention = buffers.values<ffi::DataType::F32>(
+      buffers.next_result(), {num_heads, batch, queries, pass.num_slots}, "wrong attention");
+  for (size_t number = 0; number < num_layers && buffers.error().empty(); number++) {
+    pass.layers.push_back(take_layer(buffers, fields[number], pass, inputs));
+    Layer& layer = pass.layers.back();
+    layer.window = layer_windows[number], layer.rope = layer_ropes[number];
+    buffers.require(layer.window >= 0 && layer.window < static_cast<int64_t>(windows.size()) &&
+                        layer.rope >= -1 && layer.rope < num_ropes,
+                    "a layer has another window or rope");
+    buffers.require(number == 0 || layer.input_norm.weight.data, "a later layer has no norm");
+  }
+  if (!buffers.error().empty()) return failure(buffers.error());
+  pass.windows.assign(windows.begin(), windows.end());
+  pass.tapped_layers.assign(tapped_layers.begin(), tapped_layers.end());
+  for (int64_t tap = 0; tap < num_heads; tap++)
+    pass.tapped_heads.emplace_back(tapped_heads[2 * tap], tapped_heads[2 * tap + 1]);
+  if (pass.num_rows() == 0) return ffi::Error::Success();
+  const int64_t parts = std::max(pass.layers[0].up.weight.num_panels / 2, pass.num_rows());
+  return run(pool, std::shared_ptr<Call>(sets[instructions]->layers(std::move(pass))), parts);
 }
 
 }  // namespace
@@ -273,33 +354,35 @@ ffi::Future attention(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<int32_t>("instructions"));
+                                  .Attr<int32_t>("instructions")
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_attention, specjax::attention,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_layers, specjax::layers,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("instructions")
-                                  .Attr<float>("scale")
-                                  .Attr<float>("softcap"));
+                                  .Attr<specjax::Integers>("sizes")
+                                  .Attr<specjax::Integers>("numbers")
+                                  .Attr<ffi::Span<const float>>("factors")
+                                  .Attr<ffi::Span<const int64_t>>("fields")
+                                  .Attr<specjax::Integers>("layer_windows")
+                                  .Attr<specjax::Integers>("layer_ropes")
+                                  .Attr<specjax::Integers>("windows")
+                                  .Attr<specjax::Integers>("tapped_layers")
+                                  .Attr<specjax::Integers>("tapped_heads")
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
 // The version of this interface, also in specjax/models/native.py.
-extern "C" int specjax_version() { return 1; }
+extern "C" int specjax_version() { return 2; }
 
 // The names of the instruction sets that products can use here, best first, by commas.
 extern "C" const char* specjax_instructions() {
   static const std::string names = [] {
     std::string joined;
-    for (const auto& set : specjax::supported())
-      joined += (joined.empty() ? "" : ",") + std::string(set.products->name);
+    for (const auto* set : specjax::supported())
+      joined += (joined.empty() ? "" : ",") + std::string(set->name);
     return joined;
   }();
   return names.c_str();

@@ -1,54 +1,148 @@
-// One product of a few rows with packed weights, and the table of its kernels.
+// What the kernels of all instruction sets share: the layout of weights, and the threads of a call.
 //
-// Weights [O, I] are packed into panels of 16 outputs whose inputs stand in pairs:
-// 16-bit floats as [O/16, I/2, 16, 2], float32 and int8 as [O/16, I/2, 2, 16], int4 as
-// [O/16, I/2, 16] bytes with the even input in the low half. Outputs and inputs are padded with
-// zeros. Every output is one chain of sums over its inputs in their order, so its bits do not
-// depend on how many rows a product has.
+// Weights [O, I] are packed into panels of 16 outputs whose inputs stand in pairs: 16-bit floats and
+// int8 as [O/16, I/2, 16, 2], float32 as [O/16, I/2, 2, 16], and int4 as [O/16, I/8, 16] words of 32
+// bits: each half of a word has the even or the odd inputs of four pairs, lowest bits first. Outputs
+// and inputs are padded with zeros. Every output is one chain of sums over its inputs in their order,
+// so its bits do not depend on how many rows a product has.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
 
 namespace specjax {
 
 constexpr int64_t kPanel = 16;  // outputs of a panel
 
+enum class Type : int32_t { kBfloat16, kFloat16, kFloat32 };
 enum class Kind : int32_t { kBfloat16, kFloat16, kFloat32, kInt8, kInt4 };
 
-struct Product {
-  const float* rows;         // [num_rows, num_inputs], float32; inputs padded to pairs
-  const uint16_t* bfloat16;  // the same rows in bfloat16, if the weights are; else null
-  const void* panels;
-  const float* scales;  // [O/16, groups, 16], or null
-  float* sums;          // [num_rows, num_outputs]
-  int64_t num_rows, num_inputs, num_outputs;
-  int64_t group;  // inputs that share a scale; all of them for int8
+inline int64_t size_of(Type type) { return type == Type::kFloat32 ? 4 : 2; }
+inline int64_t padded(int64_t count, int64_t to = kPanel) { return (count + to - 1) / to * to; }
+
+// Floats of some type; null: absent.
+struct Floating {
+  char* data = nullptr;
+  Type type = Type::kFloat32;
+  int64_t size = 0;
+  Floating from(int64_t at) const { return {data + at * size_of(type), type, size - at}; }
+  Floating first(int64_t count) const { return {data, type, std::min(size, count)}; }
 };
 
-// Computes the outputs of panels first to last - 1.
-using Kernel = void (*)(const Product&, int64_t first, int64_t last);
+struct Weight {
+  Kind kind;
+  const char* panels = nullptr;  // null: absent
+  int64_t num_panels, pairs;     // pairs of inputs
+  Floating scales;               // [O/16, groups, 16], of quantised weights
+  int64_t groups;
+};
+
+struct Linear {
+  Weight weight;
+  Floating bias;
+};
+
+struct Norm {
+  Floating weight, bias;
+};
+
+enum class NormKind : int32_t { kRms, kRmsPlusOne, kLayer };
+enum class Activation : int32_t { kSilu, kGelu, kGeluTanh };
+
+struct Layer {
+  Norm input_norm, query_norm, key_norm, attention_output_norm, post_attention_norm,
+      mlp_output_norm;
+  Linear query, key, value, output, gate, up, down;
+  Floating keys, values;  // [B, K, S, H]
+  int64_t window, rope;   // numbers of lists below; no rotary embedding: -1
+};
+
+// A pass over B sequences of Q tokens each, R = B * Q, with S slots and C scratch slots.
+struct Pass {
+  std::vector<Layer> layers;
+  Norm final_norm;
+  NormKind norm_kind;
+  Activation activation;
+  float epsilon, scale, softcap;  // no cap: 0
+  Type type;                      // in which results are rounded
+  int64_t batch, num_queries, num_slots, num_scratch, width, inner, heads, groups, head_dim, rotated;
+  Floating input, normed;                         // [R, D] and [R, E]
+  std::vector<const float*> cosines, sines;       // [R, rotated], by rope
+  const int32_t *positions, *slot_positions, *length;  // [R], [B, S], [B]
+  const bool* visible;                            // [R, C]
+  std::vector<int64_t> windows;                   // no window: 0
+  std::vector<int64_t> tapped_layers;             // their outputs
+  std::vector<std::pair<int64_t, int64_t>> tapped_heads;  // layer and head
+  Floating output, hidden;                        // [R, D] and [taps, R, D]
+  float* attention;                               // [tapped heads, R, S]
+  int64_t num_rows() const { return batch * num_queries; }
+};
+
+// A product of rows [R, I] with a weight: sums [R, O], float32.
+struct Product {
+  Floating rows;
+  int64_t num_rows, num_inputs;
+  Weight weight;
+  float* sums;
+};
+
+// The threads of one call. All of them run the same phases, whose parts go to whoever is free. A
+// thread waits only for parts that a running thread has taken: one of them can finish the call.
+class Team {
+ public:
+  explicit Team(int64_t num_phases) : phases_(num_phases) {}
+  struct alignas(64) Phase {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+
+  class Thread {
+   public:
+    explicit Thread(Team& team) : team_(team) {}
+    // Computes part(first, last) for all of [0, total), with the other threads.
+    template <class Part>
+    void share(int64_t total, int64_t chunk, Part part) {
+      Phase& phase = team_.phases_[number_++];
+      for (int64_t first; (first = phase.next.fetch_add(chunk)) < total;) {
+        const int64_t last = std::min(first + chunk, total);
+        part(first, last);
+        phase.done.fetch_add(last - first);
+      }
+      for (int64_t spins = 0; phase.done.load() < total; spins++)
+        spins < 2000 ? pause() : std::this_thread::yield();
+    }
+
+   private:
+    static void pause() {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    Team& team_;
+    int64_t number_ = 0;
+  };
+
+ private:
+  std::vector<Phase> phases_;
+};
+
+// One call: `run` is what each of its threads does. It owns all that late threads may read.
+struct Call {
+  virtual ~Call() = default;
+  virtual void run() = 0;
+};
 
 struct Kernels {
   const char* name;
-  Kernel by_kind[5];
+  Call* (*product)(const Product&);
+  Call* (*layers)(Pass);
 };
-
-// Attention of queries [B, A, Q, H] over keys and values [B, K, S, H], all float32.
-struct Attention {
-  const float *query, *keys, *values;
-  const bool* visible;  // [B, Q, S]
-  float* mixed;         // [B, A, Q, H]
-  int64_t num_heads, num_groups, num_rows, num_slots, width;
-  float scale, softcap;  // no cap: 0
-};
-
-// Computes the queries numbered first to last - 1; their numbers count [B, K, Q].
-using AttentionKernel = void (*)(const Attention&, int64_t first, int64_t last);
 
 extern const Kernels kPortable;
-extern const AttentionKernel kPortableAttention;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512;
-extern const AttentionKernel kAvx2Attention, kAvx512Attention;
 #endif
 
 }  // namespace specjax

@@ -1,8 +1,11 @@
 // Vectors of one instruction set. The compiler's flags decide their width.
 #pragma once
 #include <cmath>
-#include <initializer_list>
 #include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "kernels.h"
 
@@ -17,14 +20,125 @@ constexpr int kBytes = 32;
 constexpr int kBytes = 16;
 #endif
 constexpr int kLanes = kBytes / 4;
+constexpr int kVectors = kPanel / kLanes;  // of a panel
 
 typedef float Floats __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kBytes), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(kBytes), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(kBytes / 2), aligned(2), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(kBytes / 2), aligned(1), may_alias));
 
-inline Floats as_floats(Words bits) { return (Floats)bits; }
+inline Words select(Words is_first, Words first, Words second) {
+  return (is_first & first) | (~is_first & second);
+}
+
+inline Floats widened_half(Words half) {  // exact, denormals, infinities and NaN included
+  Words magnitude = (half & 0x7fffu) << 13;
+  Floats value = (Floats)magnitude * 0x1p112f;
+  Words special = (Words)(magnitude >= 0x0f800000u) & (magnitude | 0x7f800000u);
+  return (Floats)((Words)value | special | (half & 0x8000u) << 16);
+}
+
+// Rounds to the nearest number of the type, ties to even.
+inline Floats rounded(Floats x, Type type) {
+  if (type == Type::kFloat32) return x;
+  const Words bits = (Words)x, magnitude = bits & 0x7fffffffu;
+  const Words is_nan = (Words)(magnitude > 0x7f800000u);
+  if (type == Type::kBfloat16)
+    return (Floats)(select(is_nan, bits | 0x400000u, bits + 0x7fffu + (bits >> 16 & 1u)) &
+                    0xffff0000u);
+  Words normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u)) & ~0x1fffu;
+  Words small = (Words)((Floats)magnitude + 0.5f - 0.5f);  // whole multiples of 2^-24
+  Words value = select((Words)(magnitude < 0x38800000u), small, normal);
+  value = select((Words)(value >= 0x47800000u), Words{} + 0x7f800000u, value);
+  return (Floats)(select(is_nan, Words{} + 0x7fc00000u, value) | (bits & 0x80000000u));
+}
+
+inline Words half_bits(Floats x) {  // of what `rounded` returned
+  const Words bits = (Words)x, magnitude = bits & 0x7fffffffu;
+  Words small = (Words)__builtin_convertvector((Floats)magnitude * 0x1p24f, Integers);
+  Words value = select((Words)(magnitude < 0x38800000u), small, (magnitude - 0x38000000u) >> 13);
+  value = select((Words)(magnitude >= 0x7f800000u), 0x7c00u | (magnitude >> 13 & 0x3ffu), value);
+  return value | (bits >> 16 & 0x8000u);
+}
+
+inline Words widened(const Halves& halves) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu16_epi32((__m256i)halves);  // which compilers split in two
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+inline Floats load(const char* data, Type type) {
+  if (type == Type::kFloat32) return *(const Floats*)data;
+  const Words bits = widened(*(const Halves*)data);
+  return type == Type::kBfloat16 ? (Floats)(bits << 16) : widened_half(bits);
+}
+
+// Reads lanes [at, at + kLanes); those beyond the end are 0.
+inline Floats load(const Floating& floats, int64_t at) {
+  const char* data = floats.data + at * size_of(floats.type);
+  if (at + kLanes <= floats.size) return load(data, floats.type);
+  char part[kBytes] = {};
+  if (at < floats.size) std::memcpy(part, data, (floats.size - at) * size_of(floats.type));
+  return load(part, floats.type);
+}
+
+inline void store(char* data, Type type, Floats x) {
+  if (type == Type::kFloat32) {
+    *(Floats*)data = x;
+    return;
+  }
+  x = rounded(x, type);
+  const Words bits = type == Type::kBfloat16 ? (Words)x >> 16 : half_bits(x);
+  *(Halves*)data = __builtin_convertvector(bits, Halves);
+}
+
+// Writes and rounds lanes [at, at + kLanes), as far as there are any.
+inline void store(const Floating& floats, int64_t at, Floats x) {
+  char* data = floats.data + at * size_of(floats.type);
+  if (at + kLanes <= floats.size) return store(data, floats.type, x);
+  char part[kBytes];
+  store(part, floats.type, x);
+  if (at < floats.size) std::memcpy(data, part, (floats.size - at) * size_of(floats.type));
+}
+
+inline float sum_of(Floats x) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; i++) sum += x[i];
+  return sum;
+}
+
+// e^x for x <= 0, to about two units in the last place; 0 below -87, NaN for NaN.
+inline Floats exponential(Floats x) {
+  const Floats magic = Floats{} + 0x1.8p23f;  // adding it rounds to a whole number
+  Floats shifted = x * 0x1.715476p0f + magic;
+  Floats whole = shifted - magic;
+  Floats rest = x - whole * 0x1.62e400p-1f;
+  rest = rest - whole * 0x1.7f7d1cp-20f;
+  Floats sum = Floats{} + 0x1.6850e4p-10f;
+  for (float factor : {0x1.123bccp-7f, 0x1.555b98p-5f, 0x1.55548ep-3f, 0x1.fffff8p-2f, 1.0f, 1.0f})
+    sum = sum * rest + factor;
+  Words power = ((Words)shifted + 127) << 23;
+  Words is_kept = ~(Words)(x <= -87.0f);
+  return (Floats)((Words)(sum * (Floats)power) & is_kept);
+}
+
+inline Floats sigmoid(Floats x) {
+  const Words sign = (Words)x & 0x80000000u;
+  const Floats fading = exponential((Floats)((Words)x | 0x80000000u));
+  return (Floats)select((Words)((Integers)sign < 0), (Words)fading, (Words)(Floats{} + 1.0f)) /
+         (1.0f + fading);
+}
+
+inline Floats activated(Floats x, Activation activation) {
+  if (activation == Activation::kSilu) return x * sigmoid(x);
+  if (activation == Activation::kGeluTanh)
+    return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+  for (int i = 0; i < kLanes; i++) x[i] *= 0.5f + 0.5f * std::erf(x[i] * 0.70710678f);
+  return x;
+}
 
 }  // namespace
 }  // namespace specjax
-
-#define JOIN(a, b, c) a##b##c
-#define TABLE(name, kind) JOIN(k, name, kind)

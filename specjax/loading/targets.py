@@ -138,7 +138,7 @@ def load(
             params = load_transformer(folder, config, dtype, progress, quantize, placement, packed)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
-    model = Transformer(config, cache_dtype(), mesh, padded_width)
+    model = Transformer(config, cache_dtype(packed), mesh, padded_width)
     return LoadedTarget(model, params, tokenizer, config, str(name))
 
 

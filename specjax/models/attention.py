@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.products import FULL_PRECISION, with_min_rows
-from specjax.models.sums import Platforms, has_16_bits, in_float64, total
+from specjax.models.products import FULL_PRECISION
 
 QUERY_BLOCK = 512  # tokens of a long text whose attention scores exist at a time
 KEY_BLOCK = 2048  # slots of a long cache that are read at a time
@@ -63,19 +62,19 @@ def attend(
     visible: Bool[Array, "B Q S"],
     scale: float | None = None,
     softcap: float | None = None,
-    exact_on: Platforms = (),
+    in_any_order: bool = False,
 ) -> tuple[Float[Array, "B A Q H"], Float[Array, "B A Q S"]]:
     """Computes attention, softmax in float32; query head a reads key-value head `a // (A / K)`.
 
     Scores are multiplied by `scale`, by default `H**-0.5`, and bounded by `softcap`. Those of long
-    texts are computed in blocks. On the platforms `exact_on` a 16-bit row does not depend on the
-    order of its slots, nor, on a CPU, on the number of rows.
+    texts are computed in blocks. With `in_any_order` a GPU sums over slots in float64, so that the
+    order of the slots hardly ever shows.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
 
         def attend_block(query, visible):
-            return attend(query, keys, values, visible, scale, softcap, exact_on)
+            return attend(query, keys, values, visible, scale, softcap, in_any_order)
 
         mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
         return mixed, weights
@@ -83,31 +82,37 @@ def attend(
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
     grouped = grouped.reshape(batch, groups, heads // groups * count, width)
-    exact_on = exact_on if has_16_bits(query.dtype) else ()
-    least = 2 if exact_on else 1
-    scores = with_min_rows(_scores, grouped, keys, least)
+    scores = _scores(grouped, keys)
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, HIDDEN_SCORE)
-    weights = _exact_softmax(scores, exact_on) if exact_on else jax.nn.softmax(scores)
-    shared = weights.astype(values.dtype).reshape(batch, groups, -1, num_slots)
-    mix = partial(in_float64, _mixed, exact_on) if exact_on else _mixed
-    mixed = with_min_rows(mix, shared, values, least)
+    if in_any_order:
+        wide = dict.fromkeys(("cuda", "rocm"), _mixed_in_float64)
+        mixed, weights = lax.platform_dependent(scores, values, default=_softmax_mixed, **wide)
+    else:
+        mixed, weights = _softmax_mixed(scores, values)
     return mixed.reshape(batch, heads, count, width), weights
 
 
-def _exact_softmax(
-    scores: Float[Array, "B A Q S"], platforms: Platforms
-) -> Float[Array, "B A Q S"]:
-    def exact(scores: Array) -> Array:
-        top = jnp.max(scores, axis=-1, keepdims=True)
-        # Without the `where`, XLA on CPU passes many scores (some 4,000) to a fused kernel for
-        # maximum and exponentials, whose last bits differ from those for fewer scores.
-        weights = jnp.exp(jnp.where(scores >= HIDDEN_SCORE, scores - top, HIDDEN_SCORE))
-        return weights / total(weights, platforms)
+def _softmax_mixed(
+    scores: Float[Array, "B A Q S"], values: Float[Array, "B K S H"]
+) -> tuple[Float[Array, "B K M H"], Float[Array, "B A Q S"]]:
+    weights = jax.nn.softmax(scores)
+    shared = weights.astype(values.dtype).reshape(*values.shape[:2], -1, scores.shape[-1])
+    return _mixed(shared, values), weights
 
-    given = dict.fromkeys(platforms, exact)
-    return lax.platform_dependent(scores, default=jax.nn.softmax, **given)
+
+def _mixed_in_float64(
+    scores: Float[Array, "B A Q S"], values: Float[Array, "B K S H"]
+) -> tuple[Float[Array, "B K M H"], Float[Array, "B A Q S"]]:
+    raised = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    with jax.enable_x64(True):
+        sums = jnp.sum(raised, axis=-1, keepdims=True, dtype=jnp.float64)
+        weights = raised / lax.convert_element_type(sums, jnp.float32)
+        shared = weights.reshape(*values.shape[:2], -1, scores.shape[-1])
+        wide = (lax.convert_element_type(part, jnp.float64) for part in (shared, values))
+        mixed = lax.convert_element_type(_mixed(*wide), jnp.float32)
+    return mixed, weights
 
 
 def _scores(query: Float[Array, "B K M H"], keys: Float[Array, "B K S H"]) -> Array:

@@ -1,6 +1,6 @@
 """The layers of the transformer: projections, norms, rotary embedding, attention, feed-forward.
 
-Norms, softmax and logits are float32, and some sums of 16-bit models are float64 on a CPU.
+Norms, softmax and logits are float32.
 """
 
 from functools import partial
@@ -16,10 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.models.attention import attend, attend_to_blocks, has_slot_blocks
 from specjax.models.cache import write_slots
 from specjax.models.config import Rope, TransformerConfig
-from specjax.models.native import PANEL, PackedWeight, attend_natively
 from specjax.models.products import project
 from specjax.models.quantize import Weight, is_stored
-from specjax.models.sums import Platforms, row_mean
 
 Rotation = tuple[Float[Array, "B 1 Q R"], Float[Array, "B 1 Q R"]]  # cosine and sine
 _initial = nn.initializers.normal(0.02)
@@ -51,10 +49,14 @@ class Linear(nn.Module):
         return y
 
 
-def _unit_rms(x: Float[Array, "... D"], epsilon: float, dtype: DTypeLike) -> Array:
-    """Divides by the root mean square, in float32; sums as in `models.sums`."""
+def _mean(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
+    return jnp.mean(x, axis=-1, keepdims=True)
+
+
+def _unit_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... D"]:
+    """Divides by the root mean square, in float32."""
     wide = x.astype(jnp.float32)
-    return wide * lax.rsqrt(row_mean(wide**2, dtype) + epsilon)
+    return wide * lax.rsqrt(_mean(wide**2) + epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -65,7 +67,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-        wide = _unit_rms(x, self.epsilon, weight.dtype)
+        wide = _unit_rms(x, self.epsilon)
         return jnp.broadcast_to(weight, x.shape) * wide.astype(weight.dtype)
 
 
@@ -77,7 +79,7 @@ class PlusOneRMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.zeros, (x.shape[-1],))
-        wide = _unit_rms(x, self.epsilon, weight.dtype)
+        wide = _unit_rms(x, self.epsilon)
         scale = 1 + weight.astype(jnp.float32)
         return (jnp.broadcast_to(scale, x.shape) * wide).astype(weight.dtype)
 
@@ -92,7 +94,7 @@ class LayerNorm(nn.Module):
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
-        wide = _unit_rms(wide - row_mean(wide, weight.dtype), self.epsilon, weight.dtype)
+        wide = _unit_rms(wide - _mean(wide), self.epsilon)
         scale, shift = (jnp.broadcast_to(part, x.shape) for part in (weight, bias))
         return (scale.astype(jnp.float32) * wide + shift).astype(weight.dtype)
 
@@ -156,11 +158,6 @@ class Attention(nn.Module):
             return query, key, value
         return rotate(query, rotation), rotate(key, rotation), value
 
-    def is_native(self) -> bool:
-        """Whether native kernels compute attention: weights are packed, and the heads fit."""
-        has_packed = isinstance(self.o_proj.get_variable("params", "weight"), PackedWeight)
-        return has_packed and self.config.head_dim % PANEL == 0
-
     def merge(self, mixed: Float[Array, "B A Q H"]) -> Float[Array, "B Q D"]:
         """Concatenates the heads and projects them to the hidden size."""
         merged = mixed.swapaxes(1, 2)
@@ -175,7 +172,7 @@ class Attention(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        exact_on: Platforms = (),
+        in_any_order: bool = False,
     ) -> tuple[
         Float[Array, "B Q D"],
         Float[Array, "B A Q S"] | None,
@@ -184,8 +181,8 @@ class Attention(nn.Module):
     ]:
         """Returns the rows, the attention of all heads (dead code unless tapped), the new cache.
 
-        In prefill a long cache is read in blocks, and no attention is returned; `exact_on` as for
-        `attend`.
+        In prefill a long cache is read in blocks, and no attention is returned; `in_any_order` as
+        for `attend`.
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
@@ -193,16 +190,11 @@ class Attention(nn.Module):
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
         scale = None if scalar is None else scalar**-0.5
-        if not is_prefill and self.is_native():
-            # The attention of all heads is computed only where it is tapped.
-            mixed = attend_natively(query, keys, values, visible, scale, softcap)
-            _, weights = attend(query, keys, values, visible, scale, softcap)
-            return self.merge(mixed), weights, keys, values
         if is_prefill and has_slot_blocks(keys.shape[2]):
             num_slots = jnp.max(start) + query.shape[2]
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
-        mixed, weights = attend(query, keys, values, visible, scale, softcap, exact_on)
+        mixed, weights = attend(query, keys, values, visible, scale, softcap, in_any_order)
         return self.merge(mixed), weights, keys, values
 
 
@@ -244,10 +236,19 @@ class DecoderLayer(nn.Module):
         """Returns the rows after the input norm, if the layer has one."""
         return self.input_layernorm(x) if self.has_input_norm else x
 
+    def residual(self, x: Float[Array, "B Q E"]) -> Float[Array, "B Q D"]:
+        """Returns what the residual connections pass on of the rows."""
+        return x
+
+    def is_plainly_normed(self) -> bool:
+        """Whether `input_layernorm` is all that `normed` applies."""
+        return self.has_input_norm
+
     def after_attention(
-        self, x: Float[Array, "B Q D"], mixed: Float[Array, "B Q D"]
+        self, x: Float[Array, "B Q E"], mixed: Float[Array, "B Q D"]
     ) -> Float[Array, "B Q D"]:
         """Applies the rest of the layer, with both residuals."""
+        x = self.residual(x)
         if self.config.variant.has_post_norms:
             x = x + self.attention_output_norm(mixed)
             return x + self.mlp_output_norm(self.mlp(self.post_attention_layernorm(x)))
@@ -263,14 +264,14 @@ class DecoderLayer(nn.Module):
         start: Int[Array, " B"],
         visible: Bool[Array, "B Q S"],
         is_prefill: bool = False,
-        exact_on: Platforms = (),
+        in_any_order: bool = False,
     ):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
         The arguments are those of `Attention`.
         """
         mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, is_prefill, exact_on
+            self.normed(x), rotation, keys, values, start, visible, is_prefill, in_any_order
         )
         return self.after_attention(x, mixed), weights, keys, values
 

@@ -8,6 +8,7 @@ whatever rows stand beside it. `native/kernels.h` describes the layout.
 import ctypes
 import os
 import struct
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
-VERSION = 1  # of the kernels' interface, also in native/handlers.cc
+VERSION = 2  # of the kernels' interface, also in native/handlers.cc
 PANEL = 16  # outputs that lie side by side
+SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of the eight inputs in a word of int4
 SWITCH = "SPECJAX_NATIVE"  # an environment variable
 
 
@@ -46,7 +48,7 @@ def _registered() -> tuple[tuple[str, ...], str]:
         if library.specjax_version() != VERSION:
             return (), "the kernels belong to another version of specjax; install it again"
         library.specjax_instructions.restype = ctypes.c_char_p
-        for name in ("specjax_product", "specjax_attention"):
+        for name in ("specjax_product", "specjax_layers"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
         _process()
@@ -82,7 +84,7 @@ def description() -> str:
     """Returns whose products a CPU runs and why, such as "native (Avx512)"."""
     names, reason = _registered()
     if names:
-        return f"native ({names[_instructions()]})"
+        return f"native ({names[instructions()]})"
     return f"XLA's, because {reason}"
 
 
@@ -94,14 +96,6 @@ def products(params: Any) -> str:
 @cache
 def _process() -> int:
     return os.getpid()  # of the process that loaded the kernels
-
-
-def _instructions() -> int:
-    names = _registered()[0]
-    if names and os.getpid() != _process():  # JAX would wait for threads that are not there
-        raise SpecjaxError("this process was forked from one that uses JAX; start it by `spawn`")
-    wanted = os.environ.get(SWITCH)
-    return names.index(wanted) if wanted else 0
 
 
 @pytree
@@ -119,7 +113,7 @@ class PackedWeight(StoredWeight):
 
     @property
     def kind(self) -> str | None:
-        return {jnp.dtype("int8"): "int8", jnp.dtype("uint8"): "int4"}.get(self.panels.dtype)
+        return {jnp.dtype("int8"): "int8", jnp.dtype("uint32"): "int4"}.get(self.panels.dtype)
 
     def __getitem__(self, rows: Any) -> Any:
         """Returns some rows of the weight, or all for `...`, in the ordinary layout."""
@@ -127,10 +121,11 @@ class PackedWeight(StoredWeight):
             rows = jnp.arange(self.shape[0])
         panel, lane = rows // PANEL, rows % PANEL
         panels, scales = self.panels, self.scales
-        if panels.dtype == jnp.uint8:
-            both = panels[panel, :, lane]
-            low = (both << 4).view(jnp.int8) >> 4
-            pairs = jnp.stack([low, both.view(jnp.int8) >> 4], axis=-1)
+        if panels.dtype == jnp.uint32:
+            words = panels[panel, :, lane].view(jnp.int32)
+            pairs = jnp.stack([words << (28 - shift) >> 28 for shift in SHIFTS], axis=-1)
+        elif panels.dtype == jnp.int8:
+            pairs = panels[panel, :, lane]
         elif panels.dtype.itemsize == 2:
             # As integers: XLA on CPU would convert a whole 16-bit table to float32.
             bits = lax.bitcast_convert_type(panels, jnp.uint16)[panel, :, lane]
@@ -140,7 +135,7 @@ class PackedWeight(StoredWeight):
         codes = pairs.reshape(*pairs.shape[:-2], -1)[..., : self.shape[1]]
         if scales is None:
             return codes
-        codes = codes.astype(jnp.int4 if panels.dtype == jnp.uint8 else jnp.int8)
+        codes = codes.astype(self.kind)
         return QuantizedWeight(codes, scales[panel, :, lane].astype(self.dtype), self.signs)
 
 
@@ -148,8 +143,9 @@ def packed(weight: Weight) -> Weight:
     """Packs a weight for the kernels; returns it as it is if they cannot take it."""
     if not isinstance(weight, QuantizedWeight):
         return _packed(weight)
-    num_inputs, num_groups = weight.shape[1], weight.scale.shape[1]
-    return weight if num_inputs % (2 * num_groups) else _packed(weight)
+    step = 8 if weight.kind == "int4" else 2  # inputs that lie side by side
+    has_steps = weight.shape[1] % (step * weight.scale.shape[1]) == 0
+    return _packed(weight) if has_steps else weight
 
 
 @jax.jit
@@ -157,7 +153,7 @@ def _packed(weight: Any) -> PackedWeight:
     codes, scales, signs = weight, None, None
     if isinstance(weight, QuantizedWeight):
         codes, signs = weight.codes, weight.signs
-        scale = jnp.pad(weight.scale.astype(jnp.float32), ((0, -codes.shape[0] % PANEL), (0, 0)))
+        scale = jnp.pad(weight.scale, ((0, -codes.shape[0] % PANEL), (0, 0)))
         scales = scale.reshape(-1, PANEL, scale.shape[1]).swapaxes(1, 2)
     pairs = jnp.pad(
         codes.astype(jnp.int8) if codes.dtype == jnp.int4 else codes,
@@ -165,9 +161,11 @@ def _packed(weight: Any) -> PackedWeight:
     )
     pairs = pairs.reshape(-1, PANEL, pairs.shape[1] // 2, 2).swapaxes(1, 2)
     if codes.dtype == jnp.int4:
-        even, odd = pairs[..., 0].view(jnp.uint8), pairs[..., 1].view(jnp.uint8)
-        pairs = (even & 15) | (odd << 4)
-    elif codes.dtype.itemsize != 2:
+        bits = (pairs.view(jnp.uint8) & 15).astype(jnp.uint32)
+        eight = bits.reshape(len(bits), -1, 4, PANEL, 2).swapaxes(2, 3).reshape(-1, 8)
+        words = sum(eight[:, place] << shift for place, shift in enumerate(SHIFTS))
+        pairs = jnp.asarray(words).reshape(len(bits), -1, PANEL)
+    elif codes.dtype.itemsize == 4:
         pairs = pairs.swapaxes(2, 3)
     return PackedWeight(pairs, scales, codes.shape, jnp.dtype(weight.dtype), signs)
 
@@ -209,45 +207,38 @@ def _unpacked(weight: PackedWeight) -> Weight:
     return weight[...]
 
 
-@jax.custom_jvp
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function of packed weights raise SpecjaxError where it is differentiated."""
+    function = jax.custom_jvp(function)
+
+    @function.defjvp
+    def raise_error(primals: Any, tangents: Any) -> Any:
+        raise SpecjaxError(
+            "packed weights have no gradients; train with the params of `load(..., packed=False)`"
+        )
+
+    return function
+
+
+def operands(weight: PackedWeight) -> list[Array]:
+    """Returns the arrays that the kernels take for a weight."""
+    return [weight.panels] if weight.scales is None else [weight.panels, weight.scales]
+
+
+def instructions() -> np.int32:
+    """Returns the number of the instruction set to use; an argument of all kernels."""
+    names = _registered()[0]
+    if names and os.getpid() != _process():  # JAX would wait for threads that are not there
+        raise SpecjaxError("this process was forked from one that uses JAX; start it by `spawn`")
+    wanted = os.environ.get(SWITCH)
+    return np.int32(names.index(wanted) if wanted else 0)
+
+
+@without_gradients
 def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Array, "R O"]:
     """Returns `rows @ weight.T` in float32."""
     num_outputs = weight.panels.shape[0] * PANEL
     sums = jax.ShapeDtypeStruct((rows.shape[0], num_outputs), jnp.float32)
     call = jax.ffi.ffi_call("specjax_product", sums, vmap_method="sequential")
-    scales = jnp.zeros((0, 0, 0)) if weight.scales is None else weight.scales
-    result = call(rows, weight.panels, scales, instructions=np.int32(_instructions()))
+    result = call(rows, *operands(weight), instructions=instructions())
     return result[:, : weight.shape[0]]
-
-
-@packed_product.defjvp
-def _packed_product_jvp(primals: Any, tangents: Any) -> Any:
-    raise SpecjaxError(
-        "packed weights have no gradients; train with the params of `load(..., packed=False)`"
-    )
-
-
-def attend_natively(
-    query: Float[Array, "B A Q H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    visible: Bool[Array, "B Q S"],
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Float[Array, "B A Q H"]:
-    """Computes attention in float32, over the visible slots alone, in their order; no gradients.
-
-    A query's bits depend neither on the other queries nor on where its slots lie. `scale` is by
-    default `H**-0.5`; H is a multiple of 16.
-    """
-    query, keys, values = (part.astype(jnp.float32) for part in (query, keys, values))
-    call = jax.ffi.ffi_call("specjax_attention", jax.ShapeDtypeStruct(query.shape, jnp.float32))
-    return call(
-        query,
-        keys,
-        values,
-        visible,
-        instructions=np.int32(_instructions()),
-        scale=np.float32(scale or query.shape[-1] ** -0.5),
-        softcap=np.float32(softcap or 0),
-    )

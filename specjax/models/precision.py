@@ -35,13 +35,13 @@ def default_dtype(num_params: int) -> jnp.dtype:
     return jnp.dtype("bfloat16")
 
 
-def cache_dtype() -> jnp.dtype | None:
+def cache_dtype(is_packed: bool) -> jnp.dtype | None:
     """Returns the dtype in which keys and values should be kept; None: that of the weights.
 
-    On a CPU 16-bit attention is slow, and in float32 a token's rounding does not depend on the
-    number of tokens.
+    On a CPU only native attention, that of packed weights, is fast in 16 bits.
     """
-    return jnp.dtype("float32") if jax.default_backend() == "cpu" else None
+    is_slow = jax.default_backend() == "cpu" and not is_packed
+    return jnp.dtype("float32") if is_slow else None
 
 
 def _bfloat16_is_faster() -> bool:

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.native import PackedWeight, packed_product
 from specjax.models.quantize import QuantizedWeight, Weight, dequantized, is_stored
-from specjax.models.sums import has_16_bits
 
 FULL_PRECISION = lax.Precision.HIGHEST
 BLOCK_ROWS = 256  # of a quantised weight: the number that a CPU converts at a time
@@ -28,8 +27,7 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
-    fewer than `min_rows`. A CPU computes others up to 100 times slower, and a TPU a single row 3
-    times. With the minimum, a row does not depend on the number of rows.
+    fewer than `min_rows`: a TPU computes a single row 3 times slower, and XLA on a CPU up to 100.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
     if isinstance(weight, PackedWeight):
@@ -37,25 +35,18 @@ def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float
     elif isinstance(weight, QuantizedWeight):
         y = _quantized_product(rows, weight)
     else:
-        y = with_min_rows(_product, rows, weight, min_rows(weight.dtype))
+        y = _with_min_rows(_product, rows, weight)
     return y.astype(dtype).reshape(*x.shape[:-1], -1)
 
 
-def with_min_rows(
-    product: Callable[[Array, Any], Array],
-    rows: Float[Array, "... R I"],
-    other: Any,
-    least: int,
-) -> Float[Array, "... R O"]:
-    """Computes a product of at least `least` rows, zeros below, and returns the given ones.
-
-    XLA may compute a product of fewer rows in another way, which rounds otherwise.
-    """
-    count = rows.shape[-2]
+def _with_min_rows(
+    product: Callable[[Array, Any], Array], rows: Float[Array, "R I"], weight: Any
+) -> Float[Array, "R O"]:
+    """Computes a product of at least `min_rows` rows, zeros below, and returns the given ones."""
+    count, least = len(rows), min_rows(weight.dtype)
     if count >= least:
-        return product(rows, other)
-    padding = [*[(0, 0)] * (rows.ndim - 2), (0, least - count), (0, 0)]
-    return product(jnp.pad(rows, padding), other)[..., :count, :]
+        return product(rows, weight)
+    return product(jnp.pad(rows, ((0, least - count), (0, 0))), weight)[:count]
 
 
 @jax.custom_vjp
@@ -92,13 +83,12 @@ _product.defvjp(_product_forward, _product_backward)
 def _quantized_product(rows: Float[Array, "R I"], weight: QuantizedWeight) -> Float[Array, "R O"]:
     # Without the barrier XLA would convert all weights once, outside the decoding loop.
     rows, weight = lax.optimization_barrier((rows, weight))
-    least = min_rows(weight.dtype)
     return lax.platform_dependent(
         rows,
         weight,
-        cpu=partial(with_min_rows, _blocked_product, least=least),
+        cpu=partial(_with_min_rows, _blocked_product),
         cuda=_scaled_product,  # which converts the weight within the product of a single row
-        default=partial(with_min_rows, _scaled_product, least=least),
+        default=partial(_with_min_rows, _scaled_product),
     )
 
 
@@ -135,7 +125,7 @@ _quantized_product.defvjp(_quantized_forward, _quantized_backward)
 
 def min_rows(dtype: DTypeLike) -> int:
     """Returns the least number of rows that products with weights of this dtype should have."""
-    return 8 if has_16_bits(dtype) else 1
+    return 8 if jnp.finfo(dtype).bits == 16 else 1
 
 
 def lookup(table: Weight, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:

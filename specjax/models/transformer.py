@@ -1,7 +1,4 @@
-"""The decoder of every family: tokens, cache and taps in; ModelOutput and cache out.
-
-Layers are unrolled: a scan over stacked weights would slice, and so copy, them at every step.
-"""
+"""The decoder of every family: tokens, cache and taps in; ModelOutput and cache out."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -11,17 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.attention import soft_cap
-from specjax.models.cache import KVCache, write_slots
+from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import DecoderLayer, Embedding, norm_of, rotation_of
+from specjax.models.layers import DecoderLayer, Embedding, norm_of
 from specjax.models.products import lookup, project
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
-from specjax.models.sums import CPU, WITH_FLOAT64
+from specjax.models.stack import run_layers
 from specjax.models.target import ModelOutput, QueryRows, Taps
 
 
@@ -49,61 +46,26 @@ class Transformer(nn.Module):
         self, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
     ) -> tuple[ModelOutput, KVCache]:
         config = self.config
-        start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-        positions = write_slots(cache.positions, rows.positions, start, axis=1)
-        masks = self._masks(rows, positions, cache)
-        ropes = [config.rope_of(layer) for layer in range(config.num_hidden_layers)]
-        rotations = {
-            rope: rope and rotation_of(rows.positions, config, cache.prompt_length, rope)
-            for rope in dict.fromkeys(ropes)
-        }
         table = Embedding(config, name="embed_tokens")()
         x = self._embedded(table, rows.tokens)
         if config.variant.has_learned_positions:
             places = replace(config, vocab_size=config.max_position_embeddings)
             x = x + lookup(Embedding(places, name="embed_positions")(), rows.positions)
-        hidden, attention, keys, values = [x], {}, [], []
-        exact_on = WITH_FLOAT64 if self.padded_width else CPU
-        exact_on = exact_on if taps.logits else ()  # only passes whose logits are used
-        for layer in range(config.num_hidden_layers):
-            x, weights, layer_keys, layer_values = DecoderLayer(config, name=f"layers_{layer}")(
-                x,
-                rotations[ropes[layer]],
-                cache.keys[layer],
-                cache.values[layer],
-                start,
-                masks[config.window_of(layer)],
-                is_prefill=not (taps.logits or taps.attention_heads),
-                exact_on=exact_on,
-            )
-            hidden.append(x)
-            attention[layer] = weights
-            keys.append(layer_keys)
-            values.append(layer_values)
-        hidden[-1] = x = norm_of(config, name="norm")(x)
+        layers = [
+            DecoderLayer(config, name=f"layers_{number}")
+            for number in range(config.num_hidden_layers)
+        ]
+        norm = norm_of(config, name="norm")
+        is_half = jnp.finfo(x.dtype).bits == 16
+        in_any_order = bool(self.padded_width) and is_half and taps.logits
+        hidden, attention, cache = run_layers(layers, x, rows, cache, taps, norm, in_any_order)
+        last = config.num_hidden_layers
         logits = None
         if taps.logits or self.is_initializing():
-            logits = self._logits(x, table)
-        picked = [attention[layer][:, head] for layer, head in taps.attention_heads]
-        output = ModelOutput(
-            logits=logits,
-            hidden=_stack([hidden[layer] for layer in taps.hidden_layers], axis=2),
-            attention=_stack(picked, axis=1),
-        )
-        new_cache = replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)
-        return output, new_cache
-
-    def _masks(
-        self, rows: QueryRows, positions: Int[Array, "B S"], cache: KVCache
-    ) -> dict[int | None, Bool[Array, "B Q S"]]:
-        """Returns the slots that each token sees, for each sliding window (None: all)."""
-        visible = cache.visible_slots(rows.visible)
-        distance = rows.positions[:, :, None] - positions[:, None, :]
-        windows = {self.config.window_of(layer) for layer in range(self.config.num_hidden_layers)}
-        return {
-            window: visible if window is None else visible & (distance < window)
-            for window in windows
-        }
+            logits = self._logits(hidden[last], table)
+        picked = [hidden[layer % (last + 1)] for layer in taps.hidden_layers]
+        weights = [attention[head] for head in taps.attention_heads]
+        return ModelOutput(logits, _stack(picked, axis=2), _stack(weights, axis=1)), cache
 
     def _logits(self, x: Float[Array, "B Q D"], table: Weight):
         if not self.config.tie_word_embeddings:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.core.pytree import cast_floats
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
 from specjax.decoding import Proposal, chain, widths
@@ -23,15 +22,13 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import speculative_generate, stream
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.generate import stream
 from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
 from tests.decoding import heads
 from tests.decoding.contract import (
     CASES,
     GREEDY,
-    KEY,
     SAMPLED,
     SAMPLINGS,
     assert_lossless,
@@ -263,35 +260,3 @@ def test_text_ends_at_max_new_tokens_in_the_middle_of_a_path(name, new_tokens):
         *ORACLES[name], new_tokens=new_tokens, cases=(GREEDY_TO_LIMIT,)
     ).values()
     assert out.from_draft[:, -1].any()
-
-
-# ---- Sixteen bits ------------------------------------------------------------------------------
-
-
-SIXTEEN_BITS = [
-    *((name, "float16", 0) for name in METHODS if name != "plain"),
-    ("rest", "bfloat16", 0),  # a wide tree, and one that grows
-    ("hass", "bfloat16", 0),
-    ("hass", "bfloat16", 72),
-]
-
-
-@cache
-def in_sixteen_bits(name: str, dtype: str, padded_width: int = 0):
-    """Generates with a method whose params, and its target's, have this dtype."""
-    drafter, params = of_method(name)
-    half = cast_floats(Params(target()[1], params), dtype)
-    # As `specjax.load` has it on a CPU.
-    model = target()[0].clone(cache_dtype=jnp.float32, padded_width=padded_width)
-    sampling = Sampling(0.0 if dtype == "float16" else 0.8)
-    settings = {"target": model, "sampling": sampling, "max_new_tokens": 40}
-    return speculative_generate(half, prompt(), KEY, drafter=drafter, **settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "padded_width"), slow_except(SIXTEEN_BITS, ("hass", "bfloat16", 72))
-)
-def test_sixteen_bits_generate_the_tokens_of_plain_decoding(name, dtype, padded_width):
-    found, plain = in_sixteen_bits(name, dtype, padded_width), in_sixteen_bits("plain", dtype)
-    found.check()  # finite
-    np.testing.assert_array_equal(found.tokens, plain.tokens)

@@ -32,7 +32,8 @@ def test_the_default_dtype(monkeypatch, platform, capability, faster, num_params
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(precision, "_bfloat16_is_faster", lambda: faster)
     assert default_dtype(num_params) == wanted
-    assert cache_dtype() == (jnp.float32 if platform == "cpu" else None)
+    assert cache_dtype(is_packed=True) is None
+    assert cache_dtype(is_packed=False) == (jnp.float32 if platform == "cpu" else None)
 
 
 def test_timing_two_products_decides_on_a_cpu():

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -359,58 +358,6 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
     assert cache.keys[0].dtype == dtype
     expected = run_whole(model, params, tokens).logits
     assert jnp.abs(output.logits - expected).mean() < 0.05 * jnp.abs(expected).mean()
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "key_value_heads, num_slots", [pytest.param(3, 512, marks=pytest.mark.slow), (1, 384)]
-)
-def test_a_row_of_16_bits_does_not_depend_on_the_rows_beside_it(dtype, key_value_heads, num_slots):
-    config = TransformerConfig(256, 192, 512, 3, 3, key_value_heads, 64)
-    model = Transformer(config, cache_dtype=jnp.float32)
-    numbers = np.random.default_rng(0)
-    params = model.initialise(jax.random.key(0), dtype)
-    params = jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
-    blank = model.new_cache(params, 1, num_slots)
-    cache = jax.tree.map(
-        lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank
-    )
-    positions = jnp.arange(num_slots)[None]
-    cache = replace(cache, positions=positions, prompt_length=blank.prompt_length)
-    tokens = numbers.integers(0, 256, 60)
-
-    def path_among(count: int, path: list[int], length: int) -> jax.Array:
-        """Returns the logits of a path, always of the same tokens, among `count` rows."""
-        others = np.setdiff1d(np.arange(count), path)
-        visible = np.eye(count, dtype=bool)
-        for depth, row in enumerate(path):
-            visible[row, path[:depth]] = True
-        order = np.argsort(np.concatenate([path, others]))
-        positions = np.full(count, length)
-        positions[path] += np.arange(len(path))
-        given = (tokens[:count][order], positions, visible)
-        rows = QueryRows(*(jnp.asarray(each[None]) for each in given))
-        now = replace(cache, length=jnp.array([length]))
-        output, _ = run(params, rows, now, model=model)
-        return output.logits[0, np.array(path)]
-
-    def root_in_each(texts: int, length: int) -> jax.Array:
-        """Returns the root's logits from `texts` copies of the text, each with that row alone."""
-        now = replace(cache, length=jnp.array([length]))
-        now = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), now)
-        root = jnp.full((texts, 1), tokens[0])
-        output, _ = run(params, causal_rows(root, now.length), now, model=model)
-        return output.logits[:, 0]
-
-    for length in range(100, 320, 5):
-        alone = path_among(8, [0, 1, 2, 3, 4, 5], length)
-        for texts in (1, 3, 9):
-            roots = root_in_each(texts, length)
-            np.testing.assert_array_equal(roots, np.repeat(alone[:1], texts, axis=0))
-        for count in (2, 3, 26, 60):
-            ways = numbers.choice(np.arange(1, count), min(5, count - 1), replace=False)
-            path = [0, *sorted(ways.tolist())]
-            np.testing.assert_array_equal(path_among(count, path, length), alone[: len(path)])
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.models import native
-from specjax.models.attention import attend
 from specjax.models.products import lookup
 from specjax.models.quantize import QuantizedWeight, quantize
 
@@ -23,18 +22,12 @@ def instructions() -> tuple[str, ...]:
     return native.instruction_sets()
 
 
-def product(rows, panels, scales, number):
-    outputs = jax.ShapeDtypeStruct((rows.shape[0], panels.shape[0] * 16), jnp.float32)
+def product(rows, weight, number):
+    """Multiplies by a packed weight, or by such operands, with one instruction set."""
+    operands = native.operands(weight) if hasattr(weight, "panels") else weight
+    outputs = jax.ShapeDtypeStruct((rows.shape[0], operands[0].shape[0] * 16), jnp.float32)
     call = jax.ffi.ffi_call("specjax_product", outputs)
-    return call(rows, panels, scales, instructions=np.int32(number))
-
-
-def packed(weight):
-    return native.packed(weight).panels
-
-
-def no_scales():
-    return jnp.zeros((0, 0, 0), jnp.float32)
+    return call(rows, *operands, instructions=np.int32(number))
 
 
 def drawn(seed, shape, dtype):
@@ -50,10 +43,10 @@ def test_products_are_right_and_a_row_has_the_same_bits_among_any_others(
     weight, rows = drawn(0, shape, dtype), drawn(1, (40, inputs), dtype)
     exact = np.asarray(rows, np.float64) @ np.asarray(weight, np.float64).T
     for number in range(len(instructions)):
-        whole = product(rows, packed(weight), no_scales(), number)
+        whole = product(rows, native.packed(weight), number)
         np.testing.assert_allclose(whole[:, :outputs], exact, rtol=1e-4, atol=1e-4)
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 17):
-            part = product(rows[-count:], packed(weight), no_scales(), number)
+            part = product(rows[-count:], native.packed(weight), number)
             np.testing.assert_array_equal(part, whole[-count:])
 
 
@@ -62,18 +55,16 @@ def test_products_are_right_and_a_row_has_the_same_bits_among_any_others(
 def test_quantised_products_scale_each_group_and_rows_keep_their_bits(instructions, kind, dtype):
     limit, group = (127, 96) if kind == "int8" else (7, GROUP)
     codes = jax.random.randint(jax.random.key(2), (48, 96), -limit - 1, limit + 1, jnp.int8)
-    scale = jnp.abs(drawn(3, (48, 96 // group), "float32"))
-    scales = scale.reshape(3, 16, -1).transpose(0, 2, 1)
-    kept = codes.astype("int8" if kind == "int8" else "int4")
-    panels = packed(QuantizedWeight(kept, scale))
-    rows = drawn(4, (12, 96), dtype)
-    weight = np.asarray(codes, np.float64) * np.repeat(np.asarray(scale), group, axis=1)
+    scale = jnp.abs(drawn(3, (48, 96 // group), "float32")).astype(dtype)
+    weight = native.packed(QuantizedWeight(codes.astype(kind), scale))
+    rows = drawn(4, (40, 96), dtype)
+    exact = np.repeat(np.asarray(scale, np.float64), group, axis=1) * np.asarray(codes)
     for number in range(len(instructions)):
-        whole = product(rows, panels, scales, number)
-        exact = np.asarray(rows, np.float64) @ weight.T
-        np.testing.assert_allclose(whole, exact, rtol=1e-4, atol=1e-2)
-        for count in (1, 3, 5, 9):
-            part = product(rows[-count:], panels, scales, number)
+        whole = product(rows, weight, number)
+        expected = np.asarray(rows, np.float64) @ exact.T
+        np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-2)
+        for count in (1, 2, 3, 5, 9, 17):
+            part = product(rows[-count:], weight, number)
             np.testing.assert_array_equal(part, whole[-count:])
 
 
@@ -82,36 +73,39 @@ def test_nan_and_infinity_reach_their_outputs_and_no_others(instructions, dtype)
     weight = drawn(5, (16, 8), dtype).at[3, 2].set(jnp.inf).at[5, 1].set(jnp.nan)
     rows = jnp.ones((2, 8), dtype)
     for number in range(len(instructions)):
-        sums = np.asarray(product(rows, packed(weight), no_scales(), number))
+        sums = np.asarray(product(rows, native.packed(weight), number))
         assert np.isposinf(sums[:, 3]).all() and np.isnan(sums[:, 5]).all()
         assert np.isfinite(np.delete(sums, (3, 5), axis=1)).all()
 
 
 def test_quantised_weights_without_inputs_are_an_error(instructions):
     with pytest.raises(jax.errors.JaxRuntimeError, match="specjax: scales"):
-        product(jnp.zeros((2, 0)), jnp.zeros((1, 0, 2, 16), jnp.int8), jnp.ones((1, 1, 16)), 0)
+        operands = jnp.zeros((1, 0, 16, 2), jnp.int8), jnp.ones((1, 1, 16))
+        product(jnp.zeros((2, 0)), operands, 0)
 
 
 def test_no_rows_give_no_sums(instructions):
-    weight = drawn(6, (16, 8), "float32")
-    assert product(jnp.zeros((0, 8)), packed(weight), no_scales(), 0).shape == (0, 16)
+    weight = native.packed(drawn(6, (16, 8), "float32"))
+    assert product(jnp.zeros((0, 8)), weight, 0).shape == (0, 16)
 
 
 @pytest.mark.parametrize(
-    "rows, panels",
+    "rows, operands",
     [
-        (jnp.zeros((2, 8)), jnp.zeros((1, 8, 2, 16))),  # twice the inputs
-        (jnp.zeros((2, 8)), jnp.zeros((1, 4, 16, 2))),  # not packed as float32 is
-        (jnp.zeros((2, 8)), jnp.zeros((1, 4, 2, 16), jnp.int8)),  # without scales
-        (jnp.zeros((2, 8), jnp.int32), jnp.zeros((1, 4, 2, 16))),
+        (jnp.zeros((2, 8)), [jnp.zeros((1, 8, 2, 16))]),  # twice the inputs
+        (jnp.zeros((2, 8)), [jnp.zeros((1, 4, 16, 2))]),  # not packed as float32 is
+        (jnp.zeros((2, 8)), [jnp.zeros((1, 4, 16, 2), jnp.int8)]),  # without scales
+        (jnp.zeros((2, 8)), [jnp.zeros((1, 4, 16, 2), jnp.bfloat16)]),  # of another type
+        (jnp.zeros((2, 8), jnp.int32), [jnp.zeros((1, 4, 2, 16))]),
+        (jnp.zeros((2, 8)), [jnp.zeros((1, 1, 16), jnp.uint32), jnp.zeros((1, 3, 16))]),
     ],
 )
-def test_operands_that_do_not_fit_are_an_error(instructions, rows, panels):
+def test_operands_that_do_not_fit_are_an_error(instructions, rows, operands):
     with pytest.raises(jax.errors.JaxRuntimeError, match="specjax:"):
-        product(rows, panels, no_scales(), 0).block_until_ready()
+        product(rows, operands, 0).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="instruction set"):
-        weight = packed(drawn(7, (16, 8), "float32"))
-        product(jnp.zeros((2, 8)), weight, no_scales(), len(instructions)).block_until_ready()
+        weight = native.packed(drawn(7, (16, 8), "float32"))
+        product(jnp.zeros((2, 8)), weight, len(instructions)).block_until_ready()
 
 
 @pytest.mark.parametrize("kind", [None, "int8", "int4"])
@@ -129,38 +123,3 @@ def test_a_packed_weight_has_no_gradients():
     weight, rows = native.packed(drawn(9, (16, 8), "float32")), drawn(10, (2, 8), "float32")
     with pytest.raises(SpecjaxError, match="packed=False"):
         jax.grad(lambda rows: native.packed_product(rows, weight).sum())(rows)
-
-
-def attention_operands():
-    shapes = [(2, 6, 5, 32), (2, 2, 90, 32), (2, 2, 90, 32)]
-    operands = [drawn(seed, shape, "float32") for seed, shape in enumerate(shapes)]
-    return *operands, jax.random.bernoulli(jax.random.key(3), 0.6, (2, 5, 90))
-
-
-@pytest.mark.parametrize("softcap", [None, 5.0])
-def test_native_attention_is_attention(softcap):
-    operands = attention_operands()
-    expected, _ = attend(*operands, 0.3, softcap)
-    mixed = native.attend_natively(*operands, 0.3, softcap)
-    np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=2e-6)
-
-
-def test_attention_has_the_same_bits_wherever_the_visible_slots_lie():
-    query, keys, values, visible = attention_operands()
-    whole = native.attend_natively(query, keys, values, visible)
-    for row in range(5):
-        slots = np.flatnonzero(visible[1, row])
-        seen = jnp.ones((1, 1, len(slots)), bool)
-        parts = query[1:, :, row : row + 1], keys[1:, :, slots], values[1:, :, slots], seen
-        np.testing.assert_array_equal(native.attend_natively(*parts)[0], whole[1, :, row : row + 1])
-
-
-@pytest.mark.parametrize("operand", ["query", "keys", "values"])
-def test_attention_carries_nan_to_the_queries_that_see_it(operand):
-    operands = dict(zip(["query", "keys", "values", "visible"], attention_operands(), strict=True))
-    slot = int(np.argmax(operands["visible"][0, 2]))
-    place = 2 if operand == "query" else slot
-    operands[operand] = operands[operand].at[0, 0, place].set(jnp.nan)
-    mixed = np.isnan(native.attend_natively(**operands)[0, 0]).all(axis=-1)
-    sees = np.arange(5) == 2 if operand == "query" else operands["visible"][0, :, slot]
-    np.testing.assert_array_equal(mixed, sees)

@@ -80,10 +80,11 @@ class Eagle3Layer(DecoderLayer):
         embedded, features = jnp.split(x, 2, axis=-1)
         return jnp.concatenate([self.input_layernorm(embedded), self.hidden_norm(features)], -1)
 
-    def after_attention(
-        self, x: Float[Array, "B Q E"], mixed: Float[Array, "B Q D"]
-    ) -> Float[Array, "B Q D"]:
-        return super().after_attention(jnp.split(x, 2, axis=-1)[1], mixed)
+    def residual(self, x: Float[Array, "B Q E"]) -> Float[Array, "B Q D"]:
+        return jnp.split(x, 2, axis=-1)[1]
+
+    def is_plainly_normed(self) -> bool:
+        return False
 
 
 class Eagle3Head(LayeredHead):

@@ -24,8 +24,9 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.settings import check_fields, setting
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like, through_layers
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
+from specjax.models.stack import run_layers
 from specjax.models.target import QueryRows, Target, causal_rows
 
 
@@ -99,8 +100,8 @@ class HydraHeads(LayeredHead):
         self, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """See `run`."""
-        features, cache = through_layers(self.layers, features, rows, cache)
-        return self.norm(features), cache
+        hidden, _, cache = run_layers(self.layers, features, rows, cache)
+        return self.norm(hidden[1]), cache
 
     def read(
         self, depth: int, features: Float[Array, "B F D"], embedded: Float[Array, "B F K D"]

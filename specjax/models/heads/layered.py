@@ -12,13 +12,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from specjax.core.pytree import cast_floats
-from specjax.models.cache import KVCache, write_slots
+from specjax.models.cache import KVCache
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads.training_attention import KeysAndValues, draft_attention
-from specjax.models.layers import DecoderLayer, Rotation, rotation_of
+from specjax.models.layers import Rotation, rotation_of
 from specjax.models.native import PackedWeight, packed
 from specjax.models.products import lookup
 from specjax.models.quantize import Weight, is_stored
+from specjax.models.stack import run_layers
 from specjax.models.target import QueryRows, Target, causal_rows
 
 DRAFT_TOKENS = "draft_tokens"  # the name of a param
@@ -86,8 +87,9 @@ class LayeredHead(nn.Module):
         features: Float[Array, "B Q F"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        x, cache = through_layers(self.layers, self.joined(embedded, features), rows, cache)
-        return self.finished(x), cache
+        x = self.joined(embedded, features)
+        hidden, _, cache = run_layers(self.layers, x, rows, cache)
+        return self.finished(hidden[len(self.layers)]), cache
 
     def training_input(
         self, embedded: Float[Array, "B T D"], features: Float[Array, "B T F"], num_streams: int
@@ -230,18 +232,3 @@ def layers_like(target: TransformerConfig, num_layers: int) -> TransformerConfig
         rope = Rope(rope_theta=rope.rope_theta)
     plain = {"model_type": "llama", "variant": Variant(), "rope": rope}
     return replace(layers, attention_bias=False, mlp_bias=False, **plain)
-
-
-def through_layers(
-    layers: Sequence[DecoderLayer], x: Float[Array, "B Q E"], rows: QueryRows, cache: KVCache
-) -> tuple[Float[Array, "B Q D"], KVCache]:
-    """Runs `x` through the layers of a head; writes their keys and values as scratch."""
-    start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-    visible, keys, values = cache.visible_slots(rows.visible), [], []
-    rotation = rotation_of(rows.positions, layers[0].config, cache.prompt_length)
-    for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
-        x, _, new_keys, new_values = layer(x, rotation, old_keys, old_values, start, visible)
-        keys.append(new_keys)
-        values.append(new_values)
-    positions = write_slots(cache.positions, rows.positions, start, axis=1)
-    return x, replace(cache, keys=tuple(keys), values=tuple(values), positions=positions)

@@ -1,0 +1,244 @@
+// Attention of the queries of a pass over the slots of a cache.
+//
+// A query takes the slots that it sees in the order of its text: first the committed ones, then its
+// scratch. Sums go by the number of a token in that text, so where scratch lies, and what other
+// queries the pass holds, does not change a bit.
+#pragma once
+#include "products.h"
+
+namespace specjax {
+namespace {
+
+constexpr float kLowest = -3.4e38f;
+
+// The slots that a query sees: [begin, end), and then those of `rest`.
+struct View {
+  int64_t begin, end;
+  std::vector<int32_t> rest;
+  int64_t size() const { return end + (int64_t)rest.size(); }  // of the text, from slot 0
+};
+
+View view_of(const Pass& pass, int64_t row, int64_t window) {
+  const int64_t batch = row / pass.num_queries, length = pass.length[batch];
+  const int32_t* positions = pass.slot_positions + batch * pass.num_slots;
+  const int32_t oldest = window ? pass.positions[row] - (int32_t)window + 1 : INT32_MIN;
+  View view;
+  view.begin = std::lower_bound(positions, positions + length, oldest) - positions;
+  view.end = length;
+  for (int64_t c = 0; c < pass.num_scratch && length + c < pass.num_slots; c++)
+    if (pass.visible[row * pass.num_scratch + c] && positions[length + c] >= oldest) {
+      if (view.end == length + c)
+        view.end++;
+      else
+        view.rest.push_back((int32_t)(length + c));
+    }
+  return view;
+}
+
+// The first and last halves of two vectors, lanes in turn.
+#if defined(__AVX512F__)
+#define LOW_LANES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_LANES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX2__)
+#define LOW_LANES 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_LANES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW_LANES 0, 4, 1, 5
+#define HIGH_LANES 2, 6, 3, 7
+#endif
+
+// Writes vectors transposed: lane j of vector i goes to lane i of vector j. Each of the log2(kLanes)
+// steps moves the highest bit of a vector's number to the end of that of its lanes.
+template <int Step = 1>
+inline void store_transposed(const Words (&block)[kLanes], uint32_t* to) {
+  if constexpr (Step == kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) *(Words*)(to + i * kPanel) = block[i];
+  } else {
+    Words next[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes / 2; i++) {
+      next[2 * i] = __builtin_shufflevector(block[i], block[i + kLanes / 2], LOW_LANES);
+      next[2 * i + 1] = __builtin_shufflevector(block[i], block[i + kLanes / 2], HIGH_LANES);
+    }
+    store_transposed<2 * Step>(next, to);
+  }
+}
+
+constexpr int kBlocks = 4;      // of 16 slots, whose keys are packed at once
+constexpr int64_t kRun = 128;  // slots whose values are summed at once
+
+// Packs the keys of 16 slots, from slot `first` on, as a panel.
+template <Type T>
+void pack_keys(const Floating& keys, int64_t head_dim, int64_t first, bool is_bfloat16,
+               uint32_t* panel) {
+  const int64_t words = is_bfloat16 ? head_dim / 2 : head_dim, last = keys.size / head_dim - 1;
+  for (int64_t at = 0; at < words; at += kLanes)
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t lanes = std::min<int64_t>(kLanes, words - at);
+      Words block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; i++) {
+        const int64_t slot = std::min(first + v * kLanes + i, last) * head_dim;
+        const char* key = keys.data + slot * size_of(T) + at * (is_bfloat16 ? 4 : size_of(T));
+        if (!is_bfloat16)
+          block[i] = (Words)load(key, T);
+        else if (lanes == kLanes)
+          block[i] = *(const Words*)key;
+        else  // a head of 16: half a vector
+          block[i] = (Words)load({(char*)key, Type::kFloat32, lanes}, 0);
+      }
+      store_transposed(block, panel + at * kPanel + v * kLanes);
+    }
+}
+
+// Adds the weighted values of some slots, listed or from `first` on, to the sums of M queries.
+template <Type T, int M, int V>
+inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, const int32_t* slots,
+                      int64_t first, int64_t count, const float (&weights)[M][kRun], float* out) {
+  Floats sums[M][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) sums[m][v] = *(Floats*)(out + m * head_dim + at + v * kLanes);
+  for (int64_t r = 0; r < count; r++) {
+    const int64_t slot = slots ? slots[r] : first + r;
+    const char* value = values.data + (slot * head_dim + at) * size_of(T);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      const Floats part = load(value + v * kLanes * size_of(T), T);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) sums[m][v] += weights[m][r] * part;
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) *(Floats*)(out + m * head_dim + at + v * kLanes) = sums[m][v];
+}
+
+template <Type T, int M>
+void mix(const Floating& values, int64_t head_dim, const int32_t* slots, int64_t first,
+         int64_t count, const float* weights, int64_t stride, float* out) {
+  constexpr int kMost = M <= 4 && kBytes == 64 ? 4 : kBytes == 16 ? 1 : 2;  // in registers
+  for (int64_t r = 0; r < count; r += kRun) {
+    float part[M][kRun];
+    const int64_t size = std::min(kRun, count - r);
+    const int32_t* listed = slots ? slots + r : nullptr;
+    for (int m = 0; m < M; m++) std::copy_n(weights + m * stride + r, size, part[m]);
+    int64_t at = 0;
+    for (; at + kMost * kLanes <= head_dim; at += kMost * kLanes)
+      mix_lanes<T, M, kMost>(values, head_dim, at, listed, first + r, size, part, out);
+    for (; at < head_dim; at += kLanes)
+      mix_lanes<T, M, 1>(values, head_dim, at, listed, first + r, size, part, out);
+  }
+}
+
+// Turns the scores of lanes [from, size) into weights; returns their sum. The first are hidden.
+float softmax(float* scores, int64_t from, int64_t begin, int64_t size, float scale, float softcap) {
+  Floats top = Floats{} + kLowest, total = {};
+  for (int64_t t = from; t < size; t += kLanes) {
+    Floats score = *(Floats*)(scores + t) * scale;
+    if (softcap > 0) score = (2 * sigmoid(2 / softcap * score) - 1) * softcap;
+    *(Floats*)(scores + t) = score;
+  }
+  std::fill(scores + from, scores + begin, kLowest);
+  std::fill(scores + size, scores + padded(size), kLowest);
+  for (int64_t t = from; t < size; t += kLanes) {
+    const Floats score = *(Floats*)(scores + t);
+    top = (Floats)select((Words)(score > top), (Words)score, (Words)top);
+  }
+  float highest = kLowest;
+  for (int i = 0; i < kLanes; i++) highest = std::max(highest, top[i]);
+  for (int64_t t = from; t < size; t += kLanes) {
+    const Floats weight = exponential(*(Floats*)(scores + t) - highest);
+    *(Floats*)(scores + t) = weight;
+    total += weight;
+  }
+  return sum_of(total);
+}
+
+constexpr int kQueries = kBytes == 64 ? 8 : kTile;  // that share keys and values, at most
+
+// A query of one head: its number among those of the pass, its output and, if tapped, its weights.
+struct Query {
+  int64_t row;
+  const float* values;  // [H]
+  float* tapped;        // [S], or null
+  const View* view;
+};
+
+// Computes some queries of heads that share `keys` and `values` [S, H]; `out` is [kQueries, H].
+template <Type T>
+void attend(const Pass& pass, const Floating& keys, const Floating& values,
+            const std::vector<Query>& queries, float* out) {
+  thread_local std::vector<float> scores;
+  thread_local std::vector<uint32_t> panels;
+  const int64_t size = pass.head_dim, count = queries.size();
+  int64_t from = INT64_MAX, cut = 0, end = INT64_MAX, last = 0;
+  for (const Query& query : queries) {
+    const View& view = *query.view;
+    from = std::min(from, view.begin / kPanel * kPanel);
+    cut = std::max(cut, view.begin);
+    end = std::min(end, view.end);
+    last = std::max(last, view.rest.empty() ? view.end : view.rest.back() + 1);
+  }
+  const int64_t stride = padded(last) + kBlocks * kPanel;
+  if ((int64_t)scores.size() < kQueries * stride) scores.resize(kQueries * stride);
+  Rows rows(count, size / 2, T == Type::kBfloat16 ? pass.type : Type::kFloat32, kQueries);
+  for (int64_t m = 0; m < count; m++) rows.put(m, 0, queries[m].values, size);
+  const int64_t panel_words = size * kPanel / (rows.is_bfloat16 ? 2 : 1);
+  panels.resize(kBlocks * panel_words + kLanes * kPanel);
+  const Weight weight = {rows.is_bfloat16 ? Kind::kBfloat16 : Kind::kFloat32,
+                         (const char*)panels.data(), kBlocks, size / 2, {}, 1};
+  for (int64_t slot = from; slot < last; slot += kBlocks * kPanel) {
+    const int64_t blocks = std::min<int64_t>(kBlocks, (last - slot + kPanel - 1) / kPanel);
+    for (int64_t block = 0; block < blocks; block++)
+      pack_keys<T>(keys, size, slot + block * kPanel, rows.is_bfloat16,
+                   panels.data() + block * panel_words);
+    multiply(weight, 0, blocks, rows, scores.data() + slot, stride);
+  }
+  float factors[kQueries];
+  for (int64_t m = 0; m < count; m++) {
+    const View& view = *queries[m].view;
+    float* score = scores.data() + m * stride;
+    for (size_t i = 0; i < view.rest.size(); i++) score[view.end + i] = score[view.rest[i]];
+    const float total = softmax(score, from, view.begin, view.size(), pass.scale, pass.softcap);
+    factors[m] = view.size() > view.begin ? 1 / total : 0;
+  }
+  std::fill(out, out + kQueries * size, 0.0f);
+  const auto mix_one = [&](int64_t m, const int32_t* slots, int64_t first, int64_t to) {
+    if (first < to)
+      mix<T, 1>(values, size, slots, first, to - first, scores.data() + m * stride + first, stride,
+                out + m * size);
+  };
+  for (int64_t m = 0; m < count; m++) mix_one(m, nullptr, queries[m].view->begin, cut);
+  const auto mix_all = [&](auto tile) {
+    mix<T, std::min(tile.value, kQueries)>(values, size, nullptr, cut, end - cut,
+                                           scores.data() + cut, stride, out);
+  };
+  if (count == 1)
+    mix_all(std::integral_constant<int, 1>());
+  else if (count == 2)
+    mix_all(std::integral_constant<int, 2>());
+  else if (count <= 4)
+    mix_all(std::integral_constant<int, 4>());
+  else
+    mix_all(std::integral_constant<int, 8>());
+  for (int64_t m = 0; m < count; m++) {
+    const View& view = *queries[m].view;
+    mix_one(m, nullptr, end, view.end);
+    mix_one(m, view.rest.data(), view.end, view.size());
+    for (int64_t i = 0; i < size; i++) out[m * size + i] *= factors[m];
+    if (float* tapped = queries[m].tapped) {
+      const float* score = scores.data() + m * stride;
+      std::fill(tapped, tapped + pass.num_slots, 0.0f);
+      for (int64_t t = view.begin; t < view.end; t++) tapped[t] = score[t] * factors[m];
+      for (size_t i = 0; i < view.rest.size(); i++)
+        tapped[view.rest[i]] = score[view.end + i] * factors[m];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specjax

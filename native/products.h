@@ -1,0 +1,256 @@
+// Products of rows with packed weights.
+#pragma once
+#include "vectors.h"
+
+namespace specjax {
+namespace {
+
+constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;  // rows of a tile, at most
+
+// Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs.
+struct Rows {
+  std::vector<uint32_t> words;  // [tiles, pairs, tile], of pairs of bfloat16 or of two floats
+  int64_t count, pairs, tile;
+  bool is_bfloat16;
+
+  Rows(int64_t count, int64_t pairs, Type type, int64_t most = kTile)
+      : count(count), pairs(pairs), tile(1), is_bfloat16(false) {
+#if defined(__AVX512BF16__)
+    is_bfloat16 = type == Type::kBfloat16;
+#endif
+    while (tile < count && tile < most) tile *= 2;
+    words.resize(padded(count, tile) * pairs * (is_bfloat16 ? 1 : 2));
+  }
+  int64_t place(int64_t row, int64_t pair) const {
+    return (row / tile * pairs + pair) * tile + row % tile;
+  }
+  // Writes an even number of rounded values of a row from input `at` on.
+  void put(int64_t row, int64_t at, const float* values, int64_t size) {
+    size = std::min(size, 2 * pairs - at);
+    uint32_t* to = words.data() + place(row, at / 2) * (is_bfloat16 ? 1 : 2);
+    for (int64_t i = 0; i < size; i += 2) {
+      uint32_t bits[2];
+      std::memcpy(bits, values + i, 8);
+      if (is_bfloat16) {
+        to[i / 2 * tile] = bits[0] >> 16 | (bits[1] & 0xffff0000u);
+      } else {
+        to[i * tile] = bits[0];
+        to[i * tile + 1] = bits[1];
+      }
+    }
+  }
+};
+
+// Readers give the weights of a pair of inputs, for lanes [v * kLanes, ...) of a panel, and add their
+// products with a pair of a row to a sum. They unroll kStep pairs.
+struct EvenAndOdd {
+  Floats even, odd;
+};
+
+struct Floating32 {
+  static constexpr int kBytesOfPair = 128, kStep = 1;
+  static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
+    const char* data = panel + pair * 128 + v * kBytes;
+    return {*(const Floats*)data, *(const Floats*)(data + 64)};
+  }
+};
+
+struct Brain {
+  static constexpr int kBytesOfPair = 64, kStep = 1;
+  static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
+    const Words words = *(const Words*)(panel + pair * 64 + v * kBytes);
+    return {(Floats)(words << 16), (Floats)(words & 0xffff0000u)};
+  }
+};
+
+struct Half {
+  static constexpr int kBytesOfPair = 64, kStep = 1;
+  static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
+    const Words words = *(const Words*)(panel + pair * 64 + v * kBytes);
+    return {widened_half(words & 0xffffu), widened_half(words >> 16)};
+  }
+};
+
+struct Int8 {
+  static constexpr int kBytesOfPair = 32, kStep = 1;
+  static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
+    const Shorts both = *(const Shorts*)(panel + pair * 32 + v * kBytes / 2);
+    return {__builtin_convertvector((Shorts)(both << 8) >> 8, Floats),
+            __builtin_convertvector(both >> 8, Floats)};
+  }
+};
+
+struct Int4 {
+  static constexpr int kBytesOfPair = 16, kStep = 4;
+  static EvenAndOdd read(const char* panel, int64_t pair, int step, int v) {
+    const Words words = *(const Words*)(panel + pair * 16 + v * kBytes);
+    return {__builtin_convertvector((Integers)(words << (28 - 4 * step)) >> 28, Floats),
+            __builtin_convertvector((Integers)(words << (12 - 4 * step)) >> 28, Floats)};
+  }
+};
+
+// Multiplies rows of floats, one input after the other.
+template <class Reader>
+struct Chain : Reader {
+  struct Row {
+    float even, odd;
+  };
+  static void add(Floats& sum, const Row* row, EvenAndOdd weights) {
+    sum += row->even * weights.even;
+    sum += row->odd * weights.odd;
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Multiply rows of bfloat16 pair by pair, with codes that bfloat16 holds exactly.
+struct Dot {
+  using Row = uint32_t;
+  static void add(Floats& sum, const Row* row, __m512bh weights) {
+    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*row), weights);
+  }
+};
+
+struct BrainDot : Dot {
+  static constexpr int kBytesOfPair = 64, kStep = 1;
+  static __m512bh read(const char* panel, int64_t pair, int, int) {
+    return (__m512bh)_mm512_loadu_si512(panel + pair * 64);
+  }
+};
+
+struct Int8Dot : Dot {
+  static constexpr int kBytesOfPair = 32, kStep = 1;
+  static __m512bh read(const char* panel, int64_t pair, int, int) {
+    const __m128i* codes = (const __m128i*)(panel + pair * 32);
+    const auto widened = [](const __m128i* part) {
+      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(part)));
+    };
+    return _mm512_cvtne2ps_pbh(widened(codes + 1), widened(codes));
+  }
+};
+
+struct Int4Dot : Dot {
+  static constexpr int kBytesOfPair = 16, kStep = 4;
+  static __m512bh read(const char* panel, int64_t pair, int step, int) {
+    // Looks the low 5 bits of each half word up, of which the highest does not matter.
+    const __m512i table = _mm512_broadcast_i64x4(_mm256_setr_epi16(
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, (short)0xc100, (short)0xc0e0,
+        (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040, (short)0xc000, (short)0xbf80));
+    const __m512i words = _mm512_loadu_si512(panel + pair * 16);
+    return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * step), table);
+  }
+};
+#endif
+
+// Adds pairs [from, to) of the inputs to the sums of M rows and P panels.
+template <class R, int M, int P>
+inline void add_pairs(const char* panels, int64_t panel_bytes, const typename R::Row* rows,
+                      int64_t stride, int64_t from, int64_t to, Floats (&sums)[M][P][kVectors]) {
+  for (int64_t i = from; i < to; i += R::kStep) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+      const char* panel = panels + p * panel_bytes;
+      __builtin_prefetch(panel + i * R::kBytesOfPair + 2048);
+#pragma GCC unroll 4
+      for (int step = 0; step < R::kStep; step++)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) {
+          const auto weights = R::read(panel, i, step, v);
+#pragma GCC unroll 16
+          for (int m = 0; m < M; m++)
+            R::add(sums[m][p][v], rows + (i + step) * stride + m, weights);
+        }
+    }
+  }
+}
+
+// Computes M rows of P panels, and writes the first `count` of the rows.
+template <class R, int M, int P>
+void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row,
+                  int64_t count, float* out, int64_t stride) {
+  const int64_t panel_bytes = weight.pairs * R::kBytesOfPair;
+  const char* panels = weight.panels + panel * panel_bytes;
+  const auto* values = (const typename R::Row*)rows.words.data() + rows.place(row, 0);
+  Floats sums[M][P][kVectors] = {};
+  if (weight.scales.data == nullptr) {
+    add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, 0, weight.pairs, sums);
+  } else {
+    const int64_t group = weight.pairs / weight.groups;
+    for (int64_t g = 0; g < weight.groups; g++) {
+      Floats part[M][P][kVectors] = {};
+      add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, g * group, (g + 1) * group, part);
+      for (int p = 0; p < P; p++)
+        for (int v = 0; v < kVectors; v++) {
+          const int64_t at = ((panel + p) * weight.groups + g) * kPanel + v * kLanes;
+          const Floats scale = load(weight.scales, at);
+          for (int m = 0; m < M; m++) sums[m][p][v] += part[m][p][v] * scale;
+        }
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++)
+    if (m < count)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++)
+          *(Floats*)(out + (row + m) * stride + p * kPanel + v * kLanes) = sums[m][p][v];
+}
+
+// Computes all rows of P panels, in tiles.
+template <class R, int P>
+void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* out,
+                  int64_t stride) {
+  constexpr int kMost = P == 1 ? kTile : kTile / 2;
+  for (int64_t row = 0; row < rows.count; row += rows.tile) {
+    const int64_t count = std::min(rows.tile, rows.count - row);
+    const auto compute = [&](auto size) {
+      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, rows, row, count, out, stride);
+    };
+    if (count == 1)
+      compute(std::integral_constant<int, 1>());
+    else if (count == 2)
+      compute(std::integral_constant<int, 2>());
+    else if (count <= 4)
+      compute(std::integral_constant<int, 4>());
+    else if (count <= 8)
+      compute(std::integral_constant<int, 8>());
+    else
+      compute(std::integral_constant<int, 16>());
+  }
+}
+
+// Computes panels [first, last) of all rows; `out` points to the first row's sums of the first one.
+template <class R>
+void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
+                    int64_t stride) {
+  int64_t panel = first;
+  // Two panels at once hide the latency of their chains, if the registers hold them.
+  if (kVectors < 4 && rows.tile <= kTile / 2)
+    for (; panel + 2 <= last; panel += 2)
+      compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+  for (; panel < last; panel++)
+    compute_rows<R, 1>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+}
+
+void multiply(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
+              int64_t stride) {
+  const auto run = [&](auto reader) {
+    compute_panels<decltype(reader)>(weight, first, last, rows, out, stride);
+  };
+#if defined(__AVX512BF16__)
+  if (rows.is_bfloat16) {
+    if (weight.kind == Kind::kBfloat16) run(BrainDot());
+    if (weight.kind == Kind::kInt8) run(Int8Dot());
+    if (weight.kind == Kind::kInt4) run(Int4Dot());
+    return;
+  }
+#endif
+  if (weight.kind == Kind::kBfloat16) run(Chain<Brain>());
+  if (weight.kind == Kind::kFloat16) run(Chain<Half>());
+  if (weight.kind == Kind::kFloat32) run(Chain<Floating32>());
+  if (weight.kind == Kind::kInt8) run(Chain<Int8>());
+  if (weight.kind == Kind::kInt4) run(Chain<Int4>());
+}
+
+}  // namespace
+}  // namespace specjax

@@ -1,0 +1,246 @@
+"""Native layers compute what Flax's do, and a token's bits whatever stands beside it."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specjax.core.errors import SpecjaxError
+from specjax.models import (
+    KVCache,
+    QueryRows,
+    Rope,
+    Taps,
+    Transformer,
+    TransformerConfig,
+    causal_rows,
+    native,
+)
+from specjax.models.config import FULL, SLIDING, Variant
+from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
+from specjax.models.target import ModelOutput
+
+pytestmark = pytest.mark.skipif(
+    not native.is_available(), reason="specjax has no native kernels here"
+)
+SETS = native.instruction_sets()
+KEY = jax.random.key(0)
+LLAMA = TransformerConfig(61, 48, 80, 2, 4, 2, 16)
+GEMMA = Variant(
+    hidden_act="gelu_pytorch_tanh",
+    norm="rms_plus_one",
+    has_qk_norm=True,
+    has_post_norms=True,
+    query_pre_attn_scalar=20.0,
+    attn_logit_softcapping=5.0,
+    sliding_rope=Rope(rope_theta=100.0),
+)
+STARCODER = Variant(hidden_act="gelu", has_gate=False, norm="layer", layers_without_rope=(1,))
+CONFIGS = {
+    "llama": LLAMA,
+    "biases, one head to each key": replace(
+        LLAMA, attention_bias=True, mlp_bias=True, num_key_value_heads=4
+    ),
+    "gemma": replace(
+        LLAMA, variant=GEMMA, sliding_window=6, layer_types=(SLIDING, FULL), head_dim=32
+    ),
+    "starcoder": replace(LLAMA, variant=STARCODER, attention_bias=True, mlp_bias=True),
+    "learned positions": replace(LLAMA, variant=Variant(has_learned_positions=True)),
+    "partial rope": replace(LLAMA, rope=Rope(partial_rotary_factor=0.625)),
+}
+
+
+def drawn_params(module: Any, dtype: str = "float32") -> Any:
+    """Returns params that are all random, norms and biases too."""
+
+    def draw(path, leaf):
+        seed = sum(map(ord, jax.tree_util.keystr(path)))
+        noise = np.random.default_rng(seed).normal(size=leaf.shape)
+        return jnp.asarray(leaf * 8 + noise / 5 if leaf.ndim == 2 else leaf + noise / 5, dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, module.initialise(KEY))
+
+
+def tree_rows(batch: int, count: int, length: int, seed: int) -> QueryRows:
+    """Returns nodes of random trees behind texts; each sees its ancestors and itself."""
+    numbers = np.random.default_rng(seed)
+    visible = np.zeros((batch, count, count), bool)
+    for b in range(batch):
+        for node in range(count):
+            parent = numbers.integers(-1, node)
+            visible[b, node] = visible[b, parent] if parent >= 0 else False
+            visible[b, node, node] = True
+    positions = length + visible.sum(axis=-1) - 1
+    tokens = numbers.integers(0, 61, (batch, count))
+    return QueryRows(*(jnp.asarray(part) for part in (tokens, positions, visible)))
+
+
+def run(
+    model: Transformer, params: Any, batch: int, count: int, taps: Taps, length: int = 21
+) -> ModelOutput:
+    """Reads a text as prefill does, then nodes behind it."""
+
+    @jax.jit
+    def passes(params):
+        tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, 61)
+        cache = model.new_cache(params, batch, length + count + 5)
+        text = causal_rows(tokens, cache.length)
+        _, cache = model.run(params, text, cache, Taps(logits=False))
+        cache = cache.advance(jnp.full(batch, length))
+        return model.run(params, tree_rows(batch, count, length, 7), cache, taps)[0]
+
+    return passes(params)
+
+
+def assert_close(output: ModelOutput, expected: ModelOutput, tolerance: float) -> None:
+    for part, exact in zip(jax.tree.leaves(output), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(np.asarray(exact, np.float32)).max(initial=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(part, np.float32) / scale,
+            np.asarray(exact, np.float32) / scale,
+            atol=tolerance,
+        )
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_native_layers_are_those_of_flax(monkeypatch, name, instructions):
+    monkeypatch.setenv(native.SWITCH, instructions)
+    model, params = Transformer(CONFIGS[name]), drawn_params(Transformer(CONFIGS[name]))
+    taps = Taps((0, 1, 2), ((1, 3), (0, 0)))
+    expected = run(model, params, 2, 9, taps)
+    assert_close(run(model, native.pack_params(params), 2, 9, taps), expected, 2e-5)
+
+
+@pytest.mark.parametrize("cached", ["float32", None])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("instructions", SETS)
+def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, instructions, dtype, cached):
+    monkeypatch.setenv(native.SWITCH, instructions)
+    model = Transformer(LLAMA, cached)
+    params = drawn_params(model, dtype)
+    exact = jax.tree.map(lambda leaf: leaf.astype("float32"), params)
+    expected = run(Transformer(LLAMA), exact, 1, 5, Taps())
+    tolerance = 0.05 if dtype == "bfloat16" else 0.01
+    assert_close(run(model, native.pack_params(params), 1, 5, Taps()), expected, tolerance)
+
+
+@pytest.mark.slow
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from([16, 32, 48]),
+    st.integers(0, 3),
+    st.integers(1, 128),
+    st.sampled_from(SETS),
+)
+@settings(max_examples=25, deadline=None)
+def test_layers_of_odd_shapes(hidden, inner, head_dim, batch, count, instructions):
+    config = replace(LLAMA, hidden_size=hidden, intermediate_size=inner, head_dim=head_dim)
+    model = Transformer(config)
+    params = drawn_params(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(native.SWITCH, instructions)
+        output = run(model, native.pack_params(params), batch, count, Taps((1,)))
+    assert_close(output, run(model, params, batch, count, Taps((1,))), 1e-4)
+
+
+def test_a_head_with_norms_of_both_halves_runs_natively():
+    head = Eagle3Head(Eagle3Config(replace(LLAMA, num_hidden_layers=1), (0, 1)))
+    params, target = drawn_params(head), Transformer(LLAMA)
+    target_params = drawn_params(target)
+    rows = tree_rows(1, 6, 0, 3)
+    features = jax.random.normal(KEY, (1, 6, 96))
+
+    def output(params):
+        cache = KVCache.create(head.config.layers, 1, 16)
+        return head.run(params, target, target_params, rows, features, cache)[0]
+
+    np.testing.assert_allclose(output(native.pack_params(params)), output(params), atol=1e-4)
+
+
+def test_packed_layers_have_no_gradients():
+    model = Transformer(LLAMA)
+    params = native.pack_params(model.initialise(KEY))
+
+    def loss(table):
+        rows = causal_rows(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32))
+        cache = model.new_cache(params, 1, 8)
+        output, _ = model.run(params | {"embed_tokens": {"weight": table}}, rows, cache)
+        return output.logits.sum()
+
+    with pytest.raises(SpecjaxError, match="packed=False"):
+        jax.grad(loss)(drawn_params(model)["embed_tokens"]["weight"])
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_nan_reaches_the_nodes_that_see_it_and_no_others(monkeypatch, instructions):
+    monkeypatch.setenv(native.SWITCH, instructions)
+    model = Transformer(replace(LLAMA, num_hidden_layers=1, sliding_window=4))
+    params = native.pack_params(drawn_params(model))
+    rows = tree_rows(1, 12, 20, 5)
+    cache = model.new_cache(params, 1, 40)
+    cache = replace(cache, length=jnp.array([20]), positions=jnp.arange(40)[None])
+    for slot in (16, 18):
+        keys = cache.keys[0].at[:, :, slot].set(jnp.nan)
+        output, _ = jax.jit(model.run)(params, rows, replace(cache, keys=(keys,)))
+        is_seen = np.asarray(rows.positions[0]) - slot < 4
+        is_nan = np.isnan(np.asarray(output.logits[0]))
+        assert 0 < is_seen.sum() < 12 or slot == 16
+        np.testing.assert_array_equal(is_nan, np.repeat(is_seen[:, None], 61, axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("instructions", SETS)
+def test_a_token_does_not_depend_on_the_tokens_beside_it(monkeypatch, instructions, dtype):
+    monkeypatch.setenv(native.SWITCH, instructions)
+    model, num_slots = Transformer(TransformerConfig(256, 192, 512, 3, 3, 1, 64)), 384
+    numbers = np.random.default_rng(0)
+    params = model.initialise(KEY, dtype)
+    params = jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim == 2 else leaf, params)
+    params, run = native.pack_params(params), jax.jit(model.run)
+    blank = model.new_cache(params, 1, num_slots)
+    cache = jax.tree.map(
+        lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank
+    )
+    positions = jnp.arange(num_slots)[None]
+    cache = replace(cache, positions=positions, prompt_length=blank.prompt_length)
+    tokens = numbers.integers(0, 256, 60)
+
+    def path_among(count: int, path: list[int], length: int) -> jax.Array:
+        """Returns the logits of a path, always of the same tokens, among `count` rows."""
+        others = np.setdiff1d(np.arange(count), path)
+        visible = np.eye(count, dtype=bool)
+        for depth, row in enumerate(path):
+            visible[row, path[:depth]] = True
+        order = np.argsort(np.concatenate([path, others]))
+        positions = np.full(count, length)
+        positions[path] += np.arange(len(path))
+        parts = (tokens[:count][order], positions, visible)
+        rows = QueryRows(*(jnp.asarray(each[None]) for each in parts))
+        now = replace(cache, length=jnp.array([length]))
+        output, _ = run(params, rows, now)
+        return output.logits[0, np.array(path)]
+
+    def root_in_each(texts: int, length: int) -> jax.Array:
+        """Returns the root's logits from `texts` copies of the text, each with that row alone."""
+        now = replace(cache, length=jnp.array([length]))
+        now = jax.tree.map(lambda leaf: jnp.repeat(leaf, texts, axis=0), now)
+        root = jnp.full((texts, 1), tokens[0])
+        output, _ = run(params, causal_rows(root, now.length), now)
+        return output.logits[:, 0]
+
+    for length in range(100, 320, 20):
+        alone = path_among(8, [0, 1, 2, 3, 4, 5], length)
+        for texts in (1, 3, 9):
+            roots = root_in_each(texts, length)
+            np.testing.assert_array_equal(roots, np.repeat(alone[:1], texts, axis=0))
+        for count in (2, 3, 26, 60):
+            ways = numbers.choice(np.arange(1, count), min(5, count - 1), replace=False)
+            path = [0, *sorted(ways.tolist())]
+            np.testing.assert_array_equal(path_among(count, path, length), alone[: len(path)])
