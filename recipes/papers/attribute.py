@@ -7,9 +7,9 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from specjax.cli.decoding_options import TargetOptions
-from specjax.cli.output import console
 from specjax.core.errors import warn
 from specjax.core.settings import setting
+from specjax.core.text import safe_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,5 +56,5 @@ class Attribute(TargetOptions):
         table = Table("min span", "precision", "recall", "F1", box=None)
         for min_span, row in scores.items():
             table.add_row(str(min_span), *(f"{share:.3f}" for share in row))
-        console(soft_wrap=True).print(table)
+        safe_console(soft_wrap=True).print(table)
         print(f"token-level scores, averaged over {len(examples)} examples")

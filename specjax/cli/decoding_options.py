@@ -1,6 +1,5 @@
 """The options that commands share: those that load a target, and those that generate text."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +95,7 @@ class DecodingOptions(PassOptions):
     def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
         """Returns the target and a function from prompts to requests."""
         from specjax.cli.generation import GenerationRequest
+        from specjax.core.text import safe_console
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
         from specjax.decoding.sampling import Sampling
@@ -113,7 +113,7 @@ class DecodingOptions(PassOptions):
             target.require_tokenizer()
         drafter, params = load_drafter(self.method, target, self.drafter, self.tuned, **settings)
         if self.method == "auto":
-            print(auto_choice(target, self.tuned), file=sys.stderr)
+            safe_console(stderr=True, soft_wrap=True).print(auto_choice(target, self.tuned))
         eos = () if self.ignore_eos else target.eos
         engine = Engine(target.model, drafter, sampling, self.max_new_tokens, eos)
 

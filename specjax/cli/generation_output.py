@@ -16,10 +16,9 @@ from rich.text import Text
 from specjax.bench.acceptance import advice_on
 from specjax.cli.generation import GenerationRequest, TimedText
 from specjax.cli.live_text import DRAFTED, LiveText
-from specjax.cli.output import console
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.core.files import expand_user, writable
-from specjax.core.text import token_texts
+from specjax.core.text import safe_console, token_texts
 from specjax.decoding.sampling import LOSSY
 from specjax.run.attribution import Page
 from specjax.run.runner import TimedRun
@@ -30,8 +29,8 @@ class GenerateOutput:
     """The output of one command."""
 
     is_json: bool
-    output: Console = field(default_factory=partial(console, soft_wrap=True))
-    notes: Console = field(default_factory=partial(console, soft_wrap=True, stderr=True))
+    output: Console = field(default_factory=partial(safe_console, soft_wrap=True))
+    notes: Console = field(default_factory=partial(safe_console, soft_wrap=True, stderr=True))
 
     def busy(self, doing: str) -> AbstractContextManager[Any]:
         """Shows a status on a terminal; redrawn rarely, it does not disturb timing."""

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from specjax.core.text import UNFINISHED, GrowingText
+from specjax.core.text import GrowingText, visible
 from specjax.decoding.state import Generation
 
 DRAFTED = "green"
-# A model may write any byte; show control codes instead of sending them to the terminal.
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-VISIBLE |= dict.fromkeys(range(0x7F, 0xA0), UNFINISHED)
 
 
 class LiveText:
@@ -59,7 +56,7 @@ class LiveText:
     def _print(self, text: str, is_drafted: bool) -> None:
         if self._console.is_terminal:
             style = DRAFTED if is_drafted else None
-            self._console.out(text.translate(VISIBLE), style=style, end="", highlight=False)
+            self._console.out(visible(text), style=style, end="", highlight=False)
         else:
             self._console.file.write(text)
             self._console.file.flush()

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from specjax.cli.output import console, print_rows, short
+from specjax.cli.output import print_rows, short
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import field_texts
+from specjax.core.text import safe_console
 
 if TYPE_CHECKING:
     from specjax.models.config import TransformerConfig
@@ -54,7 +55,7 @@ class Methods:
             print("\n`specjax methods METHOD` shows the settings of METHOD.")
             return
         row, settings = rows[self.method], {}
-        console().print(f"{self.method}: {row['paper']}.\n\n{texts[self.method]}")
+        safe_console().print(f"{self.method}: {row['paper']}.\n\n{texts[self.method]}")
         for setting, values in row["settings"].items():
             default = short(values["default"])
             if values["depends_on_target"] and config is None:

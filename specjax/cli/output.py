@@ -1,19 +1,11 @@
 """Prints what several commands print: rows of names and descriptions, and settings."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from specjax.core.text import safe_console
 
 MAX_ITEMS = 4  # shown of a tuple
-
-
-def console(**options: Any) -> "Console":
-    """Returns a console that prints text as it is, without markup."""
-    from rich.console import Console
-
-    return Console(markup=False, highlight=False, **options)
 
 
 def print_rows(title: str, rows: Mapping[str, str]) -> None:
@@ -24,7 +16,7 @@ def print_rows(title: str, rows: Mapping[str, str]) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     print(f"{title}:")
-    console().print(table)
+    safe_console().print(table)
 
 
 def short(value: Any) -> str:

@@ -91,10 +91,14 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
     for place, value, _ in read_records("/dev/stdin" if file == STDIN else file):
         record = value if isinstance(value, dict) else {"prompt": value}
         prompt = record.get("prompt") or record.get("messages")
-        if isinstance(prompt, list) and all(
-            isinstance(message, dict)
-            and all(isinstance(message.get(key), str) for key in ("role", "content"))
-            for message in prompt
+        if (
+            prompt
+            and isinstance(prompt, list)
+            and all(
+                isinstance(message, dict)
+                and all(isinstance(message.get(key), str) for key in ("role", "content"))
+                for message in prompt
+            )
         ):
             prompt = _messages(prompt, system)
         elif not isinstance(prompt, str):

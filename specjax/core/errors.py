@@ -9,6 +9,7 @@ from functools import cache
 from signal import SIGINT
 
 from specjax.core.interrupts import Stopped, on_signal, stop
+from specjax.core.text import visible
 
 USER_ERROR, BROKEN_PIPE = 2, 1  # exit codes
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -23,8 +24,8 @@ class SpecjaxError(ValueError):
 
 
 def warn(text: str) -> None:
-    """Prints a warning to stderr."""
-    print("specjax:", text, file=sys.stderr)
+    """Prints a warning to stderr, with control characters made visible."""
+    print("specjax:", visible(text), file=sys.stderr)
 
 
 warn_once = cache(warn)
@@ -38,7 +39,7 @@ def throttled(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
         nonlocal last
         if (now := time.monotonic()) - last >= seconds:
             last = now
-            print(f"{text}, {now - started:.0f} s", file=sys.stderr, flush=True)
+            print(f"{visible(text)}, {now - started:.0f} s", file=sys.stderr, flush=True)
 
     return note
 

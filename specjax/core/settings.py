@@ -20,6 +20,7 @@ from specjax.core.errors import SpecjaxError
 Limit = int | float | None
 
 BOUNDS = "bounds"  # key of a field's metadata
+MAX_WHOLE = 2**31 - 1  # of a setting without an upper bound: JAX computes in 32 bits
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -60,8 +61,9 @@ class Bounds:
         if not isinstance(value, Real) or self == Bounds():
             return True
         limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
-        is_finite = isinstance(value, Integral) or math.isfinite(value)
-        return is_finite and all(x is None or holds(value, x) for x, holds in limits)
+        is_finite = abs(value) <= MAX_WHOLE or self.at_most or self.below
+        is_finite = is_finite if isinstance(value, Integral) else math.isfinite(value)
+        return bool(is_finite) and all(x is None or holds(value, x) for x, holds in limits)
 
 
 def setting(
@@ -90,7 +92,9 @@ def check_setting(owner: type, name: str, value: Any) -> None:
     if has_type and bounds.allow(value):
         return
     is_infinite = isinstance(value, float) and not math.isfinite(value)
-    expected = "finite" if is_infinite else str(bounds)
+    has_limit = bounds.choices or bounds.at_most or bounds.below
+    is_huge = isinstance(value, Integral) and value > MAX_WHOLE and not has_limit
+    expected = "finite" if is_infinite else f"at most {MAX_WHOLE}" if is_huge else str(bounds)
     if not has_type and not bounds.choices:
         expected = _type_name(hint)
     default = _fields(owner)[name].default

@@ -1,10 +1,35 @@
-"""Decodes tokens to text, all at once or one token at a time."""
+"""Text of tokens, all at once or one at a time, and text that is safe to print on a terminal."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NUM_DECODED_AGAIN = 8  # tokens of context: the text of a token may depend on those before it
 UNFINISHED = "\ufffd"  # stands for bytes that are not, or not yet, a character
+# Models, their files and prompts may hold any character: a terminal shows control characters
+# instead of obeying them.
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+VISIBLE |= dict.fromkeys(
+    (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd"
+)
+
+
+def visible(text: str) -> str:
+    """Replaces control characters, except for line ends and tabs, by characters that show them."""
+    return text.translate(VISIBLE)
+
+
+def safe_console(**options: Any) -> "Console":
+    """Returns a console that prints text without markup, with control characters made visible."""
+    from rich.console import Console
+
+    class SafeConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(visible(text), **options)
+
+    return SafeConsole(markup=False, highlight=False, **options)
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:

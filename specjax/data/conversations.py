@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
-from specjax.data.records import Record, good_records, read_records, reading, whole_characters
+from specjax.data.records import Record, good_records, read_records, reading
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -170,7 +170,7 @@ def _text(value: Any, place: str) -> str:
         value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
     if not isinstance(value, str):
         raise SpecjaxError(f"has {type(value).__name__} instead of text in {place}")
-    return whole_characters(value)
+    return value
 
 
 def _of_turns(turns: Sequence[Turn]) -> Conversation:

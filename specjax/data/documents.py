@@ -7,7 +7,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
-from specjax.data.records import good_records, read_records, reading, whole_characters
+from specjax.data.records import good_records, read_records, reading
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
 TURN_KEYS = ("messages", "conversations")  # the same, of a chat
@@ -77,4 +77,4 @@ def _text_of(record: Any) -> str:
     if not texts or not all(isinstance(text, str) for text in texts):
         keys = " or ".join(map(repr, (*TEXT_KEYS, TURN_KEYS[0])))
         raise SpecjaxError(f"has no text under {keys}")
-    return whole_characters("\n\n".join(texts))
+    return "\n\n".join(texts)

@@ -96,11 +96,6 @@ def good_records(
         complain(f"left out {num_bad} of {num_good + num_bad} records of {source}")
 
 
-def whole_characters(text: str) -> str:
-    """Replaces lone surrogates, which JSON allows but UTF-8 does not, by question marks."""
-    return text.encode("utf-8", "replace").decode()
-
-
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
     """Turns a failure to read `file` as UTF-8 in the block into a SpecjaxError that names it."""
@@ -127,7 +122,10 @@ def _in_file(file: Path) -> Iterator[Record]:
 
 def _parsed(place: str, content: bytes) -> Record:
     try:
-        return Record(place, json.loads(content))
+        value = json.loads(content)
+        if b"\\u" in content:  # JSON allows lone surrogates, UTF-8 does not: "?" replaces them
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return Record(place, value)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         return Record(place, problem=f"is not JSON ({error.msg}: {at})")

@@ -67,6 +67,9 @@ def speculative_generate(
     engine.check(params, prompt)
     if max_rounds is None:
         max_rounds = max_new_tokens  # a round adds at least one token
+    if isinstance(max_rounds, int):
+        check_at_least("max_rounds", max_rounds, 0)
+        max_rounds = min(max_rounds, max_new_tokens)
     return _generate(params, prompt, key, max_rounds, engine=engine)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from specjax.core.chat import VICUNA, chat_ids
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.pytree import pytree
 
 __all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
@@ -27,8 +27,11 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
     """Pads lists of token ids to the next multiple of `bucket`.
 
     Raises:
-        SpecjaxError: for no prompts, an empty one, or one that does not hold token ids.
+        SpecjaxError: for a bucket below 1, no prompts, an empty one, or one without token ids.
     """
+    check_at_least("bucket", bucket, 1)
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sized):
+        raise SpecjaxError(f"ids is of type {type(ids).__name__}; pass a list of lists of ids")
     if len(ids) == 0:
         raise SpecjaxError("no prompts given; pass at least one list of token ids")
     prompts = [_array_of(number, tokens) for number, tokens in enumerate(ids)]
@@ -61,11 +64,14 @@ def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
     """Tokenizes texts, with the BOS that the tokenizer adds, and pads them.
 
     Raises:
-        SpecjaxError: for an empty text or no texts.
+        SpecjaxError: for no texts, an empty one, or what is not text.
     """
-    if isinstance(texts, str):
+    if not isinstance(texts, (list, tuple)):
         raise SpecjaxError("encode takes a list of texts; wrap the single text in [...]")
     for number, text in enumerate(texts):
-        if not text:
-            raise SpecjaxError(f"prompt {number} is empty; write some text")
+        if not isinstance(text, str) or not text:
+            problem = "is not a string" if text else "is empty"
+            raise SpecjaxError(f"prompt {number} {problem}; write some text")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise SpecjaxError(f"prompt {number} has an unpaired surrogate; pass whole characters")
     return from_ids([tokenizer(text)["input_ids"] for text in texts], bucket)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
@@ -24,15 +25,25 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
     """Validates the target's part of a request; under an outer `jit` only the shapes."""
     check_at_least("max_new_tokens", max_new_tokens, 1)
     target.check(params)
-    batch, num_lengths = prompt.tokens.shape[0], prompt.length.shape[0]
-    if batch != num_lengths:
-        raise SpecjaxError(
-            f"the prompt has {batch} sequence(s) of tokens but {num_lengths} length(s); build it "
-            "with specjax.from_ids"
-        )
+    if not jnp.issubdtype(dtype := target.dtype(params), jnp.floating):
+        raise SpecjaxError(f"the target's params are of dtype {dtype}; pass floats")
+    _check_arrays(prompt)
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
         check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
+
+
+def _check_arrays(prompt: Prompt) -> None:
+    """Checks what every program of a request is compiled for, also under an outer `jit`."""
+    shapes = [getattr(part, "shape", None) for part in (prompt.tokens, prompt.length)]
+    dtypes = [getattr(part, "dtype", None) for part in (prompt.tokens, prompt.length)]
+    is_batch = dtypes == [np.int32, np.int32] and [len(shape) for shape in shapes] == [2, 1]
+    if not is_batch or shapes[0][0] != shapes[1][0] or 0 in shapes[0]:
+        held = [f"{dtype}{list(shape or ())}" for dtype, shape in zip(dtypes, shapes, strict=True)]
+        raise SpecjaxError(
+            f"the prompt holds tokens {held[0]} and length {held[1]}, not int32 [B, P] and [B] "
+            "with sequences in it; build it with specjax.from_ids"
+        )
 
 
 def check_memory(

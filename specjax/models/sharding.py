@@ -36,7 +36,7 @@ RULES = (
 def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh that a text such as "data=2,model=4" describes; an absent axis is 1.
 
-    It has all devices of this machine, or of the run, unless others are given.
+    It takes the first of `devices`, by default all; a run of several processes needs them all.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {DATA: 1, MODEL: 1}
@@ -45,13 +45,16 @@ def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
         if name not in sizes or not size.isdecimal() or int(size) < 1:
             raise SpecjaxError(f"mesh {axes!r} is not of the form data=2,model=4")
         sizes[name] = int(size)
-    if (count := math.prod(sizes.values())) != len(devices):
+    count = math.prod(sizes.values())
+    if count > len(devices) or (jax.process_count() > 1 and count < len(devices)):
         raise SpecjaxError(
             f"mesh {axes!r} has {count} device(s), and there are {len(devices)}; data times "
-            "model must be that number"
+            "model must be that number, or less in a run of one process"
         )
     kinds = (AxisType.Auto,) * 2
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices[:count]
+    )
 
 
 def as_mesh(mesh: Mesh | str) -> Mesh:

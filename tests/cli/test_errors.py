@@ -176,3 +176,32 @@ def test_a_second_signal_ends_the_process_at_once(request):
         assert received == [signal.SIGTERM]
         assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL] * 2
     assert [signal.getsignal(each) for each in SIGNALS] == [signal.default_int_handler] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--set", "num_tokens=\x1b[31m5"],
+        ["generate", "--target", "\x1b[31m"],
+        ["bench", "--tasks", "\x1b[31m.jsonl"],
+        ["report", "\x1b[31m\x9b"],
+    ],
+)
+def test_no_control_character_reaches_the_terminal(arguments, capsys):
+    assert main(arguments) == 2
+    output = "".join(capsys.readouterr())
+    assert not [mark for mark in output if mark != "\n" and (mark < " " or "\x7f" <= mark < "\xa0")]
+
+
+@pytest.mark.parametrize("option", ["--max-new-tokens", "--padded-width", "--seed", "--top-k"])
+def test_a_number_beyond_its_bits_is_rejected(option, capsys):
+    assert main(["generate", option, "9" * 30]) == 2
+    assert f"{option} must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ['{"messages": []}', '{"prompt": ""}', "[]", "5"])
+def test_a_record_without_a_prompt_is_rejected(content, tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f"{content}\n{content}\n")
+    assert main(["generate", "--prompts", str(path)]) == 2
+    assert "prompts.jsonl" in capsys.readouterr().err

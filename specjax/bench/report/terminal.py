@@ -8,6 +8,7 @@ from rich.table import Table
 from specjax.bench.checks import near_ties, problems
 from specjax.bench.report.tables import ALWAYS, COLUMNS, WIDE, Grid
 from specjax.bench.summary import Measurement
+from specjax.core.text import safe_console
 from specjax.decoding.sampling import LOSSY, Sampling
 
 MAX_WIDTH = 1000  # of a table
@@ -23,7 +24,7 @@ def show(
 
     All rows have the same temperature and batch size; `bandwidth` is in bytes per second, if known.
     """
-    console = Console(markup=False, highlight=False)
+    console = safe_console()
     console.soft_wrap = not console.is_terminal  # a pipe gets whole lines
     full = table(rows, sampling)
     fits = not console.is_terminal or natural_width(full, console) <= console.width
@@ -67,7 +68,7 @@ def print_grid(grid: Grid) -> None:
 
 def print_table(table: Table) -> None:
     """Prints a table; no number is cut off even where the terminal is narrower."""
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = safe_console(soft_wrap=True)
     console.width = max(console.width, natural_width(table, console))
     console.print(table)
 

@@ -27,6 +27,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder
 from specjax.core.memory import check_fits, device_bytes
 from specjax.core.pytree import cast_floats
+from specjax.core.text import visible
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
 from specjax.models.families.family import LLAMA_NAMES
@@ -328,5 +329,5 @@ def _progress_bar(title: str, total: int, is_wanted: bool) -> Iterator[Callable[
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     hidden = not (is_wanted and console.is_terminal)
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(visible(title), total=total)
         yield lambda num_bytes: bar.advance(task, num_bytes)

@@ -1,0 +1,60 @@
+"""Misuse of the Python API raises SpecjaxError; run without the type checks of the other tests."""
+
+import subprocess
+import sys
+
+CALLS = """
+import jax, jax.numpy as jnp, numpy as np
+import specjax
+from specjax import Prompt, Sampling, SpecjaxError
+
+target = specjax.load("pocket", packed=False)
+drafter, _ = specjax.load_drafter("pld", target)
+params, key = specjax.Params(target.params), jax.random.key(0)
+prompt = specjax.encode(target.tokenizer, ["import os"])
+
+def run(prompt=prompt, params=params, **options):
+    options = {"target": target.model, "drafter": drafter, "max_new_tokens": 4} | options
+    return specjax.speculative_generate(params, prompt, key, **options)
+
+tokens, length = prompt.tokens, prompt.length
+MISUSES = {
+    "encode none": lambda: specjax.encode(target.tokenizer, None),
+    "encode bytes": lambda: specjax.encode(target.tokenizer, b"ab"),
+    "encode a text": lambda: specjax.encode(target.tokenizer, "ab"),
+    "encode numbers": lambda: specjax.encode(target.tokenizer, [1, 2]),
+    "encode surrogates": lambda: specjax.encode(target.tokenizer, ["a\\ud800"]),
+    "ids none": lambda: specjax.from_ids(None),
+    "ids bucket": lambda: specjax.from_ids([[1, 2]], bucket=0),
+    "prompt of lists": lambda: run(Prompt([[1, 2]], [2])),
+    "prompt of floats": lambda: run(Prompt(tokens.astype(jnp.float32), length)),
+    "prompt of bytes": lambda: run(Prompt(tokens.astype(jnp.uint8), length)),
+    "empty batch": lambda: run(Prompt(tokens[:0], length[:0])),
+    "other batches": lambda: run(Prompt(tokens, jnp.concatenate([length, length]))),
+    "temperature text": lambda: Sampling(temperature="1"),
+    "temperature array": lambda: Sampling(temperature=jnp.ones(())),
+    "top k array": lambda: Sampling(top_k=jnp.ones((), int)),
+    "integer params": lambda: run(
+        params=specjax.Params(jax.tree.map(lambda leaf: leaf.astype(jnp.int32), target.params))
+    ),
+    "rounds below 0": lambda: run(max_rounds=-1),
+    "a huge setting": lambda: specjax.load_drafter("pld", target, num_tokens=10**20),
+    "huge new tokens": lambda: run(max_new_tokens=10**20),
+}
+for name, misuse in MISUSES.items():
+    try:
+        misuse()
+        print(name, "passes")
+    except SpecjaxError as error:
+        if "\\n" in str(error):
+            print(name, "has several lines")
+    except Exception as error:
+        print(name, type(error).__name__, str(error)[:200])
+run(max_rounds=10**20)
+print("done")
+"""
+
+
+def test_misuse_raises_the_error_of_specjax():
+    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
