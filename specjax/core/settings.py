@@ -61,9 +61,17 @@ class Bounds:
         if not isinstance(value, Real) or self == Bounds():
             return True
         limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
-        is_finite = abs(value) <= MAX_WHOLE or self.at_most or self.below
-        is_finite = is_finite if isinstance(value, Integral) else math.isfinite(value)
+        has_limit = self.at_most or self.below
+        is_finite = (
+            has_limit or not _is_huge(value)
+            if isinstance(value, Integral)
+            else math.isfinite(value)
+        )
         return bool(is_finite) and all(x is None or holds(value, x) for x, holds in limits)
+
+
+def _is_huge(value: Any) -> bool:
+    return abs(value) > MAX_WHOLE
 
 
 def setting(
@@ -93,7 +101,7 @@ def check_setting(owner: type, name: str, value: Any) -> None:
         return
     is_infinite = isinstance(value, float) and not math.isfinite(value)
     has_limit = bounds.choices or bounds.at_most or bounds.below
-    is_huge = isinstance(value, Integral) and value > MAX_WHOLE and not has_limit
+    is_huge = isinstance(value, Integral) and _is_huge(value) and not has_limit
     expected = "finite" if is_infinite else f"at most {MAX_WHOLE}" if is_huge else str(bounds)
     if not has_type and not bounds.choices:
         expected = _type_name(hint)

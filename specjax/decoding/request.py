@@ -35,11 +35,12 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
 
 def _check_arrays(prompt: Prompt) -> None:
     """Checks what every program of a request is compiled for, also under an outer `jit`."""
-    shapes = [getattr(part, "shape", None) for part in (prompt.tokens, prompt.length)]
-    dtypes = [getattr(part, "dtype", None) for part in (prompt.tokens, prompt.length)]
+    parts: list[Any] = [prompt.tokens, prompt.length]
+    shapes: list[tuple[int, ...]] = [getattr(part, "shape", ()) for part in parts]
+    dtypes = [getattr(part, "dtype", None) for part in parts]
     is_batch = dtypes == [np.int32, np.int32] and [len(shape) for shape in shapes] == [2, 1]
     if not is_batch or shapes[0][0] != shapes[1][0] or 0 in shapes[0]:
-        held = [f"{dtype}{list(shape or ())}" for dtype, shape in zip(dtypes, shapes, strict=True)]
+        held = [f"{dtype}{list(shape)}" for dtype, shape in zip(dtypes, shapes, strict=True)]
         raise SpecjaxError(
             f"the prompt holds tokens {held[0]} and length {held[1]}, not int32 [B, P] and [B] "
             "with sequences in it; build it with specjax.from_ids"
