@@ -202,6 +202,10 @@ def test_one_array_is_read_as_lines_are(read):
     assert read("\ufeff" + lines.replace("\n", "\r\n")) == expected
 
 
+def test_unpaired_surrogates_are_replaced(read):
+    assert read(r'{"prompt": "a\ud800b"}')[0][0].text == "a?b"
+
+
 def test_the_first_of_each_kind_are_taken(read):
     lines = [
         {"category": "writing", "turns": ["one"]},
@@ -229,7 +233,6 @@ def test_the_first_of_each_kind_are_taken(read):
         ('{"Prompt": "x", "id": 1}', "its fields are 'Prompt', 'id'; known formats are MBPP (text"),
         ("{}", "its fields are none;"),
         ('{"prompt": "  "}', "has an empty text in `prompt`"),
-        (r'{"prompt": "\ud800"}', "has an unpaired surrogate"),
         ('{"turns": []}', "has no list of texts in `turns`, but []"),
         ('{"turns": ["one", 2]}', "has no text in `turns[1]`, but 2"),
         ('{"text": "Add.", "code": "", "test_list": []}', "has no list of texts in `test_list`"),
