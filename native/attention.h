@@ -97,7 +97,7 @@ template <Type T, int M, int V>
 inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, const int32_t* slots,
                       int64_t first, int64_t count, const float (&weights)[M][kRun], float* out) {
   Floats sums[M][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sums[m][v] = *(Floats*)(out + m * head_dim + at + v * kLanes);
@@ -107,11 +107,11 @@ inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, cons
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       const Floats part = load(value + v * kLanes * size_of(T), T);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++) sums[m][v] += weights[m][r] * part;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) *(Floats*)(out + m * head_dim + at + v * kLanes) = sums[m][v];
@@ -120,7 +120,7 @@ inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, cons
 template <Type T, int M>
 void mix(const Floating& values, int64_t head_dim, const int32_t* slots, int64_t first,
          int64_t count, const float* weights, int64_t stride, float* out) {
-  constexpr int kMost = M <= 4 && kBytes == 64 ? 4 : kBytes == 16 ? 1 : 2;  // in registers
+  constexpr int kMost = M > 8 || kBytes == 16 ? 1 : M <= 4 && kBytes == 64 ? 4 : 2;  // in registers
   for (int64_t r = 0; r < count; r += kRun) {
     float part[M][kRun];
     const int64_t size = std::min(kRun, count - r);
@@ -158,7 +158,7 @@ float softmax(float* scores, int64_t from, int64_t begin, int64_t size, float sc
   return sum_of(total);
 }
 
-constexpr int kQueries = kBytes == 64 ? 8 : kTile;  // that share keys and values, at most
+constexpr int kQueries = kTile;  // that share keys and values, at most
 
 // A query of one head: its number among those of the pass, its output and, if tapped, its weights.
 struct Query {
@@ -223,8 +223,10 @@ void attend(const Pass& pass, const Floating& keys, const Floating& values,
     mix_all(std::integral_constant<int, 2>());
   else if (count <= 4)
     mix_all(std::integral_constant<int, 4>());
-  else
+  else if (count <= 8)
     mix_all(std::integral_constant<int, 8>());
+  else
+    mix_all(std::integral_constant<int, 16>());
   for (int64_t m = 0; m < count; m++) {
     const View& view = *queries[m].view;
     mix_one(m, nullptr, end, view.end);

@@ -102,15 +102,16 @@ class Buffers {
     return values<ffi::DataType::F32>(buffer, shape, what);
   }
 
-  // Takes the panels of a weight of these outputs and inputs, -1 if any, and its scales.
-  Weight weight(bool has_scales, int64_t outputs, int64_t inputs) {
+  // Takes the panels of a weight of these outputs and inputs, -1 if any, and its scales. Floats of
+  // 16 bits, which lie there as integers, are of `type`.
+  Weight weight(bool has_scales, int64_t outputs, int64_t inputs, Type type) {
     Weight weight;
     const ffi::AnyBuffer panels = next();
     const auto shape = panels.dimensions();
     const auto kind = [&]() -> std::pair<Kind, std::vector<int64_t>> {
       switch (panels.element_type()) {
-        case ffi::DataType::BF16: return {Kind::kBfloat16, {-1, -1, 16, 2}};
-        case ffi::DataType::F16: return {Kind::kFloat16, {-1, -1, 16, 2}};
+        case ffi::DataType::U16:
+          return {type == Type::kFloat16 ? Kind::kFloat16 : Kind::kBfloat16, {-1, -1, 16, 2}};
         case ffi::DataType::F32: return {Kind::kFloat32, {-1, -1, 2, 16}};
         case ffi::DataType::S8: return {Kind::kInt8, {-1, -1, 16, 2}};
         case ffi::DataType::U32: return {Kind::kInt4, {-1, -1, 16}};
@@ -171,8 +172,8 @@ bool fits(const Weight& weight, Type type) {
 // Runs a call on this thread and those of the pool. This one returns when all is computed; a thread
 // that comes later finds nothing to do.
 ffi::Error run(ffi::ThreadPool& pool, std::shared_ptr<Call> call, int64_t parts) {
-  const int64_t helpers = std::min(pool.num_threads(), parts) - 1;
-  for (int64_t t = 0; t < helpers; t++) {
+  call->team.num_threads = std::max<int64_t>(std::min(pool.num_threads(), parts), 1);
+  for (int64_t t = 1; t < call->team.num_threads; t++) {
     auto help = [call] { call->run(); };
     pool.Schedule(std::move(help));
   }
@@ -192,7 +193,7 @@ ffi::Error product(ffi::ThreadPool pool, int32_t instructions, ffi::RemainingArg
   product.rows = buffers.floats(rows, {-1, -1}, "rows are not a matrix of floats");
   if (!buffers.error().empty()) return failure(buffers.error());
   product.num_rows = rows.dimensions()[0], product.num_inputs = rows.dimensions()[1];
-  product.weight = buffers.weight(args.size() == 3, -1, product.num_inputs);
+  product.weight = buffers.weight(args.size() == 3, -1, product.num_inputs, product.rows.type);
   buffers.require(fits(product.weight, product.rows.type), "rows and weight have different types");
   product.sums = buffers.values<ffi::DataType::F32>(
       buffers.next_result(), {product.num_rows, product.weight.num_panels * kPanel},
@@ -222,7 +223,7 @@ Layer take_layer(Buffers& buffers, int64_t fields, Pass& pass, int64_t inputs) {
   };
   const auto take_linear = [&](Linear& linear, int64_t outputs, int64_t from) {
     const bool is_there = has(), has_scales = has();
-    if (is_there) linear.weight = buffers.weight(has_scales, outputs, from);
+    if (is_there) linear.weight = buffers.weight(has_scales, outputs, from, pass.type);
     linear.bias = take_vector(outputs);
     buffers.require(!is_there || fits(linear.weight, pass.type), "a weight has another type");
   };
@@ -375,7 +376,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_layers, specjax::layers,
                                   .RemainingRets());
 
 // The version of this interface, also in specjax/models/native.py.
-extern "C" int specjax_version() { return 2; }
+extern "C" int specjax_version() { return 3; }
 
 // The names of the instruction sets that products can use here, best first, by commas.
 extern "C" const char* specjax_instructions() {

@@ -45,10 +45,10 @@ struct Layers : Call {
   std::vector<float> query;        // [A, R, H]
   Rows given, normed, merged, inner;  // inputs of products; `given`: of a layer without its norm
   std::vector<std::vector<View>> views;  // by window and row
-  Team team;
 
   explicit Layers(Pass all)
-      : pass(std::move(all)),
+      : Call(1 + 7 * all.layers.size()),
+        pass(std::move(all)),
         rows(pass.num_rows()),
         wide(padded(pass.width)),
         x(rows * wide),
@@ -58,8 +58,7 @@ struct Layers : Call {
         normed(rows, pass.layers[0].up.weight.pairs, pass.type),
         merged(rows, pass.layers[0].output.weight.pairs, pass.type),
         inner(rows, pass.layers[0].down.weight.pairs, pass.type),
-        views(pass.windows.size(), std::vector<View>(rows)),
-        team(1 + 7 * pass.layers.size()) {}
+        views(pass.windows.size(), std::vector<View>(rows)) {}
 
   float* buffer(size_t size) {
     thread_local std::vector<float> floats;
@@ -235,6 +234,10 @@ struct Layers : Call {
     thread.share(rows, 1, each([&](int64_t row) { begin(row); }));
     for (size_t number = 0; number < pass.layers.size(); number++) {
       const Layer& layer = pass.layers[number];
+      const auto add_and_norm = [&](int64_t row) {
+        add_residual(layer.attention_output_norm, row);
+        start_layer(layer.post_attention_norm, row);
+      };
       thread.share(pass.heads + 2 * pass.groups, 1,
                    each([&](int64_t head) { project_head(layer, head); }));
       thread.share(pass.batch * pass.groups * num_tiles(), 1,
@@ -242,10 +245,7 @@ struct Layers : Call {
       thread.share(wide / kPanel, 2, [&](int64_t first, int64_t last) {
         project_back(layer.output, merged, first, last);
       });
-      thread.share(rows, 1, each([&](int64_t row) {
-                     add_residual(layer.attention_output_norm, row);
-                     start_layer(layer.post_attention_norm, row);
-                   }));
+      thread.share(rows, 1, each(add_and_norm));
       thread.share(layer.up.weight.num_panels, 2, [&](int64_t first, int64_t last) {
         feed_forward(layer, first, last);
       });
@@ -260,10 +260,9 @@ struct Layers : Call {
 struct Multiplication : Call {
   Product product;
   Rows rows;
-  Team team{2};
 
   explicit Multiplication(const Product& given)
-      : product(given), rows(given.num_rows, given.weight.pairs, given.rows.type) {}
+      : Call(2), product(given), rows(given.num_rows, given.weight.pairs, given.rows.type) {}
 
   void run() override {
     Team::Thread thread(team);

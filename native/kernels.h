@@ -94,6 +94,7 @@ struct Product {
 class Team {
  public:
   explicit Team(int64_t num_phases) : phases_(num_phases) {}
+  int64_t num_threads = 1;
   struct alignas(64) Phase {
     std::atomic<int64_t> next{0}, done{0};
   };
@@ -102,13 +103,17 @@ class Team {
    public:
     explicit Thread(Team& team) : team_(team) {}
     // Computes part(first, last) for all of [0, total), with the other threads.
+    // The first parts are long, since memory is read best in long streams.
     template <class Part>
-    void share(int64_t total, int64_t chunk, Part part) {
+    void share(int64_t total, int64_t least, Part part) {
       Phase& phase = team_.phases_[number_++];
-      for (int64_t first; (first = phase.next.fetch_add(chunk)) < total;) {
-        const int64_t last = std::min(first + chunk, total);
+      for (int64_t first = phase.next.load(); first < total;) {
+        const int64_t size = std::max(least, (total - first) / (2 * team_.num_threads));
+        const int64_t last = std::min(first + size, total);
+        if (!phase.next.compare_exchange_weak(first, last)) continue;
         part(first, last);
         phase.done.fetch_add(last - first);
+        first = phase.next.load();
       }
       for (int64_t spins = 0; phase.done.load() < total; spins++)
         spins < 2000 ? pause() : std::this_thread::yield();
@@ -130,6 +135,8 @@ class Team {
 
 // One call: `run` is what each of its threads does. It owns all that late threads may read.
 struct Call {
+  Team team;
+  explicit Call(int64_t num_phases) : team(num_phases) {}
   virtual ~Call() = default;
   virtual void run() = 0;
 };

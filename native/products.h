@@ -149,7 +149,6 @@ inline void add_pairs(const char* panels, int64_t panel_bytes, const typename R:
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
       const char* panel = panels + p * panel_bytes;
-      __builtin_prefetch(panel + i * R::kBytesOfPair + 2048);
 #pragma GCC unroll 4
       for (int step = 0; step < R::kStep; step++)
 #pragma GCC unroll 4
@@ -224,8 +223,10 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Two panels at once hide the latency of their chains, if the registers hold them.
-  if (kVectors < 4 && rows.tile <= kTile / 2)
+  // Two panels at once hide the latency of their chains, if the registers hold them; a row of floats
+  // waits for memory alone, which is read best in one stream.
+  const bool is_read_bound = rows.tile == 1 && R::kBytesOfPair >= 64;
+  if (kVectors < 4 && rows.tile <= kTile / 2 && !is_read_bound)
     for (; panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)

@@ -24,7 +24,7 @@ from specjax.core.pytree import pytree, static
 from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
-VERSION = 2  # of the kernels' interface, also in native/handlers.cc
+VERSION = 3  # of the kernels' interface, also in native/handlers.cc
 PANEL = 16  # outputs that lie side by side
 SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of the eight inputs in a word of int4
 SWITCH = "SPECJAX_NATIVE"  # an environment variable
@@ -126,10 +126,8 @@ class PackedWeight(StoredWeight):
             pairs = jnp.stack([words << (28 - shift) >> 28 for shift in SHIFTS], axis=-1)
         elif panels.dtype == jnp.int8:
             pairs = panels[panel, :, lane]
-        elif panels.dtype.itemsize == 2:
-            # As integers: XLA on CPU would convert a whole 16-bit table to float32.
-            bits = lax.bitcast_convert_type(panels, jnp.uint16)[panel, :, lane]
-            pairs = lax.bitcast_convert_type(bits, panels.dtype)
+        elif panels.dtype == jnp.uint16:
+            pairs = lax.bitcast_convert_type(panels[panel, :, lane], self.dtype)
         else:
             pairs = panels[panel, :, :, lane]
         codes = pairs.reshape(*pairs.shape[:-2], -1)[..., : self.shape[1]]
@@ -167,6 +165,8 @@ def _packed(weight: Any) -> PackedWeight:
         pairs = jnp.asarray(words).reshape(len(bits), -1, PANEL)
     elif codes.dtype.itemsize == 4:
         pairs = pairs.swapaxes(2, 3)
+    elif codes.dtype.itemsize == 2:  # as bits, since XLA would convert a whole table to float32
+        pairs = lax.bitcast_convert_type(pairs, jnp.uint16)
     return PackedWeight(pairs, scales, codes.shape, jnp.dtype(weight.dtype), signs)
 
 
