@@ -11,7 +11,7 @@ from typing import Any
 from specjax.core.errors import USER_ERROR, SpecjaxError, warn
 from specjax.core.files import cache_folder, writable_folder
 
-MIN_COMPILE_SECONDS = 0.5  # programs that compile faster are not cached
+MIN_COMPILE_SECONDS = 0.02  # programs that compile faster are not cached
 HEARTBEAT_SECONDS = 30  # the other processes end when one is silent for this long
 
 

@@ -23,8 +23,17 @@ def shape_mismatches(params: Any, module: Any) -> str:
 
 @cache
 def expected_shapes(module: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each param of `module` by its path."""
-    return shapes_of(jax.eval_shape(module.initialise, jax.random.key(0)))
+    """Returns the shape of each param of `module` by its path.
+
+    A module whose layers have the same shapes has a `with_one_layer`, which alone is traced.
+    """
+    layers = getattr(module, "with_one_layer", lambda: (module, 1))
+    traced, num_layers = layers()
+    shapes = shapes_of(jax.eval_shape(traced.initialise, jax.random.key(0)))
+    first = {name: shape for name, shape in shapes.items() if name.startswith("layers_0.")}
+    for layer in range(1, num_layers):
+        shapes |= {name.replace("_0", f"_{layer}", 1): shape for name, shape in first.items()}
+    return dict(sorted(shapes.items(), key=lambda item: item[0].split(".")))
 
 
 def mismatches(

@@ -133,6 +133,12 @@ class Transformer(nn.Module):
         return KVCache.create(self.config, batch, num_slots, dtype, prompt_length)
 
     @nn.nowrap
+    def with_one_layer(self) -> tuple["Transformer", int]:
+        """Returns this model with its first layer alone, and the number of its layers."""
+        config = replace(self.config, num_hidden_layers=1, layer_types=self.config.layer_types[:1])
+        return self.clone(config=config), self.config.num_hidden_layers
+
+    @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
         """Returns random params: a nested dict with Hugging Face's names."""
         one = jnp.zeros((1, 1), jnp.int32)
