@@ -203,7 +203,10 @@ class Reproduction(Inputs):
                 continue
             methods.append(f"{name}={variant.method}")
             drafters += [f"{name}={source}"] if source else []
-            settings += [f"{name}.{key}={value}" for key, value in variant.settings.items()]
+            row = METHODS[variant.method]
+            published = {key: row.settings[key] for key in row.on_cpu}
+            chosen = {**published, **variant.settings}
+            settings += [f"{name}.{key}={value}" for key, value in chosen.items()]
         options = BenchOptions(
             methods=",".join(methods) or "plain",
             drafter=tuple(drafters),

@@ -69,7 +69,7 @@ class Methods:
         from specjax.loading.methods import METHODS
 
         method = METHODS[name]
-        fitted = method.settings_for(config or _llama_2_7b())
+        fitted = method.fitted(config or _llama_2_7b())
         meanings = field_texts(method.drafter)
         needs = method.needs
         if method.part and self.target == "pocket":
@@ -85,7 +85,7 @@ class Methods:
                 setting: {
                     "default": fitted.get(setting, default),
                     "meaning": meanings[setting],
-                    "depends_on_target": setting in fitted,
+                    "depends_on_target": setting in fitted and setting not in method.on_cpu,
                 }
                 for setting, default in method.settings.items()
             },

@@ -156,8 +156,7 @@ class Engine:
         """
         for lowered in () if begin else self.lower(params, prompt, key):
             check_program("the request", lowered, params)
-        dtype = self.target.dtype(params.target)
-        for width in compiled_widths(self.drafter, dtype, self.target.padded_width):
+        for width in compiled_widths(self.drafter, self.target, params.target):
             state = (begin or self.prefill)(params, prompt, key)
             state = replace(state, min_width=jnp.asarray(width, jnp.int32))
             jax.block_until_ready(self.generation(self.run(params, state, 1)))

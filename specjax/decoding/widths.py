@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
@@ -21,25 +20,23 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache
+from specjax.models.native import has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
-# For drafts of varying length, by bits of the weights: those up to half the nodes. In 16 bits only
-# the widest of these, since 8 tokens cost little more than one.
-DEFAULT_WIDTHS = {32: (1, 8, 24, 64), 16: (1, 8)}
+# For drafts of varying length: those up to half the nodes. XLA's products in 16 bits cost for 8
+# tokens little more than for one, so they have only the widest of the first two.
+DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`
 
 
-def compiled_widths(drafter: Drafter, dtype: DTypeLike, padded_width: int = 0) -> list[int]:
-    """Returns the number of nodes of each compiled pass, ascending.
-
-    `dtype` is that of the target's weights, and `padded_width` its setting.
-    """
-    widths = () if padded_width else drafter.pass_widths
+def compiled_widths(drafter: Drafter, target: Target, params: Any) -> list[int]:
+    """Returns the number of nodes of each compiled pass, ascending; `params` are the target's."""
+    widths = () if target.padded_width else drafter.pass_widths
     if widths is None:
-        bits = jnp.finfo(dtype).bits
-        widths = [width for width in DEFAULT_WIDTHS[bits] if 2 * width <= drafter.num_nodes]
-        widths = widths[-1:] if bits == 16 else widths
+        widths = [width for width in DEFAULT_WIDTHS if 2 * width <= drafter.num_nodes]
+        if jnp.finfo(target.dtype(params)).bits == 16 and not has_packed(params):
+            widths = widths[:2][-1:]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 
 
@@ -57,7 +54,7 @@ def verify_pass(
     Only the drafter's taps are padded back to all N nodes. Attention is that of the deepest
     accepted node.
     """
-    num_nodes, dtype = proposal.tree.num_nodes, target.dtype(params)
+    num_nodes = proposal.tree.num_nodes
     inputs = proposal, cache.length
 
     def at_width(width: int, inputs: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
@@ -90,7 +87,7 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)
         return wide, verification, cache
 
-    widths = compiled_widths(drafter, dtype, target.padded_width)
+    widths = compiled_widths(drafter, target, params)
     if len(widths) == 1:
         return at_width(num_nodes, inputs, cache)
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)

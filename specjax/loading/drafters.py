@@ -38,7 +38,7 @@ def load_drafter(
 def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str, Any]:
     """Returns the settings of a drafter that are not the method's defaults for the target."""
     row = METHODS[method]
-    defaults = row.settings | row.settings_for(target.config)
+    defaults = row.settings | row.fitted(target.config)
     return {
         name: getattr(drafter, name)
         for name, default in defaults.items()

@@ -38,8 +38,9 @@ from specjax.training.objectives.base import HeadTraining
 SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
 Loaded = tuple[Drafter, Any]  # a drafter and its params; None for a drafter that reads none
 
-# Prompt lookup's break-even where none was measured: wide passes are slow on two CPU cores only.
-ASSUMED_BREAK_EVEN = {"cpu": 1.5, "other": 0.1}
+# Prompt lookup's break-even where none was measured: wide passes are slow with XLA's products on a
+# CPU only.
+ASSUMED_BREAK_EVEN = {"cpu": 1.5, "native": 0.3, "other": 0.1}
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def load_auto(request: Request) -> Loaded:
         inner = replace(request, name=choice.method, source=choice.source, settings=settings)
         drafter, params = replace(inner, uses_tuned=False).load()
         if not choice.widths:
-            platform = jax.default_backend()
+            platform = "native" if has_packed(request.target.params) else jax.default_backend()
             assumed = ASSUMED_BREAK_EVEN.get(platform, ASSUMED_BREAK_EVEN["other"])
             return gated(drafter, params, request.target, assumed), params
         if choice.widths[-1] != drafter.num_nodes:
@@ -214,6 +215,8 @@ class Method:
     paper: str
     # Settings that fit a target, in place of defaults.
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
+    # Further ones on a CPU, where every token of a pass takes time.
+    on_cpu: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[Request], Loaded] = load_alone
     part: str = ""  # the folder among pocket's weights that it reads by default, if it reads any
     head: HeadFormat | None = None  # the files of the head that it reads, if any
@@ -239,6 +242,11 @@ class Method:
             for field in fields(self.drafter)
             if field.default is not MISSING
         }
+
+    def fitted(self, config: TransformerConfig) -> dict[str, Any]:
+        """Returns the settings that fit a target and the default device, in place of defaults."""
+        on_cpu = self.on_cpu if jax.default_backend() == "cpu" else {}
+        return {**self.settings_for(config), **on_cpu}
 
     def split(
         self, settings: Mapping[str, Any]
@@ -277,7 +285,7 @@ class Registry(dict[str, Method]):
         method = self[name]
         if len(parts) != len(fields(method.drafter)) - len(method.settings):
             raise SpecjaxError(f"method {name!r} needs {method.needs}; use specjax.load_drafter")
-        return method.drafter(*parts, **{**method.settings_for(config), **settings})
+        return method.drafter(*parts, **{**method.fitted(config), **settings})
 
     def check(self, name: str, settings: Mapping[str, Any]) -> None:
         """Checks a method's name and each of its settings, before there is a target."""

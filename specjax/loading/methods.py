@@ -40,6 +40,8 @@ from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 
+SHORT = {"num_tokens": 7}  # with the root 8 tokens, which on a CPU cost little more than one
+BEAM = {"top_k": 4, "depth": 3} | SHORT
 COPIED = (3, 10, 31)  # tokens of a chain that is copied
 PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
 CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
@@ -66,6 +68,7 @@ _ROWS = {
         "what followed an earlier occurrence of the last 3 tokens (or 2, or 1)",
         "nothing",
         "Prompt Lookup Decoding (Saxena, 2023)",
+        on_cpu=SHORT,
         copies=True,
         search_space=({"num_tokens": COPIED, "allow_shorter": (True,)},),
     ),
@@ -75,6 +78,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
+        on_cpu=SHORT,
         copies=True,
         tuned=("layer", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -85,6 +89,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
+        on_cpu=SHORT,
         copies=True,
         tuned=("heads", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -113,6 +118,7 @@ _ROWS = {
         "a tree of the most frequent continuations in a datastore",
         "a datastore, which `specjax datastore build` makes",
         "REST (He et al., 2023)",
+        on_cpu={"max_drafted": 7},
         part="datastore",
         load=load_with_datastore,
         search_space=({"max_drafted": (7, 23, 63)},),
@@ -122,6 +128,7 @@ _ROWS = {
         "a tree from heads that each predict one depth",
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
+        on_cpu={"tree": "dynamic"} | SHORT,
         part="medusa",
         head=MEDUSA,
         load=load_with_head,
@@ -157,6 +164,7 @@ _ROWS = {
         "a tree from an EAGLE head that grows where the head is confident",
         "an EAGLE head",
         "EAGLE-2 (Li et al., 2024 b)",
+        on_cpu=BEAM,
         part="eagle",
         head=EAGLE,
         load=load_with_head,
@@ -167,6 +175,7 @@ _ROWS = {
         "the tree of EAGLE-2 from a head trained in the contexts of drafting",
         "a head trained with HASS",
         "HASS (Zhang et al., 2025)",
+        on_cpu=BEAM,
         part="hass",
         head=EAGLE,
         load=load_with_head,
@@ -180,6 +189,7 @@ _ROWS = {
         "an EAGLE-3 head",
         "EAGLE-3 (Li et al., 2025)",
         lambda config: {"depth": 8},  # heads are trained that far
+        on_cpu=BEAM,
         part="eagle3",
         head=EAGLE3,
         load=load_with_head,
@@ -191,6 +201,7 @@ _ROWS = {
         "Medusa's tree from one pass of one layer over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
+        on_cpu={"tree": "dynamic"} | SHORT,
         part="parallel-medusa",
         head=PARALLEL,
         load=load_with_head,
@@ -203,6 +214,7 @@ _ROWS = {
         "EAGLE's tree from one pass of an EAGLE head over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
+        on_cpu={"tree": "dynamic"} | SHORT,
         part="parallel-eagle",
         head=PARALLEL,
         load=load_with_head,
@@ -215,6 +227,7 @@ _ROWS = {
         "what two other methods draft, in one tree; by default `pld-plus` and `hass`",
         "what both need",
         "two methods in one tree",
+        on_cpu=SHORT,
         load=load_parts,
         parts={"copy": "copy_source", "head": ""},
     ),

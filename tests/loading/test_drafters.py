@@ -42,7 +42,7 @@ def save(folder: Path, about: dict | None = None) -> Path:
 @pytest.mark.parametrize("method", ["eagle", "eagle2", "hass"])
 def test_a_head_in_a_folder_becomes_a_drafter(method, tmp_path):
     owner = fingerprint(tiny().config, tiny().params)
-    given: dict[str, Any] = {"num_tokens": 12, "noise_share": 0.0}
+    given: dict[str, Any] = {"top_k": 5, "depth": 4, "num_tokens": 12, "noise_share": 0.0}
     given = {"choices": TREE} if method == "eagle" else given
     folder = save(tmp_path / "head", {"target": owner})
     own, params = load_drafter(method, tiny(), folder, **given)
@@ -94,7 +94,7 @@ def test_what_was_tuned_on_this_machine_is_loaded(load):
 
 
 def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_even(load, tmp_path):
-    assumed = Auto(PromptLookup(), ASSUMED_BREAK_EVEN["cpu"])
+    assumed = Auto(PromptLookup(num_tokens=7), ASSUMED_BREAK_EVEN["cpu"])
     drafter, text = load(machine="another chip")
     assert drafter == assumed
     why = f"tuned on another chip and not on this, {machine_of(tiny())}: `specjax tune machine`"
