@@ -283,7 +283,6 @@ def save_head(
     target_name: str | None = None,
     layout: str | None = None,
     about: Mapping[str, Any] | None = None,
-    as_torch: bool = False,
     with_embedding: bool = False,
 ) -> None:
     """Writes a head into a new `folder`, completely or not at all.
@@ -299,7 +298,6 @@ def save_head(
         target_name: a hub id or folder, for layouts that name the target.
         layout: one of the format's, by the program that reads it; by default the first.
         about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
-        as_torch: write `pytorch_model.bin` in place of safetensors; needs torch.
         with_embedding: hold the target's embedding even in a layout that is better without.
     """
     config, layout = head.config, layout or next(iter(format.layouts))
@@ -312,8 +310,6 @@ def save_head(
     if target_params is not None:
         Transformer(target).check(target_params)
     chosen = format.layouts[layout]
-    if as_torch and chosen.file != head_format.WEIGHTS:
-        raise SpecjaxError(f"layout {layout} is read from {chosen.file}; leave --format bin out")
     leaves = flatten_dict(params, sep=".")
     names = format.names[0] if chosen.names is None else chosen.names(config)
     tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
@@ -332,7 +328,7 @@ def save_head(
     has_embedding = format.embedding and (chosen.has_embedding or with_embedding)
     if has_embedding and target_params is not None:
         tensors[format.embedding] = dequantized(target_params["embed_tokens"]["weight"])
-    name = head_format.TORCH_WEIGHTS if as_torch else chosen.file
-    file = HeadFile(folder, config, target, target_params, target_name, values, tensors, name)
+    about_target = target, target_params, target_name
+    file = HeadFile(folder, config, *about_target, values, tensors, chosen.file)
     chosen.edit(file)
     write_weights(folder, file.values, file.tensors, dtype, file.name)

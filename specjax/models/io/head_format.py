@@ -14,7 +14,6 @@ from specjax.models.quantize import dequantized
 from specjax.models.transformer import Transformer
 
 WEIGHTS = "model.safetensors"  # where other loaders look first
-TORCH_WEIGHTS = "pytorch_model.bin"  # the only file that EAGLE's first code reads
 NOTHING = r"(?!)"  # a pattern
 Values = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
