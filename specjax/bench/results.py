@@ -82,15 +82,6 @@ class Results:
         lines = [asdict(row) | {"identical": row.identical, "rates": row.rates} for row in rows]
         self.folder.write_records(ROWS, lines)
 
-    @property
-    def has_traces(self) -> bool:
-        """Whether the parts of the rounds have been timed."""
-        return (self.folder.path / TRACES).is_file()
-
-    def write_traces(self, values: Mapping[str, Any]) -> None:
-        """Keeps the times of the rounds' parts."""
-        self.folder.write_json(TRACES, values)
-
     def _append(self, name: str, condition: Condition, values: Mapping[str, Any]) -> None:
         self.folder.append(name, {**condition._asdict(), **values})
 

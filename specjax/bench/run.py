@@ -29,7 +29,7 @@ from specjax.bench.options import (
     variants_for,
 )
 from specjax.bench.report.terminal import show
-from specjax.bench.results import Condition, Results, make_folder, open_results
+from specjax.bench.results import TRACES, Condition, Results, make_folder, open_results
 from specjax.bench.rounds import trace
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
@@ -254,12 +254,13 @@ class Benchmark:
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
-        if self.results.has_traces:
+        folder = self.results.folder
+        if (folder.path / TRACES).is_file():
             return
         condition = Condition(self.conditions[0].temperature, 1)
         runners = _runners(self.target, self.options, self.prompts, condition)
         traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
-        self.results.write_traces({"temperature": condition.temperature, "methods": traces})
+        folder.write_json(TRACES, {"temperature": condition.temperature, "methods": traces})
 
 
 def _check_memory(

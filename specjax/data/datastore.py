@@ -143,7 +143,7 @@ def _sorted_suffixes(tokens: Int32[np.ndarray, " T"], watch: Watch) -> Int32[np.
     tied = order.copy()  # indices into `order` of suffixes that still equal another
     rounds = SORTED_TOKENS.bit_length() - 1
     for number in watch(range(rounds), "Sorting suffixes", rounds):
-        tied = _refine(order, rank, tied, known=2**number)
+        tied = _refine(order, rank, tied, num_ranked=2**number)
     by_position = np.sort(_pairs(rank[order[tied]], order[tied]))
     order[tied] = by_position & np.int64(2**32 - 1)
     return order[np.count_nonzero(tokens == SEPARATOR) :]  # separators sort before all ids
@@ -153,11 +153,11 @@ def _refine(
     order: Int32[np.ndarray, " T"],
     rank: Int32[np.ndarray, " R"],
     tied: Int32[np.ndarray, " N"],
-    known: int,
+    num_ranked: int,
 ) -> Int32[np.ndarray, " N2"]:
-    """Sorts the tied suffixes by twice the `known` tokens, in place; returns those still tied."""
+    """Sorts the tied suffixes by twice `num_ranked` tokens, in place; returns those still tied."""
     starts = order[tied]
-    keys = _pairs(rank[starts], rank[starts + np.int32(known)] + np.int32(1))
+    keys = _pairs(rank[starts], rank[starts + np.int32(num_ranked)] + np.int32(1))
     sorting = np.argsort(keys)
     starts, keys = starts[sorting], keys[sorting]
     del sorting  # the largest array here

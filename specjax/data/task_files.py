@@ -106,10 +106,6 @@ def text_of(value: Any, name: str) -> str:
         raise SpecjaxError(f"has no text in `{name}`, but {short(value)}")
     if not value.strip():
         raise SpecjaxError(f"has an empty text in `{name}`")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise SpecjaxError(f"has an unpaired surrogate in `{name}`") from None
     return value
 
 
