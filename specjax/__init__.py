@@ -18,6 +18,8 @@ Names are imported when they are first used, so that `import specjax` itself cos
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from specjax.core.companions import companion
+
 if TYPE_CHECKING:
     from specjax.core.errors import SpecjaxError
     from specjax.decoding.drafter import Drafter, Params
@@ -66,6 +68,8 @@ __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
+    if name == "notebook":
+        return companion(name)
     if name not in _HOMES:
         raise AttributeError(f"module 'specjax' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -33,7 +33,7 @@ from specjax.cli import main
 from specjax.cli.environment import distributed
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError, exit_code
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafter import Drafter, Params
@@ -243,9 +243,9 @@ def check_count(loaded: LoadedTarget) -> None:
     cache = jax.eval_shape(partial(loaded.model.new_cache, loaded.params, 1, slots))
     scores = 4 * CONFIG.num_attention_heads * text.tokens.shape[1] * slots
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_host_bytes", lambda: 3 * num_bytes(cache) + scores)
+        patch.setattr(memory, "_host_bytes", lambda: 3 * device_bytes(cache) + scores)
         engine.check(Params(loaded.params), text)
-        patch.setattr(memory, "_host_bytes", lambda: num_bytes(cache) * 3 // 2 + scores)
+        patch.setattr(memory, "_host_bytes", lambda: device_bytes(cache) * 3 // 2 + scores)
         with pytest.raises(SpecjaxError, match="on each of 8 devices, and cpu has"):
             engine.check(Params(loaded.params), text)
 

@@ -12,7 +12,7 @@ import yaml
 
 import specjax
 from specjax import cli
-from specjax.cli.groups import TRAIN
+from specjax.cli import TRAIN
 from specjax.cli.parser import flags_of
 from specjax.loading.methods import METHODS
 

@@ -185,7 +185,7 @@ QUESTIONS = (
 )
 
 
-def test_files_of_questions(tmp_path):
+def test_files_of_questions(tmp_path, capsys):
     def inputs() -> Iterator[bytes]:
         draw = random.Random(0)
         for _ in range(INPUTS):
@@ -196,9 +196,8 @@ def test_files_of_questions(tmp_path):
                 yield b"\n".join(as_json(draw, row) for row in rows)
 
     def read(content: bytes) -> None:
-        said: list[str] = []
-        questions = read_questions(rewrite(tmp_path / "tasks.jsonl", content), said.append)
+        questions = read_questions(rewrite(tmp_path / "tasks.jsonl", content))
         assert all(turn.strip() for question in questions for turn in question.turns)
-        assert all("\n" not in line for line in said)
+        assert all(line.startswith("specjax: ") for line in capsys.readouterr().err.splitlines())
 
     assert 0.1 * INPUTS < count_handled(inputs(), read) < INPUTS

@@ -115,7 +115,7 @@ def test_huge_files_are_refused_before_they_are_read(folder, tmp_path):  # noqa:
     text, lines = huge(tmp_path / "text.txt"), huge(tmp_path / "lines.jsonl")
     for read in (
         lambda: read_bytes(Path("/dev/zero"), 2**20),
-        lambda: read_questions(lines, print),
+        lambda: read_questions(lines),
         lambda: list(read_documents([text], None)),
         lambda: list(read_conversations([text])),
         lambda: list(read_conversations([huge(tmp_path / "list.json", b"[{")])),

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.harness import at_least_1, main, requests_for
 from specjax import load, load_drafter
-from specjax.bench.curves import Curve, keep_curve
 from specjax.bench.report.plots import save_curve
+from specjax.bench.results import Curve, keep_curve
 from specjax.core.files import writable_folder
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention

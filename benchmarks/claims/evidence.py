@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from recipes.pocket import edits
-from specjax.bench.curves import Curve, Point, read_curves
 from specjax.bench.measure import Sample
-from specjax.bench.results import read_results, read_samples
+from specjax.bench.results import Curve, Point, read_curves, read_results, read_samples
 from specjax.bench.summary import Measurement
 from specjax.run.tasks import COMPLETE
 

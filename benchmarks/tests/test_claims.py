@@ -30,9 +30,8 @@ from benchmarks.claims.evidence import (
     read_evidence,
 )
 from benchmarks.claims.papers import PAPERS, Claim
-from specjax.bench.curves import Curve, Point, keep_curve
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
-from specjax.bench.results import Condition, open_results
+from specjax.bench.results import Condition, Curve, Point, keep_curve, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from specjax import LoadedTarget, Params, SpecjaxError, load_drafter
-from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import Contestant, TaskPrompt
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
+from specjax.bench.run import make_contestants
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
 from specjax.run.runner import Program, Runner, Trial

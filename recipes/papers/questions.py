@@ -9,7 +9,6 @@ from random import Random
 from statistics import fmean
 
 from specjax import SpecjaxError
-from specjax.core.errors import warn
 from specjax.core.files import expand_user, write_whole
 from specjax.data.records import content_of
 from specjax.data.task_files import FORMS, Question, read_questions
@@ -48,7 +47,7 @@ def draw(data: DataSet, folder: Path | None, limit: int | None, seed: int) -> li
     if limit is not None and data.sample is not None and not (data.per_kind or data.kinds):
         first = min(first or TRIAL_RECORDS, TRIAL_RECORDS)
     for source in sources_of(data, folder):
-        for question in read_questions(source, warn, first, forms=(*EDITING_FORMS, *FORMS)):
+        for question in read_questions(source, first, forms=(*EDITING_FORMS, *FORMS)):
             if not data.kinds or question.category in data.kinds:
                 name = str(question.category) if data.per_kind else source
                 groups.setdefault(name, []).append(question)

@@ -13,15 +13,14 @@ import jax
 
 from specjax import LoadedTarget, SpecjaxError, load_drafter
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
-from specjax.bench.contestants import make_contestants
 from specjax.bench.options import BenchOptions
 from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
-from specjax.bench.run import run_bench
+from specjax.bench.run import make_contestants, run_bench
 from specjax.cli import COMMANDS
 from specjax.cli.parser import parse
 from specjax.core.files import read_json, write_whole
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
@@ -241,7 +240,7 @@ class Reproduction(Inputs):
         seconds = bytes_per_pass(target, 512.0) / (DECODING * self.bandwidth)
         runs = self.recipe.runs * len(self.recipe.temperatures) * (1 + num_methods / OTHER_SPEED)
         hours = seconds * num_turns * self.recipe.max_new_tokens * runs / 3600
-        gigabytes = num_bytes(target.params) / 1e9
+        gigabytes = device_bytes(target.params) / 1e9
         return f"at most about {in_hours(hours)} hours here, and {gigabytes:.2g} GB"
 
     def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:

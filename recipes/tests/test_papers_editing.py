@@ -40,7 +40,7 @@ from specjax.data.task_files import read_questions
 )
 def test_edits_get_the_prompts_of_pld_plus(tmp_path, record, parts):
     (tmp_path / "tasks.jsonl").write_text(json.dumps(record))
-    [question] = read_questions(tmp_path / "tasks.jsonl", print, forms=EDITING_FORMS)
+    [question] = read_questions(tmp_path / "tasks.jsonl", forms=EDITING_FORMS)
     assert question.is_chat
     for part in parts:
         assert part in question.turns[0]

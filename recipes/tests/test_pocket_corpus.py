@@ -14,7 +14,7 @@ from recipes.pocket import tasks as shipped
 from recipes.pocket.edits import KINDS, EditTask, answer_text, prompt_text
 from specjax.core.errors import SpecjaxError
 from specjax.loading.hub import pocket_folder
-from specjax.pocket import TASKS as FOLDER
+from specjax.run.tasks import TASKS as FOLDER
 from specjax.training.examples import tokenize
 
 KNOWN_SIDES = {

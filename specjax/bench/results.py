@@ -6,10 +6,11 @@ samples.jsonl    one line per trial, with a timed run of every method
 bandwidth.jsonl  bytes per second that the device read meanwhile
 rows.jsonl       one line per method and kind of task: `Measurement`
 traces.json      the times of the rounds' parts, if requested
+curves.jsonl     the curves of settings that `specjax tune` swept
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -23,8 +24,9 @@ from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS, TRACES = "bandwidth.jsonl", "rows.jsonl", "traces.json"
+CURVES = "curves.jsonl"
 COMMAND = "command"  # of run.json; that of the first start is kept
-WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl")  # the report shows these too
+WRITTEN_BY_OTHERS = ("*.png", CURVES)  # the report shows these too
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 Converted = TypeVar("Converted")
 
@@ -79,15 +81,6 @@ class Results:
         """Replaces the rows."""
         lines = [asdict(row) | {"identical": row.identical, "rates": row.rates} for row in rows]
         self.folder.write_records(ROWS, lines)
-
-    @property
-    def has_traces(self) -> bool:
-        """Whether the parts of the rounds have been timed."""
-        return (self.folder.path / TRACES).is_file()
-
-    def write_traces(self, values: Mapping[str, Any]) -> None:
-        """Keeps the times of the rounds' parts."""
-        self.folder.write_json(TRACES, values)
 
     def _append(self, name: str, condition: Condition, values: Mapping[str, Any]) -> None:
         self.folder.append(name, {**condition._asdict(), **values})
@@ -165,6 +158,47 @@ def read_samples(path: Path) -> dict[Condition, list[Sample]]:
     for condition, trial in RunFolder(expand_user(path)).records(SAMPLES, convert):
         samples.setdefault(condition, []).extend(trial)
     return samples
+
+
+# ---- Curves -------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """The outcome of one value of a setting over all prompts."""
+
+    value: Any
+    accepted_length: float
+    tokens_per_second: float  # prefill counts, compiling does not
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One swept setting; a series per method, over the same values."""
+
+    title: str
+    setting: str
+    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+
+
+def keep_curve(folder: Path, curve: Curve) -> None:
+    """Adds a curve to those in the folder; one of the same title is replaced."""
+    others = [other for other in read_curves(folder) if other.title != curve.title]
+    RunFolder(folder).write_records(CURVES, map(asdict, [*others, curve]))
+
+
+def read_curves(folder: Path) -> list[Curve]:
+    """Returns the curves in the folder."""
+
+    def convert(line: Record) -> Curve:
+        series = {
+            name: [Point(*point) for point in line["series"][name]] for name in line["series"]
+        }
+        return Curve(line["title"], line["setting"], series)
+
+    return list(RunFolder(folder).records(CURVES, convert))
+
+
+# ---- Lines of the files --------------------------------------------------------------------------
 
 
 def _condition(line: Mapping[str, Any]) -> Condition:

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from specjax.bench.bandwidth import read_bandwidth, with_bandwidth_share
-from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import (
+    PLAIN,
     Contestant,
     TaskPrompt,
     batches_of,
@@ -21,9 +21,15 @@ from specjax.bench.measure import (
     warm_up,
     with_progress,
 )
-from specjax.bench.options import BenchOptions, names_in, parse_variants
+from specjax.bench.options import (
+    BenchOptions,
+    MethodVariant,
+    names_in,
+    parse_variants,
+    variants_for,
+)
 from specjax.bench.report.terminal import show
-from specjax.bench.results import Condition, Results, make_folder, open_results
+from specjax.bench.results import TRACES, Condition, Results, make_folder, open_results
 from specjax.bench.rounds import trace
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
@@ -33,6 +39,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.settings import check_fields
+from specjax.loading.drafters import load_drafter
+from specjax.loading.hub import POCKET
+from specjax.loading.methods import METHODS
+from specjax.loading.parts import load_draft
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import fingerprint
 from specjax.models.native import products
@@ -40,10 +50,41 @@ from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
 from specjax.run.tasks import count_cut, read_tasks, task_prompts
 
+KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
+
+
+def make_contestants(
+    target: LoadedTarget,
+    options: BenchOptions,
+    prompts: Sequence[TaskPrompt],
+    condition: Condition,
+) -> list[Contestant]:
+    """Makes plain decoding, the other methods in the order they are named, then peers."""
+    sampling = options.sampling(condition.temperature)
+    ids = [prompt.ids for prompt in prompts]
+    variants = {PLAIN: MethodVariant(PLAIN)}
+    variants |= variants_for(options.methods, options.drafter, options.set, target)
+    made: list[Contestant] = []
+    heads: dict[Any, Any] = {}  # variants that read the same head share one copy
+    for name, (method, source, fixed) in variants.items():
+        drafter, params = load_drafter(method, target, source, **fixed)
+        if head := METHODS[method].head:
+            params = heads.setdefault((head.kind, source or METHODS[method].part), params)
+        settings = ids, options.max_new_tokens, sampling, options.seed
+        made.append(Runner.for_prompts(name, target, drafter, params, *settings))
+    if names_in(options.peers) and condition.temperature == 0:
+        source = variants["draft-model"].source if "draft-model" in variants else None
+        has_draft = target.name == POCKET or source
+        draft = load_draft(target, source) if has_draft else None
+        peers = companion("peers")
+        work = peers.Work(target, draft, max(map(len, ids)), options.max_new_tokens)
+        made += peers.peers(names_in(options.peers), work, condition.batch_size)
+    return made
+
+
 MakeContestants = Callable[
     [LoadedTarget, BenchOptions, Sequence[TaskPrompt], Condition], list[Contestant]
 ]
-KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
 
 
 def run_bench(
@@ -213,12 +254,13 @@ class Benchmark:
 
     def trace(self) -> None:
         """Times the parts of our methods' rounds at the first temperature, on two prompts."""
-        if self.results.has_traces:
+        folder = self.results.folder
+        if (folder.path / TRACES).is_file():
             return
         condition = Condition(self.conditions[0].temperature, 1)
         runners = _runners(self.target, self.options, self.prompts, condition)
         traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
-        self.results.write_traces({"temperature": condition.temperature, "methods": traces})
+        folder.write_json(TRACES, {"temperature": condition.temperature, "methods": traces})
 
 
 def _check_memory(

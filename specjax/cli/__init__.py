@@ -3,7 +3,10 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+
+from tyro.conf import Positional
 
 from specjax import __version__
 from specjax.cli.bench import BenchCommand, ReportCommand
@@ -12,10 +15,9 @@ from specjax.cli.convert import Convert
 from specjax.cli.datastore import DatastoreCommand
 from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
-from specjax.cli.groups import TRAIN, TUNE
 from specjax.cli.methods import Methods
-from specjax.cli.papers import papers_command
-from specjax.cli.parser import Commands, parse
+from specjax.cli.parser import Commands, Group, parse
+from specjax.core.companions import companion
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.interrupts import Stopped
 
@@ -27,6 +29,60 @@ decoding, faster. Start with `specjax generate --compare`.
 To complete commands and options with Tab (in bash, zsh, fish or tcsh):
 
   specjax --tyro-write-completion bash FILE   # then `source FILE`"""
+
+
+@dataclass(frozen=True)
+class WithoutRecipes:
+    """Not available: this copy of specjax lacks the papers' recipes."""
+
+    arguments: Positional[tuple[str, ...]] = ()
+    """The arguments of the command."""
+
+    def run(self) -> None:
+        companion("papers")
+
+
+def papers_command(module: str, name: str) -> type:
+    """Returns a command's class from a module of recipes/papers."""
+    try:
+        return getattr(companion(f"papers.{module}"), name)
+    except SpecjaxError:
+        return WithoutRecipes
+
+
+EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
+
+
+def _train_commands() -> dict[str, type]:
+    """Returns a command for every method with a head, and one for disco."""
+    from specjax.cli.train_disco import TrainDisco
+    from specjax.cli.train_heads import train_command
+    from specjax.loading.methods import METHODS
+
+    commands = {}
+    for name, method in METHODS.items():
+        if method.training:
+            commands[name] = train_command(name, method.training, EXAMPLE.format(name))
+        example = EXAMPLE.format(f"{name}-stage-1")
+        for number, stage in enumerate(method.stages, 1):
+            command = f"{name}-stage-{number}"
+            commands[command] = train_command(name, stage, example)
+            example = (
+                f"specjax train {name}-stage-{number + 1} --start runs/{command} --out runs/{name}"
+            )
+    return {**commands, "disco": TrainDisco}
+
+
+def _tune_commands() -> dict[str, type]:
+    from specjax.cli.tune import TUNE_COMMANDS
+
+    return TUNE_COMMANDS
+
+
+TRAIN = Group("Train a drafter for a target; a stopped run can be resumed.", _train_commands)
+TUNE = Group(
+    "Find the best settings for a target; `generate` and `bench` then use them.", _tune_commands
+)
 
 COMMANDS: Commands = {
     "generate": Generate,

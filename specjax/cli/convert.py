@@ -33,8 +33,6 @@ class Convert:
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
     """The program that will read the head: eagle, eagle3, medusa, hydra, specjax, vllm or sglang,
     if it supports such heads. By default the authors' code, or specjax if there is none."""
-    format: Literal["safetensors", "bin"] = "safetensors"
-    """bin writes a head as pytorch_model.bin, which the code of EAGLE-1 reads; it needs torch."""
     draft_vocab: Annotated[int | None, arg(metavar="N")] = setting(None, at_least=0)
     """Let the head draft only the N most frequent tokens in the answers of --data, to read less of
     the LM head; 0 drafts all tokens. Other programs still draft all tokens."""
@@ -46,7 +44,7 @@ class Convert:
     def run(self) -> None:
         from specjax.core.files import vacant
 
-        for name in ("layout", "format", "embedding", "draft_vocab", "data"):
+        for name in ("layout", "embedding", "draft_vocab", "data"):
             if self.head_of is None and getattr(self, name) != getattr(Convert, name):
                 raise SpecjaxError(
                     f"--{name.replace('_', '-')} applies to heads only; name the target of the "
@@ -80,7 +78,7 @@ class Convert:
         from specjax.loading.parts import load_head
         from specjax.loading.targets import load
         from specjax.models.io.head_files import detect_format, read_about, save_head
-        from specjax.models.io.weights import import_torch, stored_dtype
+        from specjax.models.io.weights import stored_dtype
 
         formats = METHODS.head_formats
         folder = find_head(self.source, formats)
@@ -91,8 +89,6 @@ class Convert:
             raise SpecjaxError(
                 f"--layout {layout} is not available for {self.source}; use {', '.join(layouts)}"
             )
-        if as_torch := self.format == "bin":
-            import_torch(directory / "pytorch_model.bin", "written", "leave --format out")
         dtype = self.dtype or stored_dtype(folder, tuple(format.files))
         target = load(head_of, dtype=dtype)
         target_path = pocket_folder() if head_of == POCKET else expand_user(head_of)
@@ -110,7 +106,6 @@ class Convert:
             target_name=str(target_path.resolve()) if target_path.exists() else head_of,
             layout=layout,
             about=read_about(folder),
-            as_torch=as_torch,
             with_embedding=self.embedding,
         )
         print(f"wrote head {self.source} to {directory} in {dtype}, layout {layout}")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from specjax.core.errors import SpecjaxError, throttled
+from specjax.core.errors import SpecjaxError
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class DatastoreCommand:
     """The target whose tokenizer to use: pocket, a folder or a hub id."""
 
     def run(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
+        from specjax.bench.measure import with_progress
         from specjax.core.files import vacant
         from specjax.data import datastore
         from specjax.data.documents import read_documents
@@ -45,26 +43,13 @@ class DatastoreCommand:
             raise SpecjaxError("no sources; name files, folders or hub ids of datasets")
         folder = vacant(self.out)
         tokenizer = load_tokenizer(self.target)
-        documents = read_documents(self.sources, tokenizer)
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task, note = bar.add_task("reading"), throttled()
-
-            def show(stage: str, done: int, total: int | None) -> None:
-                text = f"{stage}: " + (
-                    f"{done:,} tokens" if total is None else f"{done} of {total}"
-                )
-                bar.update(task, description=text)
-                if not bar.console.is_terminal:
-                    note(text)
-
-            made = datastore.build(
-                documents,
-                vocab_size=len(tokenizer),
-                fingerprint=datastore.tokenizer_fingerprint(tokenizer),
-                sources=self.sources,
-                progress=show,
-            )
+        made = datastore.build(
+            read_documents(self.sources, tokenizer),
+            vocab_size=len(tokenizer),
+            fingerprint=datastore.tokenizer_fingerprint(tokenizer),
+            sources=self.sources,
+            watch=with_progress,
+        )
         datastore.save(made, folder)
         about = made.metadata
         print(f"wrote {about.num_tokens:,} tokens of {about.num_documents:,} documents to {folder}")

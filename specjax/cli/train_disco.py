@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -10,8 +9,6 @@ from tyro.conf import arg
 
 from specjax.bench.measure import with_progress
 from specjax.bench.options import names_in
-from specjax.bench.report.tables import Grid, number
-from specjax.bench.report.terminal import print_grid
 from specjax.cli.decoding_options import TargetOptions
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
@@ -20,13 +17,8 @@ from specjax.loading.parts import load_draft
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import POCKET, Task, read_tasks, task_prompts
-from specjax.training.draft_features import ContinuedPrompt, read_drafts
-from specjax.training.objectives.length_classifier import (
-    ClassifierTraining,
-    score,
-    train_classifier,
-)
+from specjax.run.tasks import Task, read_tasks, task_prompts
+from specjax.training.objectives.length_classifier import ClassifierTraining, train_classifier
 from specjax.training.run_folder import check_out
 
 
@@ -57,10 +49,6 @@ class TrainDisco(TargetOptions):
     """The number of prompts of each kind of task."""
     kinds: Annotated[str, arg(metavar="A,B")] = ""
     """Train on these kinds of task only, separated by commas."""
-    test_tasks: Annotated[str, arg(metavar="SOURCE")] = ""
-    """The tasks of the test; by default, if --tasks is pocket, those that `bench` measures."""
-    test_limit: int = setting(10, at_least=1)
-    """The number of prompts of each kind of task in the test."""
     max_new_tokens: int = setting(128, at_least=1)
     """The maximum number of new tokens per prompt."""
     labels: Literal["match", "overlap"] = "match"
@@ -79,34 +67,15 @@ class TrainDisco(TargetOptions):
         target = self.load_target()
         draft = load_draft(target, self.drafter)
         tasks = self._training_tasks()
-        test = self.test_tasks or (self.tasks if self.tasks == POCKET else "")
-        test_tasks = read_tasks(test, self.test_limit) if test else ()
-        frozen, frozen_draft = FrozenModel.of(target), FrozenModel.of(draft)
         watch = partial(with_progress, doing="Generating continuations")
         continue_all = answers_of(target, self.max_new_tokens, watch)
-        requests, test_requests = (
-            task_prompts(group, target, self.max_new_tokens, continue_all) if group else []
-            for group in (tasks, test_tasks)
-        )
-        prompts = [request.ids for request in requests]
-        trained = train_classifier(
-            frozen, frozen_draft, prompts, continue_all, settings, out, self.resume
-        )
+        prompts = task_prompts(tasks, target, self.max_new_tokens, continue_all)
+        models = FrozenModel.of(target), FrozenModel.of(draft)
+        ids = [prompt.ids for prompt in prompts]
+        trained = train_classifier(*models, ids, continue_all, settings, out, self.resume)
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out / CLASSIFIER}")
-        rows = []
-        for kind, group in groupby(test_requests, lambda request: request.kind):
-            prompts = [request.ids for request in group]
-            texts = list(map(ContinuedPrompt, prompts, continue_all(prompts)))
-            data = read_drafts(texts, frozen, frozen_draft, trained.position)
-            static_length = trained.scores["static_length"]
-            scores = score(trained.model, trained.params, data, trained.threshold, static_length)
-            shares = [scores[name] for name in ("f1", "precision", "recall", "static_f1")]
-            rows.append((kind, *(number(share, 3) for share in shares), str(scores["num_tokens"])))
-        if rows:
-            header = ("test", "F1", "precision", "recall", "static F1", "tokens")
-            print_grid(Grid("", header, rows))
 
     def _training_tasks(self) -> list[Task]:
         tasks = read_tasks(self.tasks, self.limit, is_validation=True)

@@ -31,8 +31,8 @@ from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_batch, make_mesh
-from specjax.pocket import TASKS
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
+from specjax.run.tasks import TASKS
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_trainable, shape_of, train_head

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from specjax.bench.curves import Curve, keep_curve
 from specjax.bench.measure import with_progress
 from specjax.bench.options import names_in, parse_variants
 from specjax.bench.report.plots import save_curve
 from specjax.bench.report.tables import Grid, curve_table, number
 from specjax.bench.report.terminal import print_grid
+from specjax.bench.results import Curve, keep_curve
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
 from specjax.core.errors import SpecjaxError

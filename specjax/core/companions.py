@@ -5,11 +5,15 @@ from types import ModuleType
 
 from specjax.core.errors import SpecjaxError
 
-CHECKOUT = {"papers": "recipes.papers", "peers": "benchmarks.peers"}
+CHECKOUT = {
+    "papers": "recipes.papers",
+    "peers": "benchmarks.peers",
+    "notebook": "notebooks.notebook",
+}
 
 
 def companion(name: str) -> ModuleType:
-    """Imports a module of `papers` or `peers`, such as "papers.quotesum"."""
+    """Imports `notebook`, `papers`, `peers`, or a module of them, such as "papers.quotesum"."""
     package, dot, module = name.partition(".")
     for parent in (f"specjax.{package}", CHECKOUT[package]):
         path = parent + dot + module

@@ -31,13 +31,13 @@ def warn(text: str) -> None:
 warn_once = cache(warn)
 
 
-def throttled(seconds: float = LINE_SECONDS) -> Callable[[str], None]:
-    """Returns a function that prints its text to stderr, at most once every `seconds`."""
+def throttled() -> Callable[[str], None]:
+    """Returns a function that prints its text to stderr, at most once in `LINE_SECONDS`."""
     started = last = time.monotonic()
 
     def note(text: str) -> None:
         nonlocal last
-        if (now := time.monotonic()) - last >= seconds:
+        if (now := time.monotonic()) - last >= LINE_SECONDS:
             last = now
             print(f"{visible(text)}, {now - started:.0f} s", file=sys.stderr, flush=True)
 

@@ -20,27 +20,18 @@ GPU_ADVICE = ", or give JAX more of the GPU (XLA_PYTHON_CLIENT_MEM_FRACTION=0.95
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
-def num_bytes(tree: Any, is_packed: bool = True) -> int:
-    """Returns the bytes of all leaves, arrays or shapes; packed int4 take half a byte.
-
-    A CPU does not pack them.
-    """
-    return sum(_leaf_bytes(leaf, leaf.shape, is_packed) for leaf in jax.tree.leaves(tree))
-
-
 def device_bytes(tree: Any, is_packed: bool = True) -> int:
-    """Returns the bytes of all leaves that one device holds, if some are split."""
+    """Returns the bytes of all leaves, arrays or shapes, that one device holds.
 
-    def shape_of(leaf: Any) -> tuple[int, ...]:
+    Packed int4 take half a byte; a CPU does not pack them.
+    """
+
+    def bytes_of(leaf: Any) -> int:
         sharding = getattr(leaf, "sharding", None)
-        return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        size = prod(leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
+        return size // 2 if is_packed and leaf.dtype == jnp.int4 else size * leaf.dtype.itemsize
 
-    return sum(_leaf_bytes(leaf, shape_of(leaf), is_packed) for leaf in jax.tree.leaves(tree))
-
-
-def _leaf_bytes(leaf: Any, shape: tuple[int, ...], is_packed: bool) -> int:
-    size = prod(shape)
-    return size // 2 if is_packed and leaf.dtype == jnp.int4 else size * leaf.dtype.itemsize
+    return sum(map(bytes_of, jax.tree.leaves(tree)))
 
 
 def check_fits(
@@ -80,9 +71,8 @@ def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) 
 
     `held` are its arguments. A later call of the jitted function with them does not compile again.
     """
-    if (
-        analysis := lowered.compile().memory_analysis()
-    ) is not None:  # experimental backends give None
+    analysis = lowered.compile().memory_analysis()
+    if analysis is not None:  # experimental backends give None
         work = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
         work = max(work - analysis.alias_size_in_bytes, 0)
         check_fits(what, {"arguments": device_bytes(held), "workspace": work}, held, advice)

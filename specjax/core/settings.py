@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from itertools import pairwise
@@ -140,26 +140,6 @@ def field_texts(owner: type) -> dict[str, str]:
         if name in _fields(owner) and (bounds := str(bounds_of(owner, name))):
             texts[name] = f"{texts[name].removesuffix('.')}; {bounds}."
     return texts
-
-
-def rejected_values(owner: type) -> Iterator[tuple[str, Any]]:
-    """Yields fields that have defaults with values that they must reject, for tests."""
-    for name, field in _fields(owner).items():
-        hint, bounds = _hints(owner)[name], bounds_of(owner, name)
-        if field.default is MISSING or hint is Any:
-            continue
-        yield name, ...
-        if bounds.choices:
-            yield name, "no such choice"
-        has_floats = hint is float or float in get_args(hint)
-        step = math.nextafter if has_floats else lambda x, toward: x + math.copysign(1, toward)
-        invalid = [math.nan, math.inf, -math.inf] if has_floats and str(bounds) else []
-        invalid += [] if bounds.at_least is None else [step(bounds.at_least, -math.inf)]
-        invalid += [] if bounds.at_most is None else [step(bounds.at_most, math.inf)]
-        invalid += [x for x in (bounds.above, bounds.below) if x is not None]
-        for value in invalid:
-            value = value if has_floats else int(value)
-            yield name, (value,) if get_origin(hint) is tuple else value
 
 
 @cache

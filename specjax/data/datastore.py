@@ -28,7 +28,7 @@ MAX_TOKENS = 2**31 - 1 - 2 * SORTED_TOKENS  # int32 holds positions, some past t
 ARRAYS, METADATA = "datastore.safetensors", "datastore.json"
 FORMAT = "specjax datastore 1"
 Document = Sequence[int] | np.ndarray  # token ids
-Progress = Callable[[str, int, int | None], None]  # stage, done, total (None: unknown)
+Watch = Callable[..., Iterable[Any]]  # (steps, what they do, count) -> the same steps
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,20 @@ def build(
     vocab_size: int,
     fingerprint: str | None = None,
     sources: Sequence[str | Path] = (),
-    progress: Progress = lambda stage, done, total: None,
+    watch: Watch = lambda steps, doing, count=None: steps,
 ) -> Datastore:
     """Builds a datastore of `documents`, rows of ids below `vocab_size`; skips empty ones.
 
-    `progress` is called with "reading" and the tokens so far, then "sorting" and the rounds done.
+    `watch` shows the progress of reading documents, then of sorting suffixes.
     """
-    tokens = _concatenate(documents, vocab_size, progress)
-    suffixes = _sorted_suffixes(tokens, progress)
+    tokens = _concatenate(watch(documents, "Reading documents"), vocab_size)
+    suffixes = _sorted_suffixes(tokens, watch)
     num_documents, names = len(tokens) - len(suffixes), tuple(map(str, sources))
     about = Metadata(vocab_size, fingerprint, num_documents, len(suffixes), names)
     return Datastore(tokens, suffixes, about)
 
 
-def _concatenate(
-    documents: Iterable[Document], vocab_size: int, progress: Progress
-) -> Int32[np.ndarray, " T"]:
+def _concatenate(documents: Iterable[Document], vocab_size: int) -> Int32[np.ndarray, " T"]:
     tokens = array("i")  # grows in place, so the text is in memory only once
     for number, document in enumerate(documents, start=1):
         if not len(document):
@@ -115,7 +113,6 @@ def _concatenate(
             )
         tokens.frombytes(_ids_of(number, document, vocab_size).tobytes())
         tokens.append(SEPARATOR)
-        progress("reading", len(tokens), None)
     if not tokens:
         raise SpecjaxError("there is no text to store; give a document that is not empty")
     return np.frombuffer(tokens, np.int32)
@@ -134,9 +131,7 @@ def _ids_of(number: int, document: Document, vocab_size: int) -> Int32[np.ndarra
     return ids.astype(np.int32)
 
 
-def _sorted_suffixes(
-    tokens: Int32[np.ndarray, " T"], progress: Progress
-) -> Int32[np.ndarray, " M"]:
+def _sorted_suffixes(tokens: Int32[np.ndarray, " T"], watch: Watch) -> Int32[np.ndarray, " M"]:
     """Returns the positions of all tokens but separators, sorted by the suffixes that start there.
 
     Prefix doubling: once suffixes are ranked by their first n tokens, the ranks of a suffix and of
@@ -147,10 +142,8 @@ def _sorted_suffixes(
     rank[: len(tokens)] = tokens
     tied = order.copy()  # indices into `order` of suffixes that still equal another
     rounds = SORTED_TOKENS.bit_length() - 1
-    for number in range(rounds):
-        progress("sorting", number, rounds)
-        tied = _refine(order, rank, tied, known=2**number)
-    progress("sorting", rounds, rounds)
+    for number in watch(range(rounds), "Sorting suffixes", rounds):
+        tied = _refine(order, rank, tied, num_ranked=2**number)
     by_position = np.sort(_pairs(rank[order[tied]], order[tied]))
     order[tied] = by_position & np.int64(2**32 - 1)
     return order[np.count_nonzero(tokens == SEPARATOR) :]  # separators sort before all ids
@@ -160,11 +153,11 @@ def _refine(
     order: Int32[np.ndarray, " T"],
     rank: Int32[np.ndarray, " R"],
     tied: Int32[np.ndarray, " N"],
-    known: int,
+    num_ranked: int,
 ) -> Int32[np.ndarray, " N2"]:
-    """Sorts the tied suffixes by twice the `known` tokens, in place; returns those still tied."""
+    """Sorts the tied suffixes by twice `num_ranked` tokens, in place; returns those still tied."""
     starts = order[tied]
-    keys = _pairs(rank[starts], rank[starts + np.int32(known)] + np.int32(1))
+    keys = _pairs(rank[starts], rank[starts + np.int32(num_ranked)] + np.int32(1))
     sorting = np.argsort(keys)
     starts, keys = starts[sorting], keys[sorting]
     del sorting  # the largest array here

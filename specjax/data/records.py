@@ -113,11 +113,23 @@ def _in_file(file: Path) -> Iterator[Record]:
             yield from (_parsed(f"{file}:{n}", line.rstrip()) for n, line in lines if line.strip())
             return
         array = _parsed(f"{file}:1", read_bytes(file, MAX_TEXT_BYTES))
+    yield from _items(array, file)
+
+
+def _items(array: Record, name: object) -> Iterator[Record]:
     if array.problem:
         yield array
     else:
         items = enumerate(array.value, start=1)
-        yield from (Record(f"{file}, item {number},", item) for number, item in items)
+        yield from (Record(f"{name}, item {number},", item) for number, item in items)
+
+
+def _in_content(content: bytes, name: str) -> Iterator[Record]:
+    if _ARRAY.match(content):
+        yield from _items(_parsed(name, content), name)
+        return
+    lines = enumerate(content.splitlines(), start=1)
+    yield from (_parsed(f"{name}:{number}", line) for number, line in lines if line.strip())
 
 
 def _parsed(place: str, content: bytes) -> Record:
@@ -136,8 +148,10 @@ def _parsed(place: str, content: bytes) -> Record:
 def _on_hub(name: str) -> Iterator[Record]:
     os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
-        rows = _json_rows(content_of(name)) if "://" in name else _rows(name)
-        for number, row in enumerate(rows, start=1):
+        if "://" in name:
+            yield from _in_content(content_of(name), name)
+            return
+        for number, row in enumerate(_rows(name), start=1):
             yield Record(f"{name}, row {number},", row)
     except ImportError:
         raise SpecjaxError(
@@ -174,9 +188,3 @@ def content_of(address: str) -> bytes:
             f"{address} is larger than {MAX_TEXT_BYTES} bytes; download it and give a part"
         )
     return content
-
-
-def _json_rows(content: bytes) -> list[Any]:
-    if content.lstrip()[:1] == b"[":
-        return json.loads(content)
-    return [json.loads(line) for line in content.splitlines() if line.strip()]

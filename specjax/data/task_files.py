@@ -50,7 +50,6 @@ class TaskForm(NamedTuple):
 
 def read_questions(
     source: str | Path,
-    complain: Callable[[str], None],
     first: int | None = None,
     limit: int | None = None,
     forms: Sequence[TaskForm] | None = None,
@@ -60,7 +59,6 @@ def read_questions(
     Args:
         source: a file, JSONL or one JSON array, in any of `FORMS`; or, if there is no such file,
             an address or hub dataset of such records, as in `read_records`.
-        complain: called for records that are left out, with file and line.
         first: read only this many records.
         limit: stop at this many questions of a hub dataset whose rows name no category.
         forms: the forms to try, in order; by default `FORMS`.
@@ -68,7 +66,7 @@ def read_questions(
     convert, questions = partial(_question, forms=forms or FORMS), []
     expected = "tasks; give 'pocket', or write one JSON object per line"
     records = islice(read_records(source), first)
-    for question in good_records(source, records, convert, expected, complain=complain):
+    for question in good_records(source, records, convert, expected):
         questions.append(question)
         if is_dataset(source) and len(questions) == limit and questions[0].category is None:
             break
@@ -91,10 +89,10 @@ def _question(record: Any, forms: Sequence[TaskForm]) -> Question:
         raise SpecjaxError('is not a JSON object such as {"prompt": "..."}')
     form = next((form for form in forms if all(name in record for name in form.fields)), None)
     if form is None:
-        known = ", ".join(f"{form.name} ({', '.join(form.fields)})" for form in forms)
-        found = short(list(record))[1:-1] or "none"
+        formats = ", ".join(f"{form.name} ({', '.join(form.fields)})" for form in forms)
+        names = short(list(record))[1:-1] or "none"
         raise SpecjaxError(
-            f"has no known format: its fields are {found}; known formats are {known}"
+            f"has no known format: its fields are {names}; known formats are {formats}"
         )
     category = record.get("category", record.get("data_source"))  # XATU's name for it
     if "category" in record and (not isinstance(category, str) or not category.strip()):
@@ -108,10 +106,6 @@ def text_of(value: Any, name: str) -> str:
         raise SpecjaxError(f"has no text in `{name}`, but {short(value)}")
     if not value.strip():
         raise SpecjaxError(f"has an empty text in `{name}`")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise SpecjaxError(f"has an unpaired surrogate in `{name}`") from None
     return value
 
 
@@ -119,7 +113,7 @@ def texts_of(value: Any, name: str) -> tuple[str, ...]:
     """Returns `value` as a tuple if it is a list of such texts."""
     if not isinstance(value, list) or not value:
         raise SpecjaxError(f"has no list of texts in `{name}`, but {short(value)}")
-    return tuple(text_of(each, f"{name}[{number}]") for number, each in enumerate(value))
+    return tuple(text_of(item, f"{name}[{number}]") for number, item in enumerate(value))
 
 
 def _as_it_stands(name: str) -> Callable[[Fields], tuple[str, ...]]:
@@ -138,12 +132,8 @@ def _alpaca(fields: Fields) -> tuple[str, ...]:
     instruction = text_of(fields["instruction"], "instruction")
     if fields["input"] == "":
         return (ALPACA.format(instruction=instruction),)
-    given = text_of(fields["input"], "input")
-    return (ALPACA_WITH_INPUT.format(instruction=instruction, input=given),)
-
-
-def _cnn(fields: Fields) -> tuple[str, ...]:
-    return (CNN.format(article=text_of(fields["article"], "article")),)
+    text = text_of(fields["input"], "input")
+    return (ALPACA_WITH_INPUT.format(instruction=instruction, input=text),)
 
 
 # The first form that fits decides, so those with more fields come before those with fewer.
@@ -152,7 +142,11 @@ FORMS = (
     TaskForm("sanitized MBPP", ("prompt", "test_list", "code"), _mbpp("prompt")),
     TaskForm("GSM8K", ("question", "answer"), _as_it_stands("question"), is_chat=True),
     TaskForm("Alpaca", ("instruction", "input", "output"), _alpaca),
-    TaskForm("CNN/DailyMail", ("article", "highlights"), _cnn),
+    TaskForm(
+        "CNN/DailyMail",
+        ("article", "highlights"),
+        lambda fields: (CNN.format(article=text_of(fields["article"], "article")),),
+    ),
     TaskForm("HumanEval or plain text", ("prompt",), _as_it_stands("prompt")),
     TaskForm(
         "Spec-Bench or plain messages",

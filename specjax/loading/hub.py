@@ -92,15 +92,15 @@ def find_head(
     folder = made_by_run(expand_user(source), HEAD)
     name = str(source) if folder == expand_user(source) else str(folder)
     weights = [file for format in formats for file in format.files]
-    found = _find(
+    head_folder = _find(
         name, check=partial(detect_format, formats=formats, expected=expected), files=weights
     )
-    if found is None:
+    if head_folder is None:
         raise SpecjaxError(
             f"{name!r} is not a head: give an existing folder with config.json and weights, "
             "or a hub id such as 'yuhuili/EAGLE-Vicuna-7B-v1.3'"
         )
-    return found
+    return head_folder
 
 
 def _find(

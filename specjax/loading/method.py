@@ -319,11 +319,13 @@ class Registry(dict[str, Method]):
     def _parsed(self, name: str, texts: Mapping[str, str]) -> dict[str, Any]:
         if name not in self:
             return dict(texts)
-        own, of_parts = self[name].split(texts)
+        settings, of_parts = self[name].split(texts)
         types = get_type_hints(self[name].drafter)
-        values = {setting: _value(text, types.get(setting, str)) for setting, text in own.items()}
+        values = {
+            setting: _value(text, types.get(setting, str)) for setting, text in settings.items()
+        }
         for part, inner in of_parts.items():
-            parsed = self._parsed((self[name].settings | own)[part], inner)
+            parsed = self._parsed((self[name].settings | settings)[part], inner)
             values |= {f"{part}.{setting}": value for setting, value in parsed.items()}
         return values
 

@@ -156,8 +156,8 @@ def attend_to_blocks(
     def add(number, carry, size=KEY_BLOCK):
         top, total, mixed = carry
         block_keys, block_values, seen = (
-            lax.dynamic_slice_in_dim(each, number * KEY_BLOCK, size, axis=2)
-            for each in (keys, values, visible)
+            lax.dynamic_slice_in_dim(part, number * KEY_BLOCK, size, axis=2)
+            for part in (keys, values, visible)
         )
         scores = _scores(grouped, block_keys)
         scores = scores.reshape(*rows, size) * (scale or width**-0.5)
@@ -171,6 +171,6 @@ def attend_to_blocks(
         return new_top, total, mixed * faded[..., None] + part
 
     blank = jnp.full(rows, HIDDEN_SCORE), jnp.zeros(rows), jnp.zeros((*rows, width))
-    found = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
-    _, total, mixed = add(num_blocks, found, rest) if rest else found
+    sums = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
+    _, total, mixed = add(num_blocks, sums, rest) if rest else sums
     return (mixed / total[..., None]).reshape(query.shape)

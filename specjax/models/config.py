@@ -87,8 +87,8 @@ class Rope:
             frequencies = self._llama3(frequencies)
         elif self.rope_type == "longrope":
             short, long = (
-                jnp.asarray(frequencies / np.asarray(each), jnp.float32)
-                for each in (self.short_factor, self.long_factor)
+                jnp.asarray(frequencies / np.asarray(factors), jnp.float32)
+                for factors in (self.short_factor, self.long_factor)
             )
             is_long = text_length > self.original_max_position_embeddings
             return jnp.where(is_long[..., None], long, short)
@@ -121,14 +121,14 @@ class Rope:
         theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
         if kind == "longrope":
             scaling |= _longrope(values, scaling)
-        names = [each.name for each in dataclasses.fields(cls)[2:-1]]
+        names = [option.name for option in dataclasses.fields(cls)[2:-1]]
         extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
         if missing := [name for name in ROPE_TYPES[kind] if name not in extras]:
             raise SpecjaxError(
                 f"RoPE type {kind!r} needs {missing[0]!r} in rope_scaling; add it to config.json"
             )
-        given = {"rope_theta": theta, "partial_rotary_factor": share} | extras
-        return cls(rope_type=kind, **declared_fields(cls, given))
+        fields = {"rope_theta": theta, "partial_rotary_factor": share} | extras
+        return cls(rope_type=kind, **declared_fields(cls, fields))
 
     def to_huggingface(self) -> dict[str, Any]:
         """Returns both the new and the old keys, for new and old readers."""

@@ -37,18 +37,18 @@ def expected_shapes(module: Any) -> dict[str, tuple[int, ...]]:
 
 
 def mismatches(
-    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+    actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """Returns how the names and shapes `found` differ from `expected`; empty if they agree."""
+    """Returns how the names and shapes `actual` differ from `expected`; empty if they agree."""
     misshapen = [
-        f"{name} is {found[name]}, expected {shape}"
+        f"{name} is {actual[name]}, expected {shape}"
         for name, shape in expected.items()
-        if name in found and found[name] != shape
+        if name in actual and actual[name] != shape
     ]
     groups = {
-        "missing": [name for name in expected if name not in found],
+        "missing": [name for name in expected if name not in actual],
         "wrong shape": misshapen,
-        "unexpected": [name for name in found if name not in expected],
+        "unexpected": [name for name in actual if name not in expected],
     }
     return "; ".join(f"{title}: {first_few(names)}" for title, names in groups.items() if names)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
-from specjax.pocket import TASKS
 
+TASKS = Path(str(resources.files("specjax") / "pocket" / "tasks"))  # pocket's, and conversations
 POCKET = "pocket"
 COMPLETE = "complete"  # pocket's kind of task that is not an edit
 # Returns plain greedy decoding's answers to prompts of token ids.
@@ -61,9 +62,8 @@ def read_tasks(
     limit: int,
     seed: int = 0,
     is_validation: bool = False,
-    complain: Callable[[str], None] = warn,
 ) -> tuple[Task, ...]:
-    """Returns the first `limit` tasks of each kind, ordered by kind.
+    """Returns the first `limit` tasks of each kind, ordered by kind; warns about other records.
 
     Args:
         source: "pocket", or what `task_files.read_questions` reads. The kind is the `category` of
@@ -71,18 +71,16 @@ def read_tasks(
         limit: tasks per kind.
         seed: selects among pocket's tasks.
         is_validation: whether to take pocket's tasks for tuning.
-        complain: called for every record that holds no task; such records are left out.
     """
     check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
-    questions = read_questions(source, complain, limit=limit)
-    name = Path(source).stem
     kept: dict[str, list[Task]] = {}
-    for category, turns, is_chat in questions:
-        tasks = kept.setdefault(category or name, [])
+    for category, turns, is_chat in read_questions(source, limit=limit):
+        kind = category or Path(source).stem
+        tasks = kept.setdefault(kind, [])
         if len(tasks) < limit:
-            tasks.append(Task(category or name, turns, is_chat))
+            tasks.append(Task(kind, turns, is_chat))
     return tuple(chain.from_iterable(kept.values()))
 
 
@@ -91,11 +89,6 @@ def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[
 
     `answers` are the assistant's to the earlier turns of a chat.
     """
-    if len(answers) >= len(task.turns):
-        raise SpecjaxError(
-            f"a task of {len(task.turns)} turn(s) has none after {len(answers)} answer(s); give "
-            "a chat with more turns than answers"
-        )
     if task.is_chat:
         return chat_ids(tokenizer, task.messages(answers))
     ids = tuple(tokenizer(task.text)["input_ids"])
@@ -108,9 +101,8 @@ def task_prompts(
     target: LoadedTarget,
     max_new_tokens: int,
     answer: Answer,
-    complain: Callable[[str], None] = warn,
 ) -> list[TaskPrompt]:
-    """Returns one prompt per turn, kind by kind.
+    """Returns one prompt per turn, kind by kind; warns about those that do not fit.
 
     A prompt that leaves the target no position to continue it is left out, and so are the turns
     after it. One that leaves some, but fewer than `max_new_tokens`, is continued that far.
@@ -121,7 +113,6 @@ def task_prompts(
         max_new_tokens: that the target adds to each.
         answer: plain greedy decoding. Later turns follow its answers, so that all methods get the
             same prompts.
-        complain: called for every prompt that is left out, and once for those that are cut.
     """
     tokenizer, config = target.require_tokenizer(), target.config
     of_task: list[list[TaskPrompt]] = [[] for _ in tasks]
@@ -145,12 +136,12 @@ def task_prompts(
                     f"turn {turn + 1} of {kind} prompt {place} has {len(ids)} tokens, and the "
                     f"target {config.longest_text} positions"
                 )
-                complain(f"{problem}; it is left out")
+                warn(f"{problem}; it is left out")
     all_requests = [request for requests in of_task for request in requests]
     if not all_requests:
         raise SpecjaxError(f"no prompt leaves room for an answer: {problem}; give other tasks")
     if num_cut := count_cut(all_requests, config, max_new_tokens):
-        complain(
+        warn(
             f"{num_cut} of {len(all_requests)} answers end at the target's {config.longest_text} "
             f"positions, before {max_new_tokens} new tokens"
         )
@@ -175,7 +166,7 @@ def check_prompts(kind: str, rows: Sequence[Sequence[int]], config: TransformerC
 def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
     """Yields edit tasks, as a user's message, and openings of code to be continued freely."""
     file = TASKS / ("validation.jsonl" if is_validation else "test.jsonl")
-    for kind, group in groupby(read_questions(file, warn), lambda question: question.category):
+    for kind, group in groupby(read_questions(file), lambda question: question.category):
         questions = list(group)
         if seed:
             random.Random(seed).shuffle(questions)

@@ -7,16 +7,16 @@ begin, and ends with the token that ends its turn: exactly the tokens that the m
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
-from specjax.core.errors import SpecjaxError, warn
+from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import ASSISTANT, Conversation, messages_of
-from specjax.data.records import NUM_NAMED
+from specjax.data.records import Record, good_records
 
 PLACEHOLDERS = range(0xE000, 0xF900)  # characters for private use
 
@@ -35,19 +35,10 @@ def tokenize_all(
     conversations: Iterable[Conversation], tokenizer: Any, longest: int
 ) -> list[Example]:
     """Tokenizes all conversations that the chat template accepts; warns about the others."""
-    examples, errors = [], []
-    for number, conversation in enumerate(conversations, start=1):
-        try:
-            examples.append(tokenize(conversation, tokenizer, longest))
-        except SpecjaxError as error:
-            errors.append(error)
-            if len(errors) <= NUM_NAMED:
-                warn(f"Skipped conversation {number}: {error}")
-    if errors and not examples:
-        raise SpecjaxError(f"every conversation was skipped: {errors[0]}")
-    if errors:
-        warn(f"Skipped {len(errors)} of {number} conversations: the chat template rejects them.")
-    return examples
+    records = (Record(f"conversation {n}:", chat) for n, chat in enumerate(conversations, 1))
+    convert = partial(tokenize, tokenizer=tokenizer, longest=longest)
+    expected = "conversation that the chat template accepts; give other data, or another template"
+    return list(good_records("--data", records, convert, expected))
 
 
 def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Example:

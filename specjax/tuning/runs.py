@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specjax.bench.curves import Curve, Point
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
+from specjax.bench.results import Curve, Point
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget

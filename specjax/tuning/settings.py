@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.bench.curves import Curve
+from specjax.bench.results import Curve
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule

@@ -17,12 +17,11 @@ from specjax.bench import bandwidth
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.bench.checks import problems
-from specjax.bench.contestants import make_contestants
 from specjax.bench.measure import batches_of, measure, measure_trials, warm_up
 from specjax.bench.options import BenchOptions, default_methods, variants_for
 from specjax.bench.report.terminal import table
 from specjax.bench.results import Condition, read_results, read_samples
-from specjax.bench.run import run_bench
+from specjax.bench.run import make_contestants, run_bench
 from specjax.bench.summary import ALL, TextMatch, TextPair, summarise
 from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory

@@ -5,11 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from specjax.bench.curves import CURVES, Curve, Point, keep_curve, read_curves
 from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.report import plots
 from specjax.bench.report.markdown import PASSED, write_report
-from specjax.bench.results import Condition, open_results
+from specjax.bench.results import (
+    CURVES,
+    Condition,
+    Curve,
+    Point,
+    keep_curve,
+    open_results,
+    read_curves,
+)
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import jax
 import numpy as np
@@ -95,21 +94,13 @@ def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
         assert "--draft-vocab" in error_line()
 
 
-@pytest.mark.parametrize("option", [("--layout", "vllm"), ("--format", "bin"), ("--embedding",)])
+@pytest.mark.parametrize("option", [("--layout", "vllm"), ("--embedding",)])
 def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line, option):
     assert main(["convert", str(head), str(tmp_path / "out"), *option]) == 2
     assert error_line().endswith(
         f"{option[0]} applies to heads only; name the target of the head: --head-of TARGET"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_of_torch_needs_torch_before_the_target_loads(
-    head, tmp_path, error_line, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert convert(head, tmp_path / "out", "nosuch", "--format", "bin") == 2
-    assert "pytorch_model.bin needs torch to be written" in error_line()
 
 
 def test_anything_but_a_head_of_the_target_is_rejected(tiny, head, tmp_path, error_line):

@@ -20,9 +20,9 @@ from specjax.cli.train_heads import TrainHead
 from specjax.cli.tune import TuneMachine
 from specjax.core import memory
 from specjax.core.interrupts import SIGNALS, on_signal
-from specjax.core.settings import rejected_values
 from tests.cli.commands import COMMAND_CLASSES
 from tests.cli.target import SHORT, VOCABULARY
+from tests.rejected import rejected_values
 
 LONG_NAME = "n" * 300
 REQUIRED = {  # arguments without a default

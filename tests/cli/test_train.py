@@ -94,7 +94,6 @@ def test_draft_models_must_fit(tiny, draft, tasks, tmp_path, error_line):
     out = tmp_path / "classifier"
     for drafter, options, name in [
         (tiny, (), "would be accepted"),
-        (draft, ("--test-tasks", "/none"), "/none does not exist"),
         (draft, ("--kinds", "no"), "--kinds 'no'"),
     ]:
         assert main([*train, "--drafter", str(drafter), "--out", str(out), *options]) == 2

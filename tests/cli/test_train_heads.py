@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specjax.bench.acceptance import advice
-from specjax.cli.groups import TRAIN
+from specjax.cli import TRAIN
 from specjax.cli.train_heads import TrainHead, evaluation
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import USER, Conversation, Turn

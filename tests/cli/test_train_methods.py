@@ -100,7 +100,7 @@ def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
         command = ["generate", "x", "--target", str(tiny), "--method", method]
         assert main([*command, "--drafter", str(run)]) == 2
         line = error_line()
-        title = METHODS[other].head.signs.title
+        title = METHODS[other].head.signature.title
         assert f"describes {title}" in line or f"holds {title}" in line
         assert "give a" in line
 

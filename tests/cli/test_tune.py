@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import harness
-from specjax.bench.curves import read_curves
+from specjax.bench.results import read_curves
 from specjax.cli import main
 from specjax.cli.tune import TuneInductionHeads
 from specjax.decoding.drafters._depth_trees import MEDUSA_TREE

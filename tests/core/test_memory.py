@@ -10,7 +10,7 @@ from jax.stages import Lowered
 
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
-from specjax.core.memory import check_fits, check_program, explain_out_of_memory, num_bytes
+from specjax.core.memory import check_fits, check_program, device_bytes, explain_out_of_memory
 
 HALF = {"weights": 5_000_000, "cache": 20_000_000}
 
@@ -94,7 +94,7 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
 
 def test_int4_takes_half_a_byte_where_it_is_packed():
     codes = jnp.zeros((4, 6), jnp.int4)
-    assert (num_bytes(codes), num_bytes(codes, is_packed=False)) == (12, 24)
+    assert (device_bytes(codes), device_bytes(codes, is_packed=False)) == (12, 24)
 
 
 def test_exhausted_memory_is_one_line():

@@ -5,7 +5,8 @@ from typing import Literal
 
 import pytest
 
-from specjax.core.settings import SettingError, check_fields, rejected_values, setting
+from specjax.core.settings import SettingError, check_fields, setting
+from tests.rejected import rejected_values
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,16 @@ def test_suffixes_are_in_the_order_of_their_first_tokens(seed):
 
 
 def test_progress_is_reported():
-    reports = []
-    build([[1], [2, 3]], 5, progress=lambda *given: reports.append(given))
-    rounds = [("sorting", number, 5) for number in range(6)]
-    assert reports == [("reading", 2, None), ("reading", 5, None), *rounds]
+    watched = {}
+
+    def watch(steps, doing, count=None):
+        watched[doing] = list(steps)
+        assert count in (None, len(watched[doing]))
+        return watched[doing]
+
+    made = build(iter([[1], [2, 3]]), 5, watch=watch)
+    assert made.tokens.tolist() == [1, -1, 2, 3, -1]
+    assert list(watched.values()) == [[[1], [2, 3]], [0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("documents", [[], [[]]])

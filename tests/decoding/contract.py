@@ -16,7 +16,7 @@ import pytest
 from scipy.stats import chisquare
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import SettingError, rejected_values
+from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
@@ -25,6 +25,7 @@ from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from tests.decoding.tiny import BATCH, plain_pass, prompt, target
+from tests.rejected import rejected_values
 
 NEW_TOKENS = 256
 KEY = jax.random.key(1)

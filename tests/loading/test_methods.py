@@ -8,8 +8,9 @@ import pytest
 
 import specjax
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import SettingError, bounds_of, rejected_values
+from specjax.core.settings import SettingError, bounds_of
 from specjax.loading.methods import METHODS
+from tests.rejected import rejected_values
 
 REJECTED = [
     (method, name, value)

@@ -93,22 +93,6 @@ def test_sglang_replaces_embedding_and_lm_head_one_by_one(tmp_path):
     assert config["vocab_size"] == 61  # of the LM head that it makes meanwhile
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle, fc bias"])
-def test_the_first_code_of_eagle_loads_all_of_a_file_of_torch(tmp_path, name):
-    torch = pytest.importorskip("torch")
-    folder = save(tmp_path / "head", name, "eagle", as_torch=True)
-    read = torch.load(folder / "pytorch_model.bin", weights_only=True)
-    has_bias = config_of(folder).get("bias", True)
-    wanted = {"fc.weight", "embed_tokens.weight", *(["fc.bias"] if has_bias else [])}
-    assert {each for each in read if not each.startswith("layers.0.")} == wanted
-    assert_same(
-        {each: tensor.numpy() for each, tensor in read.items()}, published(name) | EMBEDDING
-    )
-    assert_loads(folder, name)
-    with pytest.raises(SpecjaxError, match=r"is read from medusa_lm_head\.safetensors; leave"):
-        save(tmp_path / "other", "medusa", as_torch=True)
-
-
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])
 def test_the_authors_read_a_rope_scaling_of_two_fields(tmp_path, kind):
     head = with_layers(rope=Rope(kind, rope_theta=5e3, factor=2.0))

@@ -187,11 +187,10 @@ def test_a_head_of_mistral_looks_at_all_of_the_text(tmp_path, name):
 # ---- What others have published ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", [0, -1, "model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("file", ["", "model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_heads_are_read_as_published(tmp_path, name, file):
-    files = format_of(name).files
-    file = (*files, "model.safetensors")[file] if isinstance(file, int) else file
+    file = file or (*format_of(name).files, "model.safetensors")[0]
     tensors = published(name) | UNUSED.get(name, {})
     assert_loads(write(tmp_path / "head", PUBLISHED[name], tensors, file), name)
 
@@ -228,15 +227,12 @@ REFUSED_CONFIGS = [
     ("eagle", {"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
     ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head of 2 layers is not supported"),
     ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 1]}, "cannot read the target's layers (1"),
-    ("eagle", {"speculators_model_type": "eagle"}, "a head in the format of speculators, which is"),
     ("eagle", {"medusa_num_heads": 5}, "describes a Medusa head; give an EAGLE, EAGLE-2 or HASS"),
-    ("eagle", {"model_type": "medusa"}, "describes a Medusa head"),
     ("eagle", {"hydra_num_heads": 4}, "describes a Hydra head"),
     ("eagle", {"num_masks": 4}, "describes a ParallelSpec head"),
     ("eagle", {"model_type": "falcon"}, ": model_type 'falcon' is not supported"),
     ("eagle", {"model_type": "gemma2"}, ": layers of gemma2 with hidden_act"),
     ("eagle", {"vocab_size": ...}, ": there is no 'vocab_size'"),
-    ("eagle", {"bias": "yes"}, ": bias is 'yes', but False according to the weights; correct it"),
     ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),
     ("eagle, fc bias", {"bias": False}, ": bias is False, but True according to the weights"),
     ("eagle", {"qkv_bias": "yes"}, ": `attention_bias` must be true or false, got 'yes'"),
@@ -254,18 +250,11 @@ REFUSED_CONFIGS = [
         {"hydra_head_arch": "cross-attn"},
         "is 'cross-attn', but 'mlp' according to the",
     ),
-    ("hydra", {"hydra_head_arch": ["mlp"]}, "hydra_head_arch is ['mlp'], but 'mlp' according"),
-    ("hydra", {"hydra_head_arch": "prefix-mlp"}, "is 'prefix-mlp', but 'mlp' according to the we"),
     ("hydra", {"hydra_num_heads": 0}, "hydra_num_heads is 0, but 4 according to the weights; corr"),
-    ("hydra", {"hydra_num_layers": "4"}, "hydra_num_layers is '4', but 3 according to the weights"),
-    ("hydra", {"has_lm_heads": "no"}, "has_lm_heads is 'no', but True according to the weights"),
     ("hydra", {"has_lm_heads": False}, "has_lm_heads is False, but True according to the weights"),
     ("parallel", {"num_masks": 0}, ": num_masks is 0, but 3 according to the weights; correct it"),
-    ("parallel", {"num_masks": True}, ": num_masks is True, but 3 according to the weights"),
     ("parallel", {"reads_features": False}, ": reads_features is False, but True according to the"),
-    ("parallel", {"bias": "no"}, ": bias is 'no', but True according to the weights"),
     ("parallel", PLAIN | {"model_type": "medusa"}, "describes a Medusa head; give a ParallelSpec"),
-    ("parallel", {"vocab_size": ...}, ": there is no 'vocab_size'"),
 ]
 
 
@@ -294,40 +283,30 @@ INT8 = "quantised weights are not supported: "
 REFUSED_TENSORS = [
     *(("eagle", changes, complaint) for changes, complaint in OTHER_TENSORS),
     ("eagle", NO_FC | {"model.norm.weight": NORM}, "holds a whole model; give an EAGLE, EAGLE-2"),
-    ("eagle", NO_FC | {"layers.0.input_layernorm.weight": NORM}, "holds a whole model"),
     ("eagle, fc bias", NO_FC, "missing: fc.weight; check that both belong together"),
     ("eagle", NO_FC, "holds tensors of no known kind (layers.0.mlp.down_proj.weight, layers"),
     ("eagle", {"layers.0.input_layernorm.weight": NORM}, "unexpected: layers.0.input_layernorm.we"),
-    ("eagle", {"norm.weight": NORM}, "unexpected: norm.weight;"),
     ("eagle", {"layers.0.self_attn.q_proj.bias": NORM}, "unexpected: layers.0.self_attn.q_proj.bi"),
     (
         "eagle",
         {"fc.weight": np.ones((32, 96), np.float32)},
         "fc.weight is (32, 96), expected (3",
     ),
-    ("eagle", {"fc.weight": NORM}, "wrong shape: fc.weight is (32,), expected (32, 64);"),
     ("eagle", {"fc.weight": WIDE.astype(np.int8)}, f"{INT8}fc.weight (I8); use a checkpoint stor"),
     ("medusa", {"0.1.linear.weight": SQUARE}, "0.1.linear.weight is not equal to 0.0.linear.weigh"),
     ("medusa", {"1.0.linear.weight": ...}, "missing: 1.0.linear.weight; check that both belong"),
-    ("medusa", {"2.1.linear.bias": ...}, "missing: 2.1.linear.bias;"),
     ("medusa", NO_LM_HEADS, "missing: 1.2.weight, 2.2.weight, 3.2.weight;"),
     ("medusa", {"4.1.weight": np.ones((61, 32), np.float32)}, "unexpected: 4.1.weight;"),
-    ("medusa", {"norm.weight": NORM}, "unexpected: norm.weight;"),
-    ("medusa", {"token_map": np.arange(20)}, "unexpected: token_map;"),
     ("medusa", {"0.0.linear.bias": SQUARE}, "wrong shape: 0.0.linear.bias is (32, 32), expected"),
-    ("medusa", {"0.0.linear.weight": SQUARE.astype(np.int8)}, f"{INT8}0.0."),
     ("medusa", NO_BLOCKS, "holds tensors of no known kind (0.2.weight, 1.2.weight, 2.2.weight); g"),
     ("medusa", NO_BLOCKS | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Medusa head"),
     ("medusa", NO_BLOCKS | {"model.norm.weight": NORM}, "holds a whole model; give a Medusa head"),
     ("medusa", NO_BLOCKS | {"hydra_mlp.0.1.linear.weight": SQUARE}, "holds a Hydra head; give a M"),
     ("hydra", {"hydra_mlp.1.2.linear.weight": SQUARE}, "hydra_mlp.1.2.linear.weight is not equal"),
     ("hydra", {"hydra_mlp.0.1.linear.bias": ...}, "missing: hydra_mlp.0.1.linear.bias; check that"),
-    ("hydra", {"hydra_mlp.0.0.res_connection.bias": ...}, "missing: hydra_mlp.0.0.res_connection."),
     ("hydra", NOT_GROUNDED, "missing: hydra_mlp.0.0.res_connection.bias, "),
-    ("hydra", {"hydra_lm_head.2.bias": ...}, "missing: hydra_lm_head.2.bias;"),
     ("hydra", {"norm.weight": NORM}, "unexpected: norm.weight;"),
     ("hydra", {"hydra_mlp.1.0.linear.weight": WIDE}, "wrong shape: hydra_mlp.1.0.linear.weight is"),
-    ("hydra", {"hydra_mlp.0.0.linear.weight": WIDE.astype(np.int8)}, INT8),
     ("hydra", NO_HYDRA | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Hydra head"),
     ("hydra", NO_HYDRA | {"0.0.linear.weight": SQUARE}, "holds a Medusa head; give a Hydra head"),
     ("hydra", NO_HYDRA | {"x": SQUARE}, "holds tensors of no known kind (x); give a Hydra head"),
@@ -335,7 +314,6 @@ REFUSED_TENSORS = [
     ("parallel", {"mask_embeddings.weight": ...}, "holds an EAGLE, EAGLE-2 or HASS head; give a P"),
     ("parallel, tokens", {"mask_embeddings.weight": ...}, "holds a whole model; give a ParallelSp"),
     ("parallel", {"norm.weight": NORM}, "unexpected: norm.weight;"),
-    ("parallel", {"mask_hidden": NORM.astype(np.int8)}, f"{INT8}mask_hidden"),
 ]
 
 
@@ -362,7 +340,7 @@ def test_no_kind_is_taken_for_another(tmp_path, offered, wanted):
     folder = save(tmp_path / "head", offered)
     if offered == wanted:
         return assert_loads(folder, wanted)
-    title, wish = (format_of(each).signs.title for each in (offered, wanted))
+    title, wish = (format_of(name).signature.title for name in (offered, wanted))
     message = failure(folder, wanted)
     assert f"{title}; give {wish}" in message
     if offered != "eagle":  # whose configs say nothing
@@ -410,26 +388,15 @@ def test_a_damaged_file_of_torch_is_named(tmp_path, kind):
 
 # ---- What is not saved -------------------------------------------------------------------------
 
-OTHER, OTHER_NORM = replace(TARGET, vocab_size=60), replace(TARGET, rms_norm_eps=1e-3)
+OTHER_NORM = replace(TARGET, rms_norm_eps=1e-3)
 ONE_MEDUSA = MedusaHeads(MedusaConfig(32, 61, num_heads=1))
 ONE_HYDRA = HydraHeads(HydraConfig.for_target(TARGET, num_heads=1, num_layers=3))
-LM_HEAD_OF_OTHERS = TARGET_PARAMS | {"lm_head": {"weight": jnp.ones((32, 32))}}
 NOT_SAVED = [
-    ("eagle", {"layout": "trt"}, "layout 'trt' is unknown; choose eagle, vllm, sglang"),
-    ("medusa", {"layout": "trt"}, "layout 'trt' is unknown; choose specjax, medusa, vllm"),
-    ("hydra", {"layout": "vllm"}, "layout 'vllm' is unknown; choose specjax, hydra"),
-    ("parallel", {"layout": "vllm"}, "layout 'vllm' is unknown; choose specjax"),
-    *((kind, {"target": OTHER}, "a target of vocab_size 61, but this") for kind in ONE_OF_EACH),
     ("eagle", {"head": HEADS["eagle, fc bias"]}, "missing: fc.bias; give the head of these params"),
     ("medusa", {"head": ONE_MEDUSA}, "unexpected: blocks_1.bias, "),
     ("hydra", {"head": ONE_HYDRA}, "unexpected: first_blocks_1.linear.bias, "),
     ("parallel", {"head": HEADS["parallel, tokens"]}, "; give the head of these params"),
-    (
-        "hydra, prefix",
-        {"target": OTHER_NORM},
-        "does not have the shape with which it would be",
-    ),
-    ("eagle", {"target_params": LM_HEAD_OF_OTHERS}, "lm_head.weight is (32, 32), expected"),
+    ("hydra, prefix", {"target": OTHER_NORM}, "does not have the shape with which it would be"),
     ("medusa, no LM heads", {"layout": "vllm", "target_params": None}, "and vLLM reads one from"),
     ("hydra, no LM heads", {"layout": "hydra", "target_params": None}, "the authors' code reads"),
 ]

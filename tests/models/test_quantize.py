@@ -9,7 +9,7 @@ import pytest
 
 from specjax import load
 from specjax.core.errors import SpecjaxError
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.decoding.drafter import Params, Proposal
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
@@ -54,7 +54,7 @@ def test_codes_are_within_half_a_step_or_one_beyond_the_greatest(kind):
     bound = jnp.where(codes == span.max, 1, 0.5) * 1.0001
     assert jnp.all(jnp.abs(dequantized(found) - weight) <= bound * jnp.abs(step))
     assert jnp.all(jnp.min(codes.reshape(*found.scale.shape, -1), axis=-1) == span.min)
-    assert num_bytes(found.codes) == weight.size // (1 if kind == "int8" else 2)
+    assert device_bytes(found.codes) == weight.size // (1 if kind == "int8" else 2)
     zeros = quantize(jnp.zeros((4, 8)), kind, jnp.bfloat16)
     assert not jnp.any(dequantized(zeros))
 
@@ -193,6 +193,6 @@ def test_int8_keeps_the_perplexity_of_pocket():
         return -jnp.mean(jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1))
 
     few = quantize_params(loaded.params, "int8")
-    assert num_bytes(few) < 0.26 * num_bytes(loaded.params)
+    assert device_bytes(few) < 0.26 * device_bytes(loaded.params)
     ratio = jnp.exp(loss(few) - loss(loaded.params))
     assert 0.99 < ratio < 1.01

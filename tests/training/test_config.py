@@ -2,7 +2,7 @@
 
 import pytest
 
-from specjax.core.settings import SettingError, check_setting, rejected_values
+from specjax.core.settings import SettingError, check_setting
 from specjax.loading.methods import METHODS
 from specjax.run.distillation import DistillOptions
 from specjax.training.data import DataOptions
@@ -12,6 +12,7 @@ from specjax.training.objectives.hass import HassTraining
 from specjax.training.objectives.length_classifier import ClassifierTraining
 from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.optimizer import OptimizerOptions
+from tests.rejected import rejected_values
 
 TRAININGS = {method.training for method in METHODS.values() if method.training}
 OPTIONS = (DataOptions, LoopOptions, OptimizerOptions, ClassifierTraining, DistillOptions)

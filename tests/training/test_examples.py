@@ -226,10 +226,10 @@ def test_rejected_conversations_are_skipped_and_counted(capsys):
     assert len(examples) == 2
     warnings = capsys.readouterr().err.splitlines()
     assert [line.split(":")[1] for line in warnings[:-1]] == [
-        f" Skipped conversation {number}" for number in (2, 3, 4)
+        f" conversation {number}" for number in (2, 3, 4)
     ]
-    assert warnings[-1] == "specjax: Skipped 5 of 7 conversations: the chat template rejects them."
-    with pytest.raises(SpecjaxError, match=r"every conversation was skipped: .*no system here"):
+    assert warnings[-1] == "specjax: left out 5 of 7 records of --data"
+    with pytest.raises(SpecjaxError, match=r"--data holds no conversation .*no system here"):
         tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specjax.bench.curves import Point
+from specjax.bench.results import Point
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.loading.targets import LoadedTarget
 from specjax.tuning.runs import Workload

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.bench.checks import near_ties, problems
-from specjax.bench.curves import read_curves
 from specjax.bench.report import plots
 from specjax.bench.report.tables import (
     MEANINGS,
@@ -17,7 +16,7 @@ from specjax.bench.report.tables import (
     task_tables,
     trace_table,
 )
-from specjax.bench.results import Condition, FinishedResults, read_results
+from specjax.bench.results import Condition, FinishedResults, read_curves, read_results
 from specjax.bench.summary import ALL, Measurement, last_task_rows
 from specjax.core.files import check_writable, expand_user, writable
 from specjax.decoding.sampling import LOSSY, Sampling

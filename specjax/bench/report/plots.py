@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specjax.bench.curves import Curve
+from specjax.bench.results import Curve
 from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
 from specjax.core.files import writable

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.checks import same
-from specjax.bench.curves import Curve
+from specjax.bench.results import Curve
 from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import Sampling

@@ -70,7 +70,7 @@ def read_common(
         raise SpecjaxError(
             f"hidden_act {activation!r} is not supported; specjax supports {', '.join(ACTIVATIONS)}"
         )
-    found = {
+    fields = {
         "vocab_size": values["vocab_size"],
         "hidden_size": values["hidden_size"],
         "intermediate_size": values["intermediate_size"],
@@ -87,10 +87,10 @@ def read_common(
         "bos_token_id": values.get("bos_token_id"),
         "eos_token_id": eos_tokens(values),
     } | others
-    if "rope" not in found:
-        found["rope"] = Rope.from_huggingface(values, can_be_partial)
+    if "rope" not in fields:
+        fields["rope"] = Rope.from_huggingface(values, can_be_partial)
     named = declared_fields(Variant, {"hidden_act": activation, **(variant or {})})
-    return TransformerConfig(**declared_fields(TransformerConfig, found), variant=Variant(**named))
+    return TransformerConfig(**declared_fields(TransformerConfig, fields), variant=Variant(**named))
 
 
 def windows(

@@ -72,13 +72,15 @@ def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
     """Reads the content of a `config.json`; RoPE is under two new keys, or in several old ones."""
     period = values.get("sliding_window_pattern") or 6
     layers = windows(values, lambda layer: (layer + 1) % period != 0, values["sliding_window"])
-    given = json_object(values, "rope_parameters")
+    parameters = json_object(values, "rope_parameters")
     ropes = {
         FULL: {"rope_theta": values["rope_theta"], **json_object(values, "rope_scaling")},
         SLIDING: {"rope_theta": values["rope_local_base_freq"]},
     }
     rope, sliding_rope = (
-        Rope.from_huggingface({**values, "rope_scaling": old, "rope_parameters": given.get(kind)})
+        Rope.from_huggingface(
+            {**values, "rope_scaling": old, "rope_parameters": parameters.get(kind)}
+        )
         for kind, old in ropes.items()
     )
     variant = _variant(values) | {"has_qk_norm": True, "sliding_rope": sliding_rope}
@@ -92,8 +94,8 @@ def _written_2(config: TransformerConfig) -> dict[str, Any]:
 
 def _written_3(config: TransformerConfig) -> dict[str, Any]:
     ropes = {FULL: config.rope, SLIDING: config.variant.sliding_rope or config.rope}
-    given = {kind: rope.to_huggingface()["rope_parameters"] for kind, rope in ropes.items()}
-    local = {"rope_local_base_freq": ropes[SLIDING].rope_theta, "rope_parameters": given}
+    parameters = {kind: rope.to_huggingface()["rope_parameters"] for kind, rope in ropes.items()}
+    local = {"rope_local_base_freq": ropes[SLIDING].rope_theta, "rope_parameters": parameters}
     return _written_2(config) | local
 
 

@@ -26,8 +26,8 @@ def read(values: Mapping[str, Any]) -> TransformerConfig:
 
 def _written(config: TransformerConfig) -> dict[str, Any]:
     original = config.rope.original_max_position_embeddings
-    given = {"original_max_position_embeddings": original} if original else {}
-    return given | {"pad_token_id": None}  # the default may be outside the vocabulary
+    values = {"original_max_position_embeddings": original} if original else {}
+    return values | {"pad_token_id": None}  # the default may be outside the vocabulary
 
 
 FAMILY = Family(

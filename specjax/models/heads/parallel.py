@@ -167,6 +167,8 @@ def from_eagle(
     more than what its attention gathers from the text. The embedding of a real token would come
     with a continuation to unlearn.
     """
-    own = ParallelHead(ParallelConfig(head.config.layers, num_masks, True, head.config.fc_bias))
+    parallel = ParallelHead(
+        ParallelConfig(head.config.layers, num_masks, True, head.config.fc_bias)
+    )
     dtype = params["fc"]["weight"].dtype
-    return own, own.initialise(key, dtype) | dict(params)
+    return parallel, parallel.initialise(key, dtype) | dict(params)

@@ -254,7 +254,7 @@ def _tokenizer(metadata: Metadata) -> Any:
             f"not supported; {OTHER}"
         )
     start = "tokenizer."
-    given = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
+    fields = {name[len(start) :]: metadata[name] for name in metadata if name.startswith(start)}
     try:
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
@@ -263,7 +263,7 @@ def _tokenizer(metadata: Metadata) -> Any:
         from transformers.integrations.gguf import gguf_tokenizer_mapping as converter
 
         names = converter.GGUF_TOKENIZER_MAPPING["tokenizer"]
-        values = {names[name]: value for name, value in given.items() if name in names}
+        values = {names[name]: value for name, value in fields.items() if name in names}
         backend, _ = converter.convert_gguf_tokenizer(architecture, values)
         if split in DIGITS:
             words = ByteLevel(add_prefix_space=False)
@@ -271,13 +271,13 @@ def _tokenizer(metadata: Metadata) -> Any:
         if split in WHOLE_WORDS:
             backend.model.ignore_merges = True
         roles = (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad"))
-        ids = {f"{ours}_token": given.get(f"ggml.{theirs}_token_id") for theirs, ours in roles}
+        ids = {f"{ours}_token": fields.get(f"ggml.{theirs}_token_id") for theirs, ours in roles}
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
-            chat_template=given.get("chat_template"),
-            add_bos_token=given.get("ggml.add_bos_token", kind == "llama" or split in WHOLE_WORDS),
-            add_eos_token=given.get("ggml.add_eos_token", False),
-            **{name: None if id is None else given["ggml.tokens"][id] for name, id in ids.items()},
+            chat_template=fields.get("chat_template"),
+            add_bos_token=fields.get("ggml.add_bos_token", kind == "llama" or split in WHOLE_WORDS),
+            add_eos_token=fields.get("ggml.add_eos_token", False),
+            **{name: None if id is None else fields["ggml.tokens"][id] for name, id in ids.items()},
         )
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged vocabulary
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

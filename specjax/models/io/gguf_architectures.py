@@ -52,15 +52,15 @@ class Architecture(NamedTuple):
     model_type: str  # of our family
     has_pairs: bool = False  # the two rows of a rotary pair of q and k lie side by side
     adds_one_to_norms: bool = False
-    read: Read = lambda given, tensors, values: {}
+    read: Read = lambda unread, tensors, values: {}
 
 
-def _llama(given: Values, tensors: Mapping[str, Any], values: Values) -> Values:
+def _llama(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
     return {"model_type": "mistral"} if values.get("sliding_window") else {}
 
 
 def _gemma(name: str) -> Read:
-    def read(given: Values, tensors: Mapping[str, Any], values: Values) -> Values:
+    def read(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
         is_largest = values["num_hidden_layers"] == LARGEST_GEMMAS[name]
         by_heads = values["hidden_size"] // values["num_attention_heads"]
         return {"query_pre_attn_scalar": by_heads if is_largest else values["head_dim"]}
@@ -68,15 +68,15 @@ def _gemma(name: str) -> Read:
     return read
 
 
-def _phi3(given: Values, tensors: Mapping[str, Any], values: Values) -> Values:
-    original = given.pop("rope.scaling.original_context_length", values["max_position_embeddings"])
+def _phi3(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
+    original = unread.pop("rope.scaling.original_context_length", values["max_position_embeddings"])
     head_dim = values["hidden_size"] // values["num_attention_heads"]
     more = {
         "sliding_window": values.get("sliding_window") or None,
         "original_max_position_embeddings": original,
-        "partial_rotary_factor": given.pop("rope.dimension_count", head_dim) / head_dim,
+        "partial_rotary_factor": unread.pop("rope.dimension_count", head_dim) / head_dim,
     }
-    attention_factor = given.pop("rope.scaling.attn_factor", None)
+    attention_factor = unread.pop("rope.scaling.attn_factor", None)
     divisors = {ours: tensors[name].read() for name, ours in LONG_ROPE.items() if name in tensors}
     if divisors:
         lists = {name: factors.tolist() for name, factors in divisors.items()}
@@ -112,10 +112,10 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Tran
     """Returns the config of the model in a file; raises SpecjaxError for unsupported values."""
     name, architecture = metadata["general.architecture"], architecture_of(metadata)
     start = f"{name}."
-    given = {key[len(start) :]: metadata[key] for key in metadata if key.startswith(start)}
+    unread = {key[len(start) :]: metadata[key] for key in metadata if key.startswith(start)}
     fields = FIELDS | MORE_FIELDS
-    values = {ours: given.pop(theirs) for theirs, ours in fields.items() if theirs in given}
-    scaling = given.pop("rope.scaling.type", "none")
+    values = {ours: unread.pop(theirs) for theirs, ours in fields.items() if theirs in unread}
+    scaling = unread.pop("rope.scaling.type", "none")
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     values = {
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
@@ -127,20 +127,20 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Tran
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
         "rope_scaling": {
             "rope_type": "default" if scaling == "none" else scaling,
-            "factor": given.pop("rope.scaling.factor", None),
+            "factor": unread.pop("rope.scaling.factor", None),
         },
         **values,
     }
-    config = config_from(values | architecture.read(given, tensors, values))
+    config = config_from(values | architecture.read(unread, tensors, values))
     _check_sizes(config, tensors)
-    length = given.pop("rope.scaling.original_context_length", 8192)
+    length = unread.pop("rope.scaling.original_context_length", 8192)
     if ROPE_DIVISORS in tensors:
         config = replace(config, rope=_llama3(config, tensors[ROPE_DIVISORS], length))
     for key in ("rope.dimension_count", "attention.value_length"):
-        if given.get(key) == config.head_dim:
-            del given[key]
-    if others := [key for key in given if given[key] and key not in WITHOUT_EFFECT]:
-        value = f"{given[others[0]]}"[:40]
+        if unread.get(key) == config.head_dim:
+            del unread[key]
+    if others := [key for key in unread if unread[key] and key not in WITHOUT_EFFECT]:
+        value = f"{unread[others[0]]}"[:40]
         raise SpecjaxError(f"{name}.{others[0]} = {value} is not supported; use another model")
     return config
 
@@ -171,7 +171,7 @@ def _llama3(config: TransformerConfig, tensor: Any, original_length: int) -> Rop
 def rope_divisors(rope: Rope, head_dim: int) -> np.ndarray:
     """Returns what Llama 3.1's scaling divides each rotary frequency by, float32."""
     plain, slowed = (
-        each.inverse_frequencies(head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
-        for each in (replace(rope, rope_type="default"), rope)
+        scaling.inverse_frequencies(head_dim, 0, jnp.zeros((1, 1), int))[0, 0]
+        for scaling in (replace(rope, rope_type="default"), rope)
     )
     return np.asarray(plain / slowed)

@@ -25,12 +25,11 @@ from specjax.models.config import TransformerConfig, Variant, json_object
 from specjax.models.families import config_from, config_values, llama
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io import head_format
-from specjax.models.io.head_format import HeadFile, HeadFormat, Names, Shapes, Signs, Values
+from specjax.models.io.head_format import HeadFile, HeadFormat, Names, Shapes, Signature, Values
 from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.quantize import dequantized
 from specjax.models.shapes import expected_shapes, shape_mismatches, shapes_of
-from specjax.models.transformer import Transformer
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"  # the subfolder of a training run
@@ -65,34 +64,36 @@ def detect_format(
 
     A config without any sign is of the `expected` format, or else of the format without signs.
     """
-    title, formats = expected.signs.title if expected else "a drafter head", list(formats)
+    title, formats = expected.signature.title if expected else "a drafter head", list(formats)
     values = _read_config(folder, title)
     kinds = map(values.get, ("model_type", "speculators_model_type", "architectures"))
     keys = (key for key, value in values.items() if value is not None)
     text = " ".join(map(str, (*keys, *kinds))).lower()
-    signs = next((signs for signs in _signs_of(formats) if re.search(signs.config, text)), None)
-    if signs is None:
-        return expected or next(fmt for fmt in formats if fmt.signs.config == head_format.NOTHING)
-    detected = next((fmt for fmt in formats if fmt.signs is signs), None)
+    matches = (some for some in _signatures(formats) if re.search(some.config, text))
+    signature, by_signature = next(matches, None), {fmt.signature: fmt for fmt in formats}
+    if signature is None:
+        return expected or next(fmt for fmt in formats if not fmt.has_sign_in_config)
+    detected = by_signature.get(signature)
     if detected is None or expected not in (None, detected):
-        raise SpecjaxError(f"{expand_user(folder) / CONFIG} describes {signs.title}; give {title}")
+        place = expand_user(folder) / CONFIG
+        raise SpecjaxError(f"{place} describes {signature.title}; give {title}")
     return detected
 
 
-def _signs_of(formats: Iterable[HeadFormat]) -> list[Signs]:
-    """Returns the signs of everything that a folder may hold, by priority."""
-    signs = sorted((fmt.signs for fmt in formats), key=lambda s: s.config == head_format.NOTHING)
-    return [head_format.SPECULATORS, *signs, head_format.WHOLE_MODEL]
+def _signatures(formats: Iterable[HeadFormat]) -> list[Signature]:
+    """Returns the signatures of everything that a folder may hold, by priority."""
+    ordered = sorted(formats, key=lambda fmt: not fmt.has_sign_in_config)
+    return [head_format.SPECULATORS, *(fmt.signature for fmt in ordered), head_format.WHOLE_MODEL]
 
 
 def _check_tensors(folder: Path, shapes: Shapes, formats: Iterable[HeadFormat]) -> None:
     """Raises SpecjaxError unless the tensors are those of the first format."""
     bare = {name.removeprefix("model."): shape for name, shape in shapes.items()}
-    expected, *_ = (fmt.signs for fmt in formats)
-    matching = (signs for signs in _signs_of(formats) if head_format.has(bare, signs.tensors))
-    if (signs := next(matching, None)) is not expected:
+    expected, *_ = (fmt.signature for fmt in formats)
+    matches = (some for some in _signatures(formats) if head_format.has(bare, some.tensors))
+    if (signature := next(matches, None)) is not expected:
         names = ", ".join(list(bare)[:3])
-        content = signs.title if signs else f"tensors of no known kind ({names})"
+        content = signature.title if signature else f"tensors of no known kind ({names})"
         raise SpecjaxError(f"{folder} holds {content}; give {expected.title}")
 
 
@@ -283,7 +284,6 @@ def save_head(
     target_name: str | None = None,
     layout: str | None = None,
     about: Mapping[str, Any] | None = None,
-    as_torch: bool = False,
     with_embedding: bool = False,
 ) -> None:
     """Writes a head into a new `folder`, completely or not at all.
@@ -299,21 +299,11 @@ def save_head(
         target_name: a hub id or folder, for layouts that name the target.
         layout: one of the format's, by the program that reads it; by default the first.
         about: JSON for `read_about`: `target` is the fingerprint that `check_owner` compares.
-        as_torch: write `pytorch_model.bin` in place of safetensors; needs torch.
         with_embedding: hold the target's embedding even in a layout that is better without.
     """
-    config, layout = head.config, layout or next(iter(format.layouts))
-    if layout not in format.layouts:
-        raise SpecjaxError(f"layout {layout!r} is unknown; choose {', '.join(format.layouts)}")
-    for name in ("hidden_size", "vocab_size"):
-        _check_size(f"cannot save {folder}", name, getattr(config, name), getattr(target, name))
+    config, chosen = head.config, format.layouts[layout or next(iter(format.layouts))]
     if wrong := shape_mismatches(params, head):
         raise SpecjaxError(f"cannot save {folder}: {wrong}; give the head of these params")
-    if target_params is not None:
-        Transformer(target).check(target_params)
-    chosen = format.layouts[layout]
-    if as_torch and chosen.file != head_format.WEIGHTS:
-        raise SpecjaxError(f"layout {layout} is read from {chosen.file}; leave --format bin out")
     leaves = flatten_dict(params, sep=".")
     names = format.names[0] if chosen.names is None else chosen.names(config)
     tensors = {name: leaves[path] for name, path in _paths(leaves, names, config).items()}
@@ -332,7 +322,7 @@ def save_head(
     has_embedding = format.embedding and (chosen.has_embedding or with_embedding)
     if has_embedding and target_params is not None:
         tensors[format.embedding] = dequantized(target_params["embed_tokens"]["weight"])
-    name = head_format.TORCH_WEIGHTS if as_torch else chosen.file
-    file = HeadFile(folder, config, target, target_params, target_name, values, tensors, name)
+    about_target = target, target_params, target_name
+    file = HeadFile(folder, config, *about_target, values, tensors, chosen.file)
     chosen.edit(file)
     write_weights(folder, file.values, file.tensors, dtype, file.name)

@@ -14,7 +14,6 @@ from specjax.models.quantize import dequantized
 from specjax.models.transformer import Transformer
 
 WEIGHTS = "model.safetensors"  # where other loaders look first
-TORCH_WEIGHTS = "pytorch_model.bin"  # the only file that EAGLE's first code reads
 NOTHING = r"(?!)"  # a pattern
 Values = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
@@ -49,7 +48,7 @@ class Names(NamedTuple):
     copies: Callable[[Any], Iterable[int]] = lambda config: (0,)
 
 
-class Signs(NamedTuple):
+class Signature(NamedTuple):
     """The patterns by which a kind of head is recognised."""
 
     title: str  # with an article, for messages
@@ -57,10 +56,10 @@ class Signs(NamedTuple):
     config: str = NOTHING  # of a part of a key, `model_type` or `architectures`, in small letters
 
 
-SPECULATORS = Signs(
+SPECULATORS = Signature(
     "a head in the format of speculators, which is not supported", config="speculators_model_type"
 )
-WHOLE_MODEL = Signs("a whole model", tensors=r"norm\.weight|layers\.0\.input_layernorm\.weight")
+WHOLE_MODEL = Signature("a whole model", tensors=r"norm\.weight|layers\.0\.input_layernorm\.weight")
 
 
 @dataclass(eq=False)
@@ -107,7 +106,7 @@ class HeadFormat:
     """The way in which one kind of head is stored; patterns match whole names without prefix."""
 
     kind: str
-    signs: Signs
+    signature: Signature
     module: Callable[[Any], Any]
     # The head's config, from its tensors, the layers in config.json (without `layer_keys` the
     # target's config), config.json, and the target's config.
@@ -123,6 +122,11 @@ class HeadFormat:
     optional: Callable[[Values], str] = lambda values: NOTHING  # zero if a file has none of them
     embedding: str = ""  # the name of a copy of the target's
     decode: Callable[[dict[str, Any]], dict[str, Any]] = lambda params: params  # after reading
+
+    @property
+    def has_sign_in_config(self) -> bool:
+        """Whether config.json shows that a head is of this kind."""
+        return self.signature.config != NOTHING
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -53,42 +53,37 @@ PACKED = (".qweight", ".qzeros", ".scales")  # of GPTQ and AWQ
 Names = Sequence[tuple[str, str]]  # such as `LLAMA_NAMES`
 
 
-def huggingface_name(path: str, names: Names = LLAMA_NAMES) -> str:
-    """Returns the Hugging Face name of the param at a path like `layers_0.mlp.up_proj.weight`."""
-    return _lookup(path, names)[1]
+def huggingface_name(path: str) -> str:
+    """Returns a Llama's name of the param at a path like `layers_0.mlp.up_proj.weight`."""
+    return _lookup(path, LLAMA_NAMES)[1]
 
 
-def param_path(name: str, names: Names = LLAMA_NAMES) -> str:
-    """Returns the path of the param with this Hugging Face name."""
-    return _lookup(name, [(theirs, ours) for ours, theirs in names])[1]
-
-
-def _lookup(name: str, table: Names) -> tuple[int, str]:
-    """Returns the number of the entry that matches, and the translation."""
-    for row, (source, target) in enumerate(table):
-        pattern = re.escape(source).replace(r"\{\}", r"(\d+)")
-        if match := re.match(pattern, name):
-            return row, target.format(*match.groups()) + name[match.end() :]
-    raise SpecjaxError(f"{name} is not a weight of a target; give the weights of a target model")
+def _lookup(path: str, names: Names) -> tuple[int, str]:
+    """Returns the number of the entry that matches, and the stored name."""
+    for row, (ours, theirs) in enumerate(names):
+        pattern = re.escape(ours).replace(r"\{\}", r"(\d+)")
+        if match := re.match(pattern, path):
+            return row, theirs.format(*match.groups()) + path[match.end() :]
+    raise SpecjaxError(f"{path} is not a weight of a target; give the weights of a target model")
 
 
 def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight of a model with this config, by Hugging Face name."""
     shapes = expected_shapes(cast(Any, Transformer(config)))
-    found = {}
+    stored_shapes = {}
     for name, paths in _stored_paths(config).items():
         rows = sum(shapes[path][0] for path in paths)
-        found[name] = (rows, *shapes[paths[0]][1:])
-    return found
+        stored_shapes[name] = (rows, *shapes[paths[0]][1:])
+    return stored_shapes
 
 
 def _stored_paths(config: TransformerConfig) -> dict[str, list[str]]:
     """Returns the paths of the params that each stored tensor holds, in the order of its rows."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    parts_of: dict[str, list[tuple[int, str]]] = {}
     for path in expected_shapes(cast(Any, Transformer(config))):
         row, name = _lookup(path, FAMILIES[config.model_type].names)
-        found.setdefault(name, []).append((row, path))
-    return {name: [path for _, path in sorted(parts)] for name, parts in found.items()}
+        parts_of.setdefault(name, []).append((row, path))
+    return {name: [path for _, path in sorted(parts)] for name, parts in parts_of.items()}
 
 
 def _parts(tensor: StoredTensor, heights: Sequence[int]) -> Iterator[StoredTensor]:
@@ -137,15 +132,15 @@ def load_transformer(
             f"{len(stored)} weights; check that both belong together"
         )
     expected = expected_weights(config)
-    found = {
+    weights = {
         name: tensor
         for name, tensor in stored.items()
         if not BUFFER.fullmatch(name)
         and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
     }
-    check_weights(folder, found, expected)
+    check_weights(folder, weights, expected)
     dtype = dtype or dtype_for(config)
-    title, tensors = f"Loading {folder.name}", by_param(config, found)
+    title, tensors = f"Loading {folder.name}", by_param(config, weights)
     return read_params(tensors, dtype, title, progress, quantize, placement, packed)
 
 
@@ -191,16 +186,13 @@ def write_weights(
 ) -> None:
     """Writes the JSON object `config` and the named arrays `leaves` to a new `folder`.
 
-    torch writes a `file` that ends in `.pt` or `.bin`. All processes of a run
-    call this, and the first writes.
+    torch writes a `file` that ends in `.pt`. All processes of a run call this; the first writes.
     """
     kind = jnp.dtype(dtype).name
     values = {**config, "dtype": kind, "torch_dtype": kind}  # the new and the old key
-    torch = (
-        import_torch(file, "written", "choose a layout in safetensors")
-        if file.endswith((".pt", ".bin"))
-        else None
-    )
+    torch = None
+    if file.endswith(".pt"):
+        torch = import_torch(file, "written", "choose a layout in safetensors")
     tensors = {
         name: np.asarray(cast_floats(on_host(leaf), dtype), order="C")
         for name, leaf in leaves.items()
@@ -212,7 +204,7 @@ def write_weights(
         if torch is None:
             save_file(tensors, weights_file, metadata={"format": "pt"})
         else:
-            plain = {name: _to_torch(torch, each) for name, each in tensors.items()}
+            plain = {name: _to_torch(torch, tensor) for name, tensor in tensors.items()}
             torch.save(plain, weights_file)
         config_file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(config_file, weights_file)  # safetensors lets only the owner read
@@ -226,7 +218,7 @@ def _to_torch(torch: Any, array: np.ndarray) -> Any:
 
 def check_weights(
     folder: Path,
-    found: Mapping[str, StoredTensor],
+    tensors: Mapping[str, StoredTensor],
     expected: Mapping[str, tuple[int, ...]],
     integers: Sequence[str] = (),
 ) -> None:
@@ -235,20 +227,20 @@ def check_weights(
     Those named `integers` are whole numbers instead. Reports all errors at once, from the headers
     alone.
     """
-    if any(name.endswith(PACKED) for name in found):
+    if any(name.endswith(PACKED) for name in tensors):
         raise SpecjaxError(
             f"{folder}: weights quantised by GPTQ or AWQ are not supported; use the original "
             "model, with quantize int8 or int4 if it should be small"
         )
-    if wrong := mismatches({name: each.shape for name, each in found.items()}, expected):
+    if wrong := mismatches({name: tensor.shape for name, tensor in tensors.items()}, expected):
         raise SpecjaxError(
             f"{folder}: the weights do not fit config.json; {wrong}; "
             "check that both belong together, or download the checkpoint again"
         )
     odd = [
-        f"{name} ({found[name].dtype})"
+        f"{name} ({tensors[name].dtype})"
         for name in expected
-        if found[name].dtype not in (INTEGERS if name in integers else FLOATS)
+        if tensors[name].dtype not in (INTEGERS if name in integers else FLOATS)
     ]
     if odd:
         raise SpecjaxError(

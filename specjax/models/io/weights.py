@@ -90,8 +90,8 @@ def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, Store
     """
     tensors = {}
     for path in weight_files(folder, names):
-        found = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
-        tensors |= {tensor.name: tensor for tensor in found}
+        of_file = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
+        tensors |= {tensor.name: tensor for tensor in of_file}
     return tensors
 
 
@@ -104,13 +104,8 @@ def stored_dtype(folder: Path, names: tuple[str, ...] = ()) -> str:
     """
     if not folder.is_dir():
         return "float32"
-    kinds = {each.dtype for each in stored_tensors(folder, names).values()} & set(FLOATS)
-    names_of = {str(FLOATS[kind]) for kind in kinds}
-    return (
-        names_of.pop()
-        if len(names_of) == 1 and names_of <= {"float32", "bfloat16", "float16"}
-        else "float32"
-    )
+    codes = {tensor.dtype for tensor in stored_tensors(folder, names).values()} & set(FLOATS)
+    return FLOATS[codes.pop()].name if len(codes) == 1 and codes != {"F64"} else "float32"
 
 
 def _from_safetensors(path: Path) -> list[StoredTensor]:

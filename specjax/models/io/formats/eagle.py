@@ -10,16 +10,7 @@ import jax.numpy as jnp
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.layered import DRAFT_TOKENS
-from specjax.models.io.head_format import (
-    TORCH_WEIGHTS,
-    HeadFile,
-    HeadFormat,
-    Layout,
-    Names,
-    Signs,
-    has,
-    rows,
-)
+from specjax.models.io.head_format import HeadFile, HeadFormat, Layout, Names, Signature, has, rows
 
 FC_BIAS = "fc.bias"
 
@@ -29,8 +20,6 @@ def _for_authors(file: HeadFile) -> None:
     rope = file.config.layers.rope
     if rope.rope_type in ("linear", "dynamic"):
         file.values["rope_scaling"] = {"type": rope.rope_type, "factor": rope.factor}
-    if file.name == TORCH_WEIGHTS:  # which only the authors' code reads
-        file.tensors.pop(DRAFT_TOKENS, None)
 
 
 def _for_servers(file: HeadFile) -> None:
@@ -65,7 +54,7 @@ def _for_sglang(file: HeadFile) -> None:
 
 EAGLE = HeadFormat(
     kind="eagle",
-    signs=Signs("an EAGLE, EAGLE-2 or HASS head", tensors=r"fc\..+"),
+    signature=Signature("an EAGLE, EAGLE-2 or HASS head", tensors=r"fc\..+"),
     module=EagleHead,
     config=lambda shapes, layers, *_: EagleConfig(
         layers, has(shapes, r"fc\.bias"), draft_vocab_size=rows(shapes, DRAFT_TOKENS)

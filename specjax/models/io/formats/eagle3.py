@@ -19,7 +19,7 @@ from specjax.models.io.head_format import (
     Layout,
     Names,
     Shapes,
-    Signs,
+    Signature,
     Values,
     rows,
 )
@@ -63,7 +63,7 @@ SERVED = (Names("layer.", "layers.0."), *NAMES[1:])
 
 EAGLE3 = HeadFormat(
     kind="eagle3",
-    signs=Signs(
+    signature=Signature(
         "an EAGLE-3 head",
         tensors=r"midlayer\..+|d2t|t2d|layers\.0\.hidden_norm\.weight",
         config=r"draft_vocab_size|eagle3",

@@ -16,7 +16,7 @@ from specjax.models.io.head_format import (
     Layout,
     Names,
     Shapes,
-    Signs,
+    Signature,
     count,
     has,
 )
@@ -82,7 +82,7 @@ def _for_authors(file: HeadFile) -> None:
 
 HYDRA = HeadFormat(
     kind="hydra",
-    signs=Signs("a Hydra head", tensors=BLOCKS, config="hydra"),
+    signature=Signature("a Hydra head", tensors=BLOCKS, config="hydra"),
     module=HydraHeads,
     config=_config,
     claims=_claims,

@@ -15,7 +15,7 @@ from specjax.models.io.head_format import (
     Layout,
     Names,
     Shapes,
-    Signs,
+    Signature,
     count,
     has,
 )
@@ -78,7 +78,7 @@ def _for_vllm(file: HeadFile) -> None:
 
 MEDUSA = HeadFormat(
     kind="medusa",
-    signs=Signs("a Medusa head", tensors=rf"(medusa_heads?\.)?({BLOCKS})", config="medusa"),
+    signature=Signature("a Medusa head", tensors=rf"(medusa_heads?\.)?({BLOCKS})", config="medusa"),
     module=MedusaHeads,
     config=_config,
     claims=lambda config: {"version": _version(config), "logit_scale": 1},

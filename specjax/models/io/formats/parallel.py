@@ -10,7 +10,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
 from specjax.models.io.formats.eagle import EAGLE
-from specjax.models.io.head_format import Layout, Shapes, Signs, has, rows
+from specjax.models.io.head_format import Layout, Shapes, Signature, has, rows
 
 MASKS = r"mask_embeddings\.weight"
 
@@ -33,7 +33,7 @@ def _claims(config: ParallelConfig) -> dict[str, Any]:
 PARALLEL = replace(
     EAGLE,
     kind="parallel",
-    signs=Signs("a ParallelSpec head", tensors=MASKS, config="parallelspec|num_masks"),
+    signature=Signature("a ParallelSpec head", tensors=MASKS, config="parallelspec|num_masks"),
     module=ParallelHead,
     config=_config,
     claims=_claims,

@@ -17,7 +17,7 @@ from specjax.bench.report.plots import rounds_over_time
 from specjax.bench.rounds import round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
-from specjax.core.memory import num_bytes
+from specjax.core.memory import device_bytes
 from specjax.core.text import token_texts
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.prompt import Prompt
@@ -71,7 +71,7 @@ def load(name: str | None = None, **options: Any) -> LoadedTarget:
     target = load_target(name, **options)
     size = f", {memory / 1e9:.0f} GB" if memory else ""
     print(f"{device.platform.upper()} ({device.device_kind}{size})")
-    print(f"{name} in {target.dtype_name}, {num_bytes(target.params) / 1e6:,.0f} MB of weights")
+    print(f"{name} in {target.dtype_name}, {device_bytes(target.params) / 1e6:,.0f} MB of weights")
     return target
 
 
