@@ -1,6 +1,6 @@
 """Files from strangers are read as data: nothing in them runs, and sizes are checked first.
 
-Beside these: a tokenizer's code in test_hub.py, pickles in models/test_weights.py.
+Beside these: a tokenizer's code in loading/test_targets.py, pickles in models/test_weights.py.
 """
 
 import ast
