@@ -1,4 +1,4 @@
-"""Graceful shutdown on SIGINT and SIGTERM (Ctrl-C, SLURM, preemption); limits of time and memory."""
+"""Graceful shutdown on SIGINT and SIGTERM (Ctrl-C, SLURM, preemption), and limits of a block."""
 
 import resource
 import signal
