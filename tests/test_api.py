@@ -1,7 +1,7 @@
 """The public names, with their signatures, are those of `tests/api.txt`.
 
-A change of the list is a change for users: after one, run `python tests/test_api.py > tests/api.txt`
-and describe it in CHANGELOG.md.
+A change of the list is a change for users. After one, describe it in CHANGELOG.md and run
+`PYTHONPATH=. python tests/test_api.py > tests/api.txt`.
 """
 
 import inspect
