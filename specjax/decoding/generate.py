@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from specjax.core.errors import check_at_least
+from specjax.core.errors import check_whole
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
@@ -72,7 +72,7 @@ def stream(
     Raises:
         SpecjaxError: at once if the request is invalid; later if logits are NaN or infinite.
     """
-    check_at_least("rounds_per_call", rounds_per_call, 1)
+    check_whole("rounds_per_call", rounds_per_call, 1)
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
     check_key(key)
