@@ -34,7 +34,7 @@ class KernelsHook(BuildHookInterface):
     def dependencies(self) -> list[str]:
         if not self._is_wanted():
             return []
-        return ["jaxlib>=0.10"] + ([] if builder().compiler() else ["ziglang"])
+        return ["jaxlib>=0.10.1,!=0.10.2"] + ([] if builder().compiler() else ["ziglang"])
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         (ROOT / LIBRARY).unlink(missing_ok=True)

@@ -1,10 +1,13 @@
-"""Damaged files of every format: one line of reason or a sound result, and nothing else."""
+"""Damaged files and hostile arguments: one line of reason or a sound result, and nothing else."""
 
+import io
 import json
 import random
 import resource
+import shutil
 import signal
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +15,18 @@ from typing import Any
 
 import pytest
 
+from specjax.cli import main
+from specjax.cli.generate import Generate
+from specjax.cli.parser import flags_of
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import rejected_values
 from specjax.data.task_files import read_questions
+from specjax.loading.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_from, config_values, read_config
 from specjax.models.io.gguf import load_gguf
 from specjax.models.io.weights import stored_tensors
+from tests.cli.target import write_target
 from tests.models.checkpoints import TINY
 
 pytestmark = pytest.mark.slow
@@ -201,3 +210,89 @@ def test_files_of_questions(tmp_path, capsys):
         assert all(line.startswith("specjax: ") for line in capsys.readouterr().err.splitlines())
 
     assert 0.1 * INPUTS < count_handled(inputs(), read) < INPUTS
+
+
+# ---- The command line ---------------------------------------------------------------------------
+
+COMMAND_LINES = 300
+HOSTILE = (
+    "",
+    " ",
+    "x",
+    "-1",
+    "0",
+    "0.5",
+    "1e400",
+    "nan",
+    "inf",
+    "9" * 30,
+    "--",
+    "true",
+    "[1]",
+    "{}",
+)
+HOSTILE += ("\x1b[31m5", "\x9b", "\u202e", "ü\n", "🎉" * 99, "a=b=c", "x" * 5000, "/dev/zero", "/")
+PROMPTS = (
+    {"prompt": "def f():"},
+    {"prompt_ids": [5, 6, 7]},
+    {"messages": [{"role": "user", "content": "Rename \x1b[31m."}], "id": 3},
+)
+REQUEST = ("--prompt-ids", "5,6,7", "--max-new-tokens", "2")
+
+
+def hostile_files(draw: random.Random, folder: Path) -> Iterator[list[str]]:
+    """Yields command lines that read a damaged GGUF file, config or file of prompts."""
+    from tests.models.test_gguf import sentencepiece, write
+
+    whole = write(folder / "whole.gguf", tokenizer=sentencepiece).read_bytes()
+    start = whole.rindex(b"weight")
+    values = json.loads((folder / "tiny" / "config.json").read_text())
+    damaged_model = shutil.copytree(folder / "tiny", folder / "damaged")
+    while True:
+        content = damaged(draw, whole[:start]) + whole[start:]
+        if draw.random() < 0.3:
+            content = content.replace(b"output_norm", b"\x1b[31m_norm")
+        yield [*REQUEST, "--target", str(rewrite(folder / "m.gguf", content))]
+        rewrite(damaged_model / "config.json", as_json(draw, mutated(draw, values)))
+        yield [*REQUEST, "--target", str(damaged_model)]
+        lines = b"\n".join(as_json(draw, mutated(draw, draw.choice(PROMPTS))) for _ in range(2))
+        path = str(rewrite(folder / "prompts.jsonl", lines))
+        yield ["--prompts", path, *REQUEST[2:], "--target", str(folder / "tiny")]
+
+
+def hostile_arguments(draw: random.Random, folder: Path) -> Iterator[list[str]]:
+    """Yields command lines with an option, or a setting of a method, that is mostly invalid."""
+    options = [flag for flag in flags_of(Generate) if flag not in ("--prompts", "--target")]
+    target = ["--target", str(folder / "tiny")]
+    while True:
+        yield [*REQUEST, *target, f"{draw.choice(options)}={draw.choice(HOSTILE)}"]
+        method = draw.choice([name for name in METHODS if name != "auto"])
+        name, value = draw.choice(list(rejected_values(METHODS[method].drafter)) or [("x", 1)])
+        value = draw.choice([value, value, draw.choice(HOSTILE)])
+        yield [*REQUEST, *target, "--method", method, "--set", f"{name}={value}"]
+
+
+def test_command_lines(tmp_path, monkeypatch, capsys):
+    """Each works, or ends with code 2 and lines of specjax, without control characters."""
+    pytest.importorskip("gguf")
+    write_target(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    draw, codes = random.Random(0), Counter()
+    sources = [hostile_files(draw, tmp_path), hostile_arguments(draw, tmp_path)]
+    for number in range(COMMAND_LINES):
+        arguments = next(sources[number % 2])
+        with within_bounds():
+            code = main(["generate", *arguments])
+        printed = capsys.readouterr()
+        text = (number, arguments, code, printed.out[-500:], printed.err[-2000:])
+        codes[code] += 1
+        assert code in (0, 2), text
+        lines = printed.err.splitlines()
+        if code:
+            assert lines and all(line.startswith("specjax: ") for line in lines), text
+        shown = printed.err + printed.out * (code != 0)  # a pipe gets the generated text as it is
+        assert not [x for x in shown if x != "\n" and (x < " " or "\x7f" <= x < "\xa0")], text
+    with capsys.disabled():
+        print(dict(codes))
+    assert 0.5 * COMMAND_LINES < codes[2] < COMMAND_LINES

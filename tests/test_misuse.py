@@ -1,4 +1,7 @@
-"""Misuse of the Python API raises SpecjaxError; run without the type checks of the other tests."""
+"""Misuse of the Python API raises SpecjaxError, with advice, in one line.
+
+It runs in a process without the type checks of the other tests.
+"""
 
 import subprocess
 import sys
@@ -17,6 +20,11 @@ def run(prompt=prompt, params=params, **options):
     options = {"target": target.model, "drafter": drafter, "max_new_tokens": 4} | options
     return specjax.speculative_generate(params, prompt, key, **options)
 
+def stream(key, **options):
+    options = {"target": target.model, "drafter": drafter, "max_new_tokens": 4} | options
+    return specjax.stream(params, prompt, key, **options)
+
+engine = specjax.Engine(target.model, drafter, max_new_tokens=4, eos=[2, 2])
 tokens, length = prompt.tokens, prompt.length
 MISUSES = {
     "encode none": lambda: specjax.encode(target.tokenizer, None),
@@ -40,6 +48,31 @@ MISUSES = {
     "rounds below 0": lambda: run(max_rounds=-1),
     "a huge setting": lambda: specjax.load_drafter("pld", target, num_tokens=10**20),
     "huge new tokens": lambda: run(max_new_tokens=10**20),
+    "new tokens float": lambda: run(max_new_tokens=12.5),
+    "new tokens true": lambda: run(max_new_tokens=True),
+    "rounds text": lambda: run(max_rounds="3"),
+    "rounds float": lambda: run(max_rounds=1.5),
+    "prompt text": lambda: run("import os"),
+    "no prompt": lambda: run(None),
+    "params of a model": lambda: run(params=target.params),
+    "sampling dict": lambda: run(sampling={"temperature": 1.0}),
+    "drafter name": lambda: run(drafter="pld"),
+    "target name": lambda: run(target="pocket"),
+    "target loaded": lambda: run(target=target),
+    "eos text": lambda: run(eos="</s>"),
+    "eos huge": lambda: run(eos=10**20),
+    "key none": lambda: engine.generate(params, prompt, None),
+    "key old": lambda: engine.generate(params, prompt, np.zeros(2, np.uint32)),
+    "key seed": lambda: engine.generate(params, prompt, 0),
+    "key batch": lambda: engine.generate(params, prompt, jax.random.split(key, 2)),
+    "engine prompt": lambda: engine.generate(params, [[1, 2]], key),
+    "engine jitted": lambda: jax.jit(engine.generate)(params, Prompt(tokens[0], length), key),
+    "engine rounds": lambda: engine.generate(params, prompt, key, -1),
+    "engine eos": lambda: specjax.Engine(target.model, drafter, eos=["a"]),
+    "engine target": lambda: specjax.Engine(target, drafter),
+    "stream key": lambda: stream(None),
+    "stream drafter": lambda: stream(key, drafter="pld"),
+    "stream rounds": lambda: stream(key, rounds_per_call=0),
 }
 for name, misuse in MISUSES.items():
     try:
@@ -51,6 +84,7 @@ for name, misuse in MISUSES.items():
     except Exception as error:
         print(name, type(error).__name__, str(error)[:200])
 run(max_rounds=10**20)
+hash(engine)
 print("done")
 """
 

@@ -1,6 +1,6 @@
 """Files from strangers are read as data: nothing in them runs, and sizes are checked first.
 
-Beside these: a tokenizer's code in test_hub.py, pickles in models/test_weights.py.
+Beside these: a tokenizer's code in loading/test_targets.py, pickles in models/test_weights.py.
 """
 
 import ast
@@ -71,6 +71,8 @@ def render(folder):  # noqa: F811
 
 LOOP = "{% for i in range(99999) %}"
 DOUBLING = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+GROWING = "{% set x = namespace(a=[0] * 1000) %}{% for i in range(20) %}"
+GROWING += "{% set x.a = x.a + x.a %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,9 @@ DOUBLING = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% 
         (LOOP + LOOP + "{% endfor %}{% endfor %}", "it takes more than 0.2 seconds"),
         (DOUBLING + "{{ f(60) }}", "it takes more than 0.2 seconds"),
         (LOOP + "{{ 'x' * 1000 }}{% endfor %}", "it writes 99999000 characters"),
+        ("{{ 'x' * 3000000000 }}", "it needs too much memory"),
+        ("{{ '%2000000000d' % 1 }}", "it needs too much memory"),
+        (GROWING, "it needs too much memory"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages + 1 }}", "can only concatenate list"),

@@ -6,9 +6,10 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError, warn_once
 from specjax.core.files import expand_user, readable
-from specjax.core.interrupts import time_limit
+from specjax.core.interrupts import bounded
 
 MAX_SECONDS = 10.0  # to format one chat; an endless template is stopped
+MAX_GROWTH = 2**29  # bytes that formatting one chat may allocate
 MAX_CHARACTERS = 2**23  # more than models have positions
 
 SYSTEM = (
@@ -65,7 +66,7 @@ def chat_text(
     if today is not None and isinstance(template, str):
         template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
-        with time_limit(MAX_SECONDS):  # `transformers` runs templates in Jinja's sandbox
+        with bounded(MAX_SECONDS, MAX_GROWTH):  # `transformers` runs templates in Jinja's sandbox
             text = tokenizer.apply_chat_template(
                 list(messages),
                 tokenize=False,
@@ -77,6 +78,7 @@ def chat_text(
         return text
     except Exception as error:  # Jinja's errors, and whatever the template computes wrongly
         reason = " ".join(str(error).split()) or type(error).__name__
+        reason = "it needs too much memory" if isinstance(error, MemoryError) else reason
         roles = ", ".join(message["role"] for message in messages)
         raise SpecjaxError(
             f"the tokenizer's chat template rejects messages with roles {roles} ({reason}); drop "

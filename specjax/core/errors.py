@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from numbers import Integral
 from signal import SIGINT
+from typing import Any
 
 from specjax.core.interrupts import Stopped, on_signal, stop
 from specjax.core.text import visible
@@ -49,6 +51,19 @@ def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -
     if value < minimum:
         reason = f": {why}" if why else ""
         raise SpecjaxError(f"{name} {value} must be at least {minimum}{reason}")
+
+
+def check_whole(name: str, value: Any, minimum: int) -> None:
+    """Raises SpecjaxError unless `value` is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise SpecjaxError(f"{name} {value!r} is not a whole number; pass one")
+    check_at_least(name, int(value), minimum)
+
+
+def check_type(name: str, value: Any, kind: type, advice: str) -> None:
+    """Raises SpecjaxError for a value of another type; `advice` is what to pass."""
+    if not isinstance(value, kind):
+        raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {advice}")
 
 
 def exit_code(run: Callable[[], None]) -> int:

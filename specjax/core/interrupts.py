@@ -1,10 +1,13 @@
-"""Graceful shutdown on SIGINT and SIGTERM (Ctrl-C, SLURM, preemption), and time limits."""
+"""Graceful shutdown on SIGINT and SIGTERM (Ctrl-C, SLURM, preemption), and limits of a block."""
 
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+STATM = Path("/proc/self/statm")  # begins with the pages of this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -51,8 +54,11 @@ def stop(number: int) -> None:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError if the block takes longer; it does nothing outside of the main thread."""
+def bounded(seconds: float, growth: int) -> Iterator[None]:
+    """Raises TimeoutError if the block takes longer, MemoryError if it allocates more bytes.
+
+    It does nothing outside of the main thread; memory is bounded on Linux alone.
+    """
     if not _is_main_thread():
         yield
         return
@@ -61,10 +67,17 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"it takes more than {seconds:g} seconds")
 
     handler = signal.signal(signal.SIGALRM, expire)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    # It expires again if the exception is lost in a callback of the garbage collector.
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 10)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if STATM.exists():
+        num_bytes = int(STATM.read_text().split()[0]) * resource.getpagesize() + growth
+        most = num_bytes if limits[0] < 0 else min(num_bytes, limits[0])
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
     try:
         yield
     finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
 

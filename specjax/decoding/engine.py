@@ -18,11 +18,11 @@ from jax.stages import Lowered
 from jaxtyping import Array, Int, Key
 
 from specjax.core.compilation import jit_loops
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_type, check_whole
 from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_memory, check_request
+from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
@@ -39,6 +39,10 @@ class Engine:
     """Everything static about a run, in one hashable object; its methods are pure.
 
         engine = Engine(target, drafter, max_new_tokens=128)
+        generation = jax.jit(engine.generate)(params, prompt, key)
+
+    or in parts:
+
         state = engine.prefill(params, prompt, key)
         state = engine.run(params, state, max_rounds=128)
         generation = engine.generation(state)
@@ -52,11 +56,40 @@ class Engine:
     max_new_tokens: int = 256
     eos: tuple[int, ...] = ()
 
+    def __post_init__(self):
+        check_type("drafter", self.drafter, Drafter, "the drafter from specjax.load_drafter")
+        check_type("sampling", self.sampling, Sampling, "specjax.Sampling(temperature=...)")
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
+        object.__setattr__(self, "eos", as_tuple(self.eos, self.target))
+
+    def generate(
+        self,
+        params: Params,
+        prompt: Prompt,
+        key: Key[Array, ""],
+        max_rounds: Int[Array, ""] | int | None = None,
+    ) -> Generation:
+        """Generates from a prompt, in one program: the function that users wrap in `jax.jit`.
+
+        See `speculative_generate` for the arguments. Without an outer `jit` the request is checked
+        whole, under one only its shapes.
+        """
+        self.check(params, prompt)
+        check_key(key)
+        if max_rounds is None:
+            max_rounds = self.max_new_tokens  # a round adds at least one token
+        if not isinstance(max_rounds, jax.Array):
+            check_whole("max_rounds", max_rounds, 0)
+            max_rounds = min(max_rounds, self.max_new_tokens)
+        return _generate(params, prompt, key, max_rounds, engine=self)
+
     def check(self, params: Params, prompt: Prompt, room: int | None = None) -> None:
         """Validates a request before compilation; `room` new tokens must fit the positions.
 
         Under an outer `jit` only shapes are checked.
         """
+        check_type("params", params, Params, "specjax.Params(target.params, drafter_params)")
+        check_type("prompt", prompt, Prompt, "specjax.encode(tokenizer, [text])")
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
@@ -237,6 +270,12 @@ class Engine:
 
     def _draw(self, state: LoopState) -> Draw:
         return Draw(state.sequence_keys, state.length, self.sampling)
+
+
+@partial(jit_loops, static_argnames="engine")
+def _generate(params, prompt, key, max_rounds, *, engine: Engine) -> Generation:
+    state = engine.prefill(params, prompt, key)
+    return engine.generation(engine.run(params, state, max_rounds))
 
 
 @partial(jit_loops, static_argnames=("engine", "is_conversation"))

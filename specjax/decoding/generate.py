@@ -1,20 +1,15 @@
 """Generation from a prompt, at once or as a stream."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
-from numbers import Integral
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from specjax.core.compilation import jit_loops
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import check_whole
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple
+from specjax.decoding.request import as_tuple, check_key
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
@@ -56,21 +51,8 @@ def speculative_generate(
     Raises:
         SpecjaxError: if the request is invalid. Under an outer `jit` only shapes are checked.
     """
-    check_arguments(
-        *(params, prompt, key),
-        target=target,
-        drafter=drafter,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-    )
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
-    engine.check(params, prompt)
-    if max_rounds is None:
-        max_rounds = max_new_tokens  # a round adds at least one token
-    if isinstance(max_rounds, int):
-        check_at_least("max_rounds", max_rounds, 0)
-        max_rounds = min(max_rounds, max_new_tokens)
-    return _generate(params, prompt, key, max_rounds, engine=engine)
+    return engine.generate(params, prompt, key, max_rounds)
 
 
 def stream(
@@ -90,41 +72,12 @@ def stream(
     Raises:
         SpecjaxError: at once if the request is invalid; later if logits are NaN or infinite.
     """
-    check_at_least("rounds_per_call", rounds_per_call, 1)
-    check_arguments(
-        *(params, prompt, key),
-        target=target,
-        drafter=drafter,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-    )
+    check_whole("rounds_per_call", rounds_per_call, 1)
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
+    check_key(key)
     state = engine.prefill(params, prompt, key)
     return (generation for generation, _ in stream_states(engine, params, state, rounds_per_call))
-
-
-def check_arguments(params: Any, prompt: Any, key: Any, **named: Any) -> None:
-    """Checks the types of the arguments of `speculative_generate`."""
-    expected = {
-        "params": (params, Params, "specjax.Params(target.params, drafter_params)"),
-        "prompt": (prompt, Prompt, "specjax.encode(tokenizer, [text])"),
-        "target": (named["target"], Target, "target.model, from specjax.load"),
-        "drafter": (named["drafter"], Drafter, "the drafter from specjax.load_drafter"),
-        "sampling": (named["sampling"], Sampling, "specjax.Sampling(temperature=...)"),
-    }
-    for name, (value, kind, advice) in expected.items():
-        if not isinstance(value, kind):
-            raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {advice}")
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
-        raise SpecjaxError(
-            f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
-            "jax.random.key(0), or jax.random.wrap_key_data(key)"
-        )
-    max_new_tokens = named["max_new_tokens"]
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
-        raise SpecjaxError(f"max_new_tokens {max_new_tokens!r} is not a whole number; pass one")
 
 
 def stream_states(
@@ -138,9 +91,3 @@ def stream_states(
         generation, is_done = engine.generation(state), bool(jnp.all(state.is_done))
         generation.check()
         yield generation, state
-
-
-@partial(jit_loops, static_argnames="engine")
-def _generate(params, prompt, key, max_rounds, *, engine: Engine) -> Generation:
-    state = engine.prefill(params, prompt, key)
-    return engine.generation(engine.run(params, state, max_rounds))

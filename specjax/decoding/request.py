@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError, check_at_least, check_type
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.models.attention import KEY_BLOCK
@@ -73,8 +73,19 @@ def check_memory(
     check_fits(f"a pass of {pass_width} tokens for {batch} sequence(s)", needs, params)
 
 
+def check_key(key: Any) -> None:
+    """Raises SpecjaxError for what is not one key from `jax.random.key`."""
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
+        raise SpecjaxError(
+            f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
+            "jax.random.key(0), or jax.random.wrap_key_data(key)"
+        )
+
+
 def as_tuple(eos: Any, target: Target) -> tuple[int, ...]:
     """Returns the distinct end tokens, sorted."""
+    check_type("target", target, Target, "target.model, from specjax.load")
     tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)
     try:
         tokens = tuple(sorted({operator.index(token) for token in tokens}))

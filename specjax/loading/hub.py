@@ -174,6 +174,8 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
     except SpecjaxError:
         raise
     except Exception as error:  # the hub's network stack raises many types
+        if isinstance(error.__cause__, errors.HfHubHTTPError):  # reached, but it rejects or fails
+            error = error.__cause__
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         other = f"could not be downloaded ({reason}); try again"
         problem = next((problems[kind] for kind in problems if isinstance(error, kind)), other)

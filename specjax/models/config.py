@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import check_fields, check_setting, setting
+from specjax.core.settings import MAX_WHOLE, check_fields, check_setting, setting
 
 CHECK = "check the config"
 ROPE_TYPES = {  # with the keys that each needs
@@ -36,7 +36,7 @@ SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", 
 SIZES += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 
 
-def _size(default: Any = dataclasses.MISSING, at_most: int = 2**31 - 1) -> Any:
+def _size(default: Any = dataclasses.MISSING, at_most: int = MAX_WHOLE) -> Any:
     return setting(default, at_least=1, at_most=at_most, advice=CHECK)  # beyond: a damaged config
 
 
@@ -58,7 +58,8 @@ class Rope:
     factor: float = _positive(1.0)
     low_freq_factor: float = _positive(1.0)
     high_freq_factor: float = _positive(4.0)
-    original_max_position_embeddings: int = 0  # llama3, longrope: the length before scaling
+    # llama3, longrope: the length before scaling
+    original_max_position_embeddings: int = setting(0, at_least=0, advice=CHECK)
     short_factor: tuple[float, ...] = _positive(())  # longrope: frequency divisors of short prompts
     long_factor: tuple[float, ...] = _positive(())
     attention_factor: float = _positive(1.0)  # longrope: of cosine and sine
@@ -230,7 +231,7 @@ class TransformerConfig:
     def longest_text(self) -> int:
         """The number of positions the model supports; prompt and new tokens must fit in it."""
         if self.rope.rope_type in ("linear", "dynamic"):
-            return int(self.max_position_embeddings * self.rope.factor)
+            return int(min(self.max_position_embeddings * self.rope.factor, MAX_WHOLE))
         return self.max_position_embeddings
 
     def longest_from(self, prompt_length: Any) -> Any:

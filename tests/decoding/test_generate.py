@@ -118,11 +118,11 @@ def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_l
 
 
 @pytest.mark.parametrize("donate", [False, True])
-def test_it_runs_under_an_outer_jit(donate):
+def test_users_jit_the_engines_generate(donate):
     model, params = target()
-    run = partial(speculative_generate, target=model, drafter=PromptLookup(), max_new_tokens=40)
-    outer = jax.jit(lambda *given: run(*given).tokens, donate_argnums=(0,) if donate else ())
-    tokens = outer(Params(jax.tree.map(jnp.copy, params)), prompt(), KEY)
+    engine = Engine(model, PromptLookup(), max_new_tokens=40)
+    outer = jax.jit(engine.generate, donate_argnums=(0,) if donate else ())
+    tokens = outer(Params(jax.tree.map(jnp.copy, params)), prompt(), KEY).tokens
     np.testing.assert_array_equal(tokens, truth("greedy", BATCH)[:, :40])
 
 

@@ -12,11 +12,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import check_arguments, speculative_generate, stream
+from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.request import as_tuple
-from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS
 from tests.decoding.tiny import prompt, target
 
@@ -180,26 +179,6 @@ def test_traced_prompts_are_checked_for_their_shapes_alone():
     for case in ("no new tokens", "other vocabulary", "other layers"):
         changes, message = BAD[case]
         assert_rejected(message, partial(jax.eval_shape, partial(run, **changes), invalid))
-
-
-@pytest.mark.parametrize(
-    "name, value, message",
-    [
-        ("prompt", "Once upon a time", "prompt is of type str; pass specjax.encode"),
-        ("target", target, "target is of type .*; pass target.model"),
-        ("params", {"target": {}}, r"params is of type dict; pass specjax.Params\("),
-        ("sampling", {"temperature": 1.0}, r"sampling is of type dict; pass specjax.Sampling\("),
-        ("drafter", "pld", "drafter is of type str; pass the drafter"),
-        ("max_new_tokens", 12.5, "max_new_tokens 12.5 is not a whole number"),
-        ("key", None, r"key is of type NoneType, .*; pass jax.random.key\(0\)"),
-        ("key", np.zeros(2, np.uint32), "an old-style or batched key"),
-    ],
-)
-def test_an_argument_of_another_type_is_rejected(name, value, message):
-    arguments = request(sampling=Sampling())
-    check_arguments(**arguments)
-    with pytest.raises(SpecjaxError, match=message):
-        check_arguments(**arguments | {name: value})
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,15 @@ PHI3 = {"model_type": "phi3"}
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
         ({"rope_scaling": {"type": "yarn"}}, "'yarn'.*default, linear, dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*full rotary heads"),
+        ({"max_position_embeddings": 2**31}, "`max_position_embeddings` must be at least 1 and at"),
+        (
+            {
+                "rope_scaling": {"type": "llama3"}
+                | LLAMA3
+                | {"original_max_position_embeddings": 2**31}
+            },
+            "`original_max_position_embeddings` must be at most",
+        ),
     ],
 )
 def test_unsupported_configs_are_rejected_with_a_reason(tmp_path, changes, wrong):
@@ -189,3 +198,9 @@ def test_a_config_nested_deeply_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}")
     with pytest.raises(SpecjaxError, match=r"config\.json is not valid JSON \(.*recursion"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("factor", [1e10, 1e308])
+def test_a_stretched_text_stays_within_32_bits(tmp_path, factor):
+    config = read(tmp_path, rope_scaling={"type": "linear", "factor": factor})
+    assert config.longest_text == 2**31 - 1

@@ -309,6 +309,7 @@ def patched(path: Path, after: bytes, form: str, value: int, skip: int = 0) -> P
         (b"tokenizer.ggml.token_type", "Q", 8, "damaged or cut short"),  # numbers of an array
         (b"llama.block_count", "I", 4, "`num_hidden_layers` must be at least"),
         (b"llama.vocab_size", "I", 4, "`vocab_size` must be at least"),
+        (b"llama.context_length", "I", 4, "`max_position_embeddings` must be at least"),
         (
             b"llama.attention.head_count",
             "I",
@@ -326,6 +327,40 @@ def test_absurd_numbers_are_refused(tmp_path, after, form, skip, message):
     path = write(tmp_path / "m.gguf", tokenizer=byte_level)
     most = 2 ** (8 * struct.calcsize(form)) - 1
     assert message in failure(patched(path, after, form, most, skip))
+
+
+def test_a_table_that_contradicts_itself_is_rejected(tmp_path):
+    """Tensors that overlap, are misaligned or of a smaller type, and bytes that none has."""
+    path = write(tmp_path / "m.gguf")
+    whole, norm = path.read_bytes(), b"output_norm.weight" + struct.pack("<IQ", 1, 32)
+    at = whole.index(norm) + len(norm)  # of the type and the offset
+    number, offset = struct.unpack_from("<IQ", whole, at)
+    for changed in ((number, 0), (number, offset + 4), (number, offset - 32), (1, offset)):
+        content = bytearray(whole)
+        struct.pack_into("<IQ", content, at, *changed)
+        path.write_bytes(content)
+        assert "damaged or cut short" in failure(path), changed
+    path.write_bytes(whole + bytes(64))
+    assert "64 bytes follow the tensors" in failure(path)
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
+def test_an_alignment_that_is_not_a_power_of_two_is_rejected(tmp_path, alignment):
+    path = write(tmp_path / "m.gguf", extra=lambda writer: writer.add_custom_alignment(64))
+    assert specjax.load(path).config.vocab_size == SIZES["vocab_size"]
+    wrong = patched(path, b"general.alignment", "I", alignment, skip=4)
+    assert f"an alignment of {alignment} bytes" in failure(wrong)
+
+
+def test_weights_that_are_not_finite_are_rejected(tmp_path):
+    given = weights()
+    given["model.norm.weight"][3] = np.nan
+    assert "a weight is NaN, infinite or too large" in failure(
+        write(tmp_path / "m.gguf", given=given)
+    )
+    large = weights() | {"model.norm.weight": np.full(32, 1e30, np.float32)}
+    with pytest.raises(SpecjaxError, match="too large for float16"):
+        specjax.load(write(tmp_path / "m.gguf", given=large), dtype="float16")
 
 
 @pytest.mark.parametrize("name", ["block_count", "vocab_size"])

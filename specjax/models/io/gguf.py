@@ -66,7 +66,10 @@ class PackedTensor(NamedTuple):
         values = np.empty((len(stored), width), dtype)
         step = 1 + CHUNK // stored.shape[1]
         for at in range(0, len(stored), step):
-            values[at : at + step] = dequantize(stored[at : at + step], self.kind) + shift
+            with np.errstate(all="ignore"):
+                values[at : at + step] = dequantize(stored[at : at + step], self.kind) + shift
+            if not np.isfinite(values[at : at + step]).all():
+                raise ValueError(f"a weight is NaN, infinite or too large for {values.dtype}")
         if len(self.shape) == 1:
             values = values[0][index]
         if num_heads:
@@ -183,15 +186,25 @@ def _header(cursor: _Cursor) -> tuple[Metadata, Tensors]:
         name, (num_axes,) = cursor.string(), cursor.numbers("I")
         if name in entries or num_axes > MAX_AXES:
             raise ValueError(f"{name!r} is given twice or has {num_axes} axes")
-        entries[name] = cursor.numbers(f"{num_axes}Q"), *cursor.numbers("IQ")
-    data, start = cursor.data, cursor.at + -cursor.at % metadata.get("general.alignment", 32)
-    return metadata, {name: _packed(data, start, name, *entries[name]) for name in entries}
+        entries[name] = cursor.numbers(f"{num_axes}QIQ")
+    alignment = metadata.get("general.alignment", 32)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"an alignment of {alignment} bytes")
+    start = at = cursor.at + -cursor.at % alignment
+    tensors: dict[str, PackedTensor] = {}
+    for name, (*sizes, number, offset) in entries.items():
+        if start + offset != at:  # they overlap, leave a gap, or one is of another size or type
+            raise ValueError(f"{name} begins at byte {start + offset}, not {at}")
+        tensors[name] = _packed(cursor.data, at, name, tuple(sizes), number)
+        at += tensors[name].rows.size
+        at += -at % alignment
+    if len(cursor.data) > at:
+        raise ValueError(f"{len(cursor.data) - at} bytes follow the tensors")
+    return metadata, tensors
 
 
-def _packed(
-    data: mmap, start: int, name: str, sizes: tuple[int, ...], number: int, offset: int
-) -> PackedTensor:
-    """Finds the bytes of a tensor; `sizes` begins with the length of a row."""
+def _packed(data: mmap, at: int, name: str, sizes: tuple[int, ...], number: int) -> PackedTensor:
+    """Returns the tensor that begins at byte `at`; `sizes` begins with the length of a row."""
     import gguf
 
     try:
@@ -207,9 +220,9 @@ def _packed(
     if not prod(sizes) or sizes[0] % per_block:
         raise ValueError(f"{name} has the shape {sizes[::-1]}")
     num_bytes = prod(sizes[1:]) * row_bytes
-    if (excess := start + offset + num_bytes - len(data)) > 0:
+    if (excess := at + num_bytes - len(data)) > 0:
         raise ValueError(f"{name} ends {excess} bytes after the file")
-    rows = np.frombuffer(data, np.uint8, num_bytes, start + offset).reshape(-1, row_bytes)
+    rows = np.frombuffer(data, np.uint8, num_bytes, at).reshape(-1, row_bytes)
     return PackedTensor(sizes[::-1], kind, rows)
 
 

@@ -1,0 +1,132 @@
+"""A server on this machine that answers as the hub does, and fails where a test wants it to."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import sha1, sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+LARGE = ".safetensors"  # such files lie in LFS, behind a redirect
+
+
+@dataclass
+class Hub:
+    """Repositories by id and revision; a commit's hash stands for its files."""
+
+    repositories: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    # By status and beginning of the path: requests yet to reject.
+    rejections: Counter[tuple[int, str]] = field(default_factory=Counter)
+    cuts: list[int] = field(default_factory=list)  # bytes after which a large answer breaks off
+    requests: list[tuple[str, str]] = field(default_factory=list)  # paths, and ranges of bytes
+
+    def commit(self, name: str, revision: str) -> str | None:
+        """Returns the hash of a revision, which may be one already."""
+        revisions = self.repositories[name]
+        hashes = {key: sha1(f"{name}@{key}".encode()).hexdigest() for key in revisions}
+        by_hash = {value: value for value in hashes.values()}
+        return (hashes | by_hash).get(revision)
+
+    def files(self, name: str, commit: str) -> dict[str, bytes]:
+        return next(
+            files
+            for revision, files in self.repositories[name].items()
+            if self.commit(name, revision) == commit
+        )
+
+    def blob(self, digest: str) -> bytes:
+        contents = (
+            content
+            for revisions in self.repositories.values()
+            for files in revisions.values()
+            for content in files.values()
+        )
+        return next(each for each in contents if sha256(each).hexdigest() == digest)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request for the `Hub` of its server."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path, hub = unquote(urlsplit(self.path).path), self.server.hub
+        hub.requests.append((path, self.headers.get("Range", "")))
+        for (status, start), count in hub.rejections.items():
+            if count and path.startswith(start):
+                hub.rejections[status, start] -= 1
+                return self.answer(status, b"busy")
+        if path.startswith("/cdn/"):
+            return self.send_blob(hub.blob(path.removeprefix("/cdn/")))
+        parts = path.strip("/").split("/")
+        parts = parts[2:] if parts[0] == "api" else parts
+        name, kind, revision = "/".join(parts[:2]), *[*parts[2:4], "revision", "main"][:2]
+        if name not in hub.repositories:
+            return self.answer(401, b"", {"X-Error-Code": "RepoNotFound"})
+        if name in hub.gated:
+            return self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
+        if (commit := hub.commit(name, revision)) is None:
+            return self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        files = hub.files(name, commit)
+        if kind == "revision":
+            listed = [{"rfilename": file} for file in files]
+            return self.send_json({"id": name, "modelId": name, "sha": commit, "siblings": listed})
+        if kind == "tree":
+            return self.send_json([self.entry(file, files[file]) for file in files])
+        file = path.partition(f"/resolve/{revision}/")[2]
+        if file not in files:
+            return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        self.send_file(files[file], commit, is_large=file.endswith(LARGE))
+
+    def entry(self, file: str, content: bytes) -> dict:
+        entry = {"type": "file", "path": file, "size": len(content)}
+        entry["oid"] = sha1(content).hexdigest()
+        if file.endswith(LARGE):
+            digest = sha256(content).hexdigest()
+            entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+        return entry
+
+    def send_file(self, content: bytes, commit: str, is_large: bool):
+        headers = {"X-Repo-Commit": commit}
+        if not is_large:
+            return self.answer(200, content, headers | {"ETag": f'"{sha1(content).hexdigest()}"'})
+        digest = sha256(content).hexdigest()
+        headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+        address = f"http://localhost:{self.server.server_address[1]}/cdn/{digest}"
+        self.answer(302, b"", headers | {"Location": address})
+
+    def send_blob(self, content: bytes):
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        headers = {"ETag": f'"{sha256(content).hexdigest()}"'}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        cut = self.server.hub.cuts.pop(0) if self.server.hub.cuts else None
+        self.answer(206 if start else 200, content[start:], headers, cut)
+
+    def send_json(self, value):
+        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def answer(self, status: int, content: bytes, headers=(), cut: int | None = None):
+        self.send_response(status)
+        for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[:cut])
+        self.close_connection = cut is not None
+
+
+def serve(hub: Hub) -> ThreadingHTTPServer:
+    """Starts a server on a free port of this machine; `shutdown` ends it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.hub = True, hub
+    Thread(target=server.serve_forever, daemon=True).start()
+    return server

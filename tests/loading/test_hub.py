@@ -1,0 +1,144 @@
+"""Downloads by the hub's own client, from a server on this machine that plays the hub."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.loading.hub_server import Hub, serve
+from tests.loading.test_targets import saved  # noqa: F401
+
+NAME = "someone/tiny-llama"
+CHUNK = 10 * 2**20  # bytes that the client writes at once
+CLIENT = """
+import json, sys
+from specjax.core.errors import SpecjaxError
+from specjax.loading import hub, targets
+
+for line in sys.stdin:
+    name, revision, loads = json.loads(line)
+    try:
+        if loads:
+            params = targets.load(name, dtype="float32", revision=revision, packed=False).params
+            print(json.dumps({"norm": params["norm"]["weight"].tolist()}), flush=True)
+        else:
+            print(json.dumps({"folder": str(hub.target_folder(name, revision, False))}), flush=True)
+    except SpecjaxError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """A server and a process that downloads from it."""
+    server = serve(Hub())
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    home = str(tmp_path_factory.mktemp("hub"))
+    settings = {"HF_ENDPOINT": address, "HF_HOME": home, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "none"}
+    settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT],
+        env=os.environ | settings,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    yield server, client
+    client.kill()
+    client.wait()
+    server.shutdown()
+
+
+@pytest.fixture
+def hub(running, saved) -> Hub:  # noqa: F811
+    files = {path.name: path.read_bytes() for path in saved.iterdir()}
+    running[0].hub = Hub({NAME: {"main": files}})
+    return running[0].hub
+
+
+@pytest.fixture
+def download(running):
+    def download(name: str, revision: str | None = None, loads: bool = False) -> dict:
+        print(json.dumps([name, revision, loads]), file=running[1].stdin, flush=True)
+        answer = json.loads(running[1].stdout.readline())
+        assert "\n" not in answer.get("error", "")
+        return answer
+
+    return download
+
+
+def with_large_weights(hub: Hub, name: str) -> bytes:
+    """Adds a repository whose weights take the client more than two chunks."""
+    content = np.random.default_rng(0).bytes(2 * CHUNK + 1000)
+    hub.repositories[name] = {
+        "main": hub.repositories[NAME]["main"] | {"model.safetensors": content}
+    }
+    return content
+
+
+def weights_in(answer: dict) -> bytes:
+    return Path(answer["folder"], "model.safetensors").read_bytes()
+
+
+def test_a_model_is_loaded_through_redirects_and_then_from_the_cache(hub, download, saved):  # noqa: F811
+    hub.repositories[NAME]["main"]["README.md"] = b"not needed"
+    first = download(NAME, loads=True)
+    assert len(first["norm"]) == 32
+    paths = [path for path, _ in hub.requests]
+    assert any(path.startswith("/cdn/") for path in paths)
+    assert not any("README" in path for path in paths)
+    hub.requests.clear()
+    assert download(NAME, loads=True) == first
+    assert not any("resolve" in path for path, _ in hub.requests), "it is cached"
+
+
+def test_revisions_differ(hub, download):
+    config = json.loads(hub.repositories[NAME]["main"]["config.json"])
+    files = hub.repositories[NAME]["main"]
+    changed = json.dumps(config | {"max_position_embeddings": 99}).encode()
+    hub.repositories["someone/two"] = {"main": files, "v2": files | {"config.json": changed}}
+    folders = [download("someone/two", revision)["folder"] for revision in (None, "v2")]
+    configs = [json.loads(Path(folder, "config.json").read_bytes()) for folder in folders]
+    lengths = [each["max_position_embeddings"] for each in configs]
+    assert lengths == [config["max_position_embeddings"], 99]
+    assert "has no revision 'v9'; see " in download("someone/two", "v9")["error"]
+
+
+def test_what_is_missing_or_gated_is_named(hub, download):
+    assert "neither a folder nor a public repository" in download("someone/else")["error"]
+    hub.repositories["someone/gated"] = hub.repositories[NAME]
+    hub.gated.add("someone/gated")
+    assert "is gated; request access at" in download("someone/gated")["error"]
+
+
+@pytest.mark.parametrize(("status", "reason"), [(429, "429 Too Many"), (503, "503 Service")])
+def test_a_busy_hub_is_named_and_downloads_are_tried_again(hub, download, status, reason):
+    with_large_weights(hub, name := f"someone/busy-{status}")
+    hub.rejections = Counter({(status, "/api/"): 1})
+    error = download(name)["error"]
+    assert error.startswith(f"{name} could not be downloaded (") and reason in error
+    hub.rejections = Counter({(429, "/cdn/"): 1})
+    assert "folder" in download(name)
+    assert hub.rejections.total() == 0
+
+
+def test_a_cut_connection_is_resumed_where_it_broke_off(hub, download):
+    content = with_large_weights(hub, "someone/cut")
+    hub.cuts = [CHUNK + 1000, 500]
+    assert weights_in(download("someone/cut")) == content
+    ranges = [span for path, span in hub.requests if path.startswith("/cdn/") and span]
+    assert f"bytes={CHUNK}-" in ranges
+
+
+def test_a_connection_that_is_always_cut_ends_in_one_line_and_starts_anew(hub, download):
+    content = with_large_weights(hub, "someone/broken")
+    hub.cuts = [1000] * 20
+    assert "could not be downloaded" in download("someone/broken")["error"]
+    hub.cuts = []
+    assert weights_in(download("someone/broken")) == content
