@@ -1,4 +1,4 @@
-"""Compiles the kernels into a shared library: `python native/build.py FILE`."""
+"""Compiles the kernels into a shared library: `python native/build.py FILE [FLAGS]`."""
 
 import os
 import platform
@@ -62,4 +62,4 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    build(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,123 @@
+"""Native code under sanitizers, in threads, after a fork and with a planted fault."""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specjax.models.native import is_available, packed, packed_product
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="no native kernels here")
+SOURCES = Path(__file__).parents[2] / "native"
+RUN = """
+import sys
+from pathlib import Path
+import pytest
+class Library:
+    def pytest_sessionstart(self):
+        from specjax.models import native
+        native.LIBRARY = Path(sys.argv[1])
+arguments = ["-q", "-n0", "-p", "no:cacheprovider", *sys.argv[2:]]
+sys.exit(pytest.main(arguments, plugins=[Library()]))
+"""
+QUICK = ("tests/native/test_products.py", "tests/native/test_layers.py", "-m", "not slow")
+
+
+def built(folder: Path, *flags: str, sources: Path = SOURCES) -> Path:
+    library = folder / "kernels.bin"
+    command = [sys.executable, str(sources / "build.py"), str(library), *flags]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+def run_tests(library: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", RUN, str(library), *arguments]
+    root, environment = SOURCES.parent, os.environ | variables
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="its sanitizers are used")
+def test_the_kernels_pass_their_tests_under_sanitizers(tmp_path):
+    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
+    library = built(tmp_path, *flags)
+    done = run_tests(
+        library, *QUICK, LD_PRELOAD=runtime.stdout.strip(), ASAN_OPTIONS="detect_leaks=0"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_a_kernel_that_sums_three_rows_in_another_order_fails_the_tests(tmp_path):
+    sources = Path(shutil.copytree(SOURCES, tmp_path / "native"))
+    code = (sources / "products.h").read_text()
+    start = "  for (int64_t i = from; i < to; i += R::kStep) {\n"
+    assert code.count(start) == 1
+    planted = "  for (int64_t n = from; n < to; n += R::kStep) {\n"
+    planted += "    const int64_t i = M == 4 ? from + to - R::kStep - n : n;\n"
+    (sources / "products.h").write_text(code.replace(start, planted))
+    library = built(tmp_path, sources=sources)
+    done = run_tests(library, "tests/native/test_products.py", "-k", "products_are_right")
+    assert done.returncode == 1 and "AssertionError" in done.stdout, done.stdout[-3000:]
+
+
+def test_two_programs_multiply_at_once():
+    generator = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(generator.normal(size=shape), jnp.float32)  # noqa: E731
+    weights = [packed(draw(96, 64)), packed(draw(640, 128))]
+    inputs = [draw(3, 64), draw(5, 128)]
+    product = jax.jit(packed_product)
+    expected = [np.asarray(product(*pair)) for pair in zip(inputs, weights, strict=True)]
+    with ThreadPoolExecutor(4) as threads:
+        jobs = [threads.submit(product, inputs[n % 2], weights[n % 2]) for n in range(200)]
+    for number, job in enumerate(jobs):
+        np.testing.assert_array_equal(job.result(), expected[number % 2])
+
+
+def test_a_forked_process_gets_an_error():
+    code = """
+import os
+from specjax.core.errors import SpecjaxError
+from specjax.models import native
+assert native.is_available()
+if os.fork() == 0:
+    try:
+        native.instructions()
+    except SpecjaxError as error:
+        os._exit(0 if "spawn" in str(error) else 1)
+    os._exit(2)
+raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=SOURCES.parent).returncode == 0
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 128),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 50),
+    kind=st.sampled_from(["float32", "bfloat16", "float16"]),
+    seed=st.integers(0, 99),
+)
+def test_products_of_any_shape(rows, inputs, outputs, kind, seed):
+    generator = np.random.default_rng(seed)
+    weight = jnp.asarray(generator.normal(size=(outputs, inputs)), kind)
+    x = jnp.asarray(generator.normal(size=(rows, inputs)), kind)
+    expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    sums = np.asarray(packed_product(x, packed(weight)))
+    np.testing.assert_allclose(sums, expected, rtol=0, atol=2e-4)
+    if rows:
+        alone = packed_product(x[-1:], packed(weight))
+        np.testing.assert_array_equal(sums[-1:], alone)
