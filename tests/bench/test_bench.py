@@ -360,26 +360,27 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
         run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
 
-def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer):
+def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer, capsys):
     tasks = [
         Task("chat", ("sum", "more", "again"), is_chat=True),
         Task("chat", ("sum " * WINDOW,), is_chat=True),
         Task("text", ("total(values)",)),
     ]
-    with_tokenizer, warnings = replace(target, tokenizer=tokenizer), []
+    with_tokenizer = replace(target, tokenizer=tokenizer)
     wide = ["total " * count for count in (1, WINDOW)]
 
     def answer(prompts):
         return [tuple(tokenizer(wide.pop(0))["input_ids"]) for _ in prompts]
 
-    found = task_prompts(tasks, with_tokenizer, WINDOW, answer, warnings.append)
+    found = task_prompts(tasks, with_tokenizer, WINDOW, answer)
+    warnings = capsys.readouterr().err.splitlines()
     assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
-    assert warnings[0].startswith("turn 1 of chat prompt 1 has ")
+    assert warnings[0].startswith("specjax: turn 1 of chat prompt 1 has ")
     assert warnings[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
-    assert warnings[1].startswith("turn 3 of chat prompt 0 has ")
-    assert warnings[2].startswith(f"3 of 3 answers end at the target's {WINDOW} positions")
+    assert warnings[1].startswith("specjax: turn 3 of chat prompt 0 has ")
+    assert warnings[2].startswith(f"specjax: 3 of 3 answers end at the target's {WINDOW} positions")
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
-        task_prompts(tasks[1:2], with_tokenizer, 1, answer, warnings.append)
+        task_prompts(tasks[1:2], with_tokenizer, 1, answer)
 
 
 def test_what_a_pass_reads(target):
