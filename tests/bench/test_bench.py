@@ -28,6 +28,7 @@ from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.decoding.sampling import Sampling
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
@@ -403,14 +404,15 @@ def test_settings_are_given_per_method_and_name_methods(target, requests):
     assert [each.name for each in made] == ["plain", "pld", "pld-plus"]
     _, pld, plus = (each.engine.drafter for each in made)
     assert (pld.num_tokens, pld.max_ngram, plus.layer) == (5, 2, 1)
-    assert plus.num_tokens == 70
+    assert plus.num_tokens == METHODS.make("pld-plus", CONFIG, {}).num_tokens
 
 
 def test_variants_of_a_method_run_under_names_of_their_own(target, requests):
     given = ("K 5.num_tokens=5", "K 9.num_tokens=9")
     made = contestants_of(target, requests, methods="K 5=pld, K 9=pld,pld", set=given)
     assert [each.name for each in made] == ["plain", "K 5", "K 9", "pld"]
-    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, 10]
+    default = METHODS.make("pld", CONFIG, {}).num_tokens
+    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, default]
 
 
 def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp_path):
