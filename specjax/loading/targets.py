@@ -71,10 +71,6 @@ class LoadedTarget:
             return params
         return place(params, Placement(self.mesh, self.config.head_dim, fsdp))
 
-    def unpacked(self) -> "LoadedTarget":
-        """Returns the target with weights that have gradients; see `load`'s `packed`."""
-        return dataclasses.replace(self, params=native.unpack_params(self.params))
-
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
         if self.tokenizer is None:
