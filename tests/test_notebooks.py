@@ -11,7 +11,7 @@ import pytest
 
 from specjax import notebook
 from specjax.bench import bandwidth
-from specjax.decoding.widths import DEFAULT_WIDTHS
+from specjax.decoding import widths
 from specjax.loading.methods import METHODS
 
 nbformat = pytest.importorskip("nbformat")
@@ -45,7 +45,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 def _one_width():
     """Compiles each target pass at its full width only; later tests start without these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DEFAULT_WIDTHS, 32, ())
+        patch.setattr(widths, "DEFAULT_WIDTHS", ())
         yield
     jax.clear_caches()
 
