@@ -19,7 +19,6 @@ from specjax.cli import main
 from specjax.cli.generate import Generate
 from specjax.cli.parser import flags_of
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import rejected_values
 from specjax.data.task_files import read_questions
 from specjax.loading.methods import METHODS
 from specjax.models.config import TransformerConfig
@@ -28,6 +27,7 @@ from specjax.models.io.gguf import load_gguf
 from specjax.models.io.weights import stored_tensors
 from tests.cli.target import write_target
 from tests.models.checkpoints import TINY
+from tests.rejected import rejected_values
 
 pytestmark = pytest.mark.slow
 INPUTS = 2000

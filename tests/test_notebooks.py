@@ -11,7 +11,7 @@ import pytest
 
 from specjax import notebook
 from specjax.bench import bandwidth
-from specjax.decoding.widths import DEFAULT_WIDTHS
+from specjax.decoding import widths
 from specjax.loading.methods import METHODS
 
 nbformat = pytest.importorskip("nbformat")
@@ -37,7 +37,6 @@ SMALL = {
     },
     "08_several_devices": {"MAX_NEW_TOKENS": 48, "NUM_DEVICES": 1},
 }
-QUICK = {"01_quickstart"}  # the others are slow
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -46,7 +45,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 def _one_width():
     """Compiles each target pass at its full width only; later tests start without these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DEFAULT_WIDTHS, 32, ())
+        patch.setattr(widths, "DEFAULT_WIDTHS", ())
         yield
     jax.clear_caches()
 
@@ -71,13 +70,8 @@ def test_it_is_stored_without_outputs(path):
     assert [cell.id for cell in cells if cell.outputs or cell.execution_count] == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
-        for path in NOTEBOOKS
-    ],
-)
+@pytest.mark.slow
+@each_notebook
 def test_it_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)

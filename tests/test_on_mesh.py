@@ -50,11 +50,11 @@ def test_a_lost_process_ends_the_others_with_one_line(killed):
     assert last_line.endswith("start all again with --resume")
 
 
-def test_a_mesh_loads_and_decodes_as_one_device_does(tmp_path):
-    check("decode", "data=2,model=4", "eagle2", "then", "load", str(tmp_path))
+def test_a_mesh_decodes_as_one_device_does():
+    check("decode", "data=2,model=4", "eagle2")
 
 
 @pytest.mark.slow
-def test_other_meshes_decode_and_train_as_one_device_does(killed):
+def test_other_meshes_load_decode_and_train_as_one_device_does(killed, tmp_path):
     decode = "decode", "data=8", "pld", "then", "decode", "model=8", "medusa"
-    check(*decode, "then", "train", str(killed[0]))
+    check("load", str(tmp_path), "then", *decode, "then", "train", str(killed[0]))

@@ -8,11 +8,11 @@ import pytest
 
 import specjax
 from specjax.core.chat import chat_ids
+from specjax.data.task_files import TASKS
 from specjax.loading.hub import pocket_folder
 from specjax.loading.methods import METHODS
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_files import read_about
-from specjax.pocket import TASKS
 
 NEW_TOKENS = 256
 

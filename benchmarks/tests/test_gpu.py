@@ -18,13 +18,13 @@ from benchmarks.gpu.scripted import Scripted, pattern_of, script_of
 from specjax.core.errors import SpecjaxError
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
+from specjax.decoding import widths
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.widths import DEFAULT_WIDTHS
 from tests.decoding.heads import EAGLE2
 from tests.decoding.tiny import prompt, target
 
@@ -81,7 +81,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setitem(DEFAULT_WIDTHS, 32, ())  # one width of a pass compiles faster
+    monkeypatch.setattr(widths, "DEFAULT_WIDTHS", ())  # one width of a pass compiles faster
     some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
     monkeypatch.setattr(gpu_measure, "NUM_BYTES", {"cpu": 2**12})
     monkeypatch.setattr(gpu_measure, "MANY_BYTES", 2**12)

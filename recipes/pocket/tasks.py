@@ -1,6 +1,6 @@
 """Writes pocket's tasks and conversations: `python -m recipes.pocket.tasks --out DIR`.
 
-They come from the standard library of the running Python; those in `specjax/pocket/tasks` are of
+They come from the standard library of the running Python; those in `specjax/data/pocket` are of
 Python 3.11.7. It takes a minute.
 """
 

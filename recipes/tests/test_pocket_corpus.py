@@ -13,8 +13,8 @@ from recipes.pocket import corpus, edits
 from recipes.pocket import tasks as shipped
 from recipes.pocket.edits import KINDS, EditTask, answer_text, prompt_text
 from specjax.core.errors import SpecjaxError
+from specjax.data.task_files import TASKS as FOLDER
 from specjax.loading.hub import pocket_folder
-from specjax.run.tasks import TASKS as FOLDER
 from specjax.training.examples import tokenize
 
 KNOWN_SIDES = {

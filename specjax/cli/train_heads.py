@@ -20,6 +20,7 @@ from specjax.core.files import expand_user
 from specjax.core.pytree import cast_floats
 from specjax.core.settings import setting
 from specjax.data.conversations import Conversation, read_conversations
+from specjax.data.task_files import TASKS
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.loading.hub import find_head
@@ -32,7 +33,6 @@ from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_batch, make_mesh
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
-from specjax.run.tasks import TASKS
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_trainable, shape_of, train_head

@@ -110,6 +110,19 @@ def check_setting(owner: type, name: str, value: Any) -> None:
     raise SettingError(name, f"must be {expected}, got {shortened(value)}; {advice}".rstrip("; "))
 
 
+def declared_fields(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks values from JSON for fields of the dataclass `owner`; converts lists and numbers."""
+    hints = _hints(owner)
+    values = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+    for name, value in values.items():
+        check_setting(owner, name, value)
+        if value is not None and hints[name] in (float, float | None):
+            values[name] = float(value)
+        if hints[name] == tuple[float, ...] and isinstance(value, tuple):
+            values[name] = tuple(map(float, value))
+    return values
+
+
 def bounds_of(owner: type, name: str) -> Bounds:
     """Returns the bounds of a field, inherited if a subclass changes only the default.
 

@@ -89,7 +89,7 @@ def read_conversations(
     """
 
     def convert(value: Any) -> Conversation:
-        conversation = _conversation(value)
+        conversation = conversation_of(value)
         role = ASSISTANT if needs_answers else USER
         has_text = any(turn.text.strip() for turn in conversation.turns if turn.role == role)
         if not (conversation.text or has_text):
@@ -126,7 +126,8 @@ def _parts_of(file: Path) -> Iterator[Record]:
 # ---- Forms ---------------------------------------------------------------------------------------
 
 
-def _conversation(row: Any) -> Conversation:
+def conversation_of(row: Any) -> Conversation:
+    """Reads a record of any of the forms above; an error says what is wrong but not where."""
     items = row.items() if isinstance(row, dict) else ()
     fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:

@@ -19,7 +19,7 @@ from jaxtyping import Int32
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json
-from specjax.core.settings import check_setting, setting
+from specjax.core.settings import declared_fields, setting
 
 SEPARATOR = -1  # follows every document; no query matches it, no draft crosses it
 SORTED_TOKENS = 32  # suffixes are sorted by this many tokens: query plus continuation
@@ -224,12 +224,8 @@ def _read_metadata(file: Path) -> Metadata:
             "with `specjax datastore build`"
         )
     values = read_json(file)
-    if isinstance(sources := values.get("sources"), list):
-        values["sources"] = tuple(sources)
     try:
-        for name, value in values.items():
-            check_setting(Metadata, name, value)
-        return Metadata(**values)
+        return Metadata(**declared_fields(Metadata, values))
     except (SpecjaxError, TypeError, KeyError) as error:
         raise SpecjaxError(
             f"{file} is damaged or does not describe a {FORMAT!r} ({error}); copy or build the "

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from specjax.core.errors import SpecjaxError
 from specjax.data.records import good_records, is_dataset, read_records
 
+TASKS = Path(__file__).parent / "pocket"  # the tasks of pocket, and its conversations
+
 # DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
 # docstring. In the others they only surround it, and the lines of Alpaca's first paragraph are
 # broken only to fit the page.

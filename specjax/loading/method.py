@@ -22,13 +22,7 @@ from specjax.loading.parts import (
     source_or_pocket,
 )
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import (
-    OTHER_RULES,
-    TUNED_DRAFT,
-    TUNED_HEAD,
-    auto_choice,
-    tuned_for,
-)
+from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, auto_choice, tuned_for
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint, params_fingerprint
 from specjax.models.io.head_format import HeadFormat

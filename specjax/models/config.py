@@ -7,14 +7,20 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import MAX_WHOLE, check_fields, check_setting, setting
+from specjax.core.settings import (
+    MAX_WHOLE,
+    check_fields,
+    check_setting,
+    declared_fields,
+    setting,
+)
 
 CHECK = "check the config"
 ROPE_TYPES = {  # with the keys that each needs
@@ -280,16 +286,3 @@ def json_object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecjaxError(f"{name} {value!r} is not an object; {CHECK}")
     return dict(value)
-
-
-def declared_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks `values` for fields of the dataclass `cls`; converts lists and whole numbers."""
-    hints = get_type_hints(cls)
-    values = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
-    for name, value in values.items():
-        check_setting(cls, name, value)
-        if value is not None and hints[name] in (float, float | None):
-            values[name] = float(value)
-        if hints[name] == tuple[float, ...] and isinstance(value, tuple):
-            values[name] = tuple(map(float, value))
-    return values

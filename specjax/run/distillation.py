@@ -18,7 +18,15 @@ from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
 from specjax.core.settings import check_fields, setting
-from specjax.data.conversations import ASSISTANT, SYSTEM, USER, Conversation, Turn, messages_of
+from specjax.data.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Conversation,
+    Turn,
+    conversation_of,
+    messages_of,
+)
 from specjax.decoding.continuous import QueuedPrompt, generate_many
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
@@ -181,10 +189,7 @@ def _to_record(conversation: Conversation | None) -> dict[str, Any]:
 
 
 def _parse(record: dict[str, Any]) -> Conversation | None:
-    if "text" in record:
-        return Conversation(text=record["text"])
-    turns = tuple(Turn(message["role"], message["content"]) for message in record["messages"])
-    return Conversation(turns, is_cut=record.get("is_cut", False)) if turns else None
+    return None if record.get("messages") == [] else conversation_of(record)
 
 
 def check_room(target: LoadedTarget, longest: int, options: DistillOptions) -> None:

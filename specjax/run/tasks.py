@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,12 @@ import numpy as np
 
 from specjax.core.chat import Message, chat_ids
 from specjax.core.errors import SpecjaxError, check_at_least, warn
-from specjax.data.task_files import read_questions
+from specjax.data.task_files import TASKS, read_questions
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 
-TASKS = Path(str(resources.files("specjax") / "pocket" / "tasks"))  # pocket's, and conversations
 POCKET = "pocket"
 COMPLETE = "complete"  # pocket's kind of task that is not an edit
 # Returns plain greedy decoding's answers to prompts of token ids.

@@ -28,6 +28,7 @@ from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.decoding.sampling import Sampling
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
@@ -360,26 +361,27 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
         run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
 
 
-def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer):
+def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer, capsys):
     tasks = [
         Task("chat", ("sum", "more", "again"), is_chat=True),
         Task("chat", ("sum " * WINDOW,), is_chat=True),
         Task("text", ("total(values)",)),
     ]
-    with_tokenizer, warnings = replace(target, tokenizer=tokenizer), []
+    with_tokenizer = replace(target, tokenizer=tokenizer)
     wide = ["total " * count for count in (1, WINDOW)]
 
     def answer(prompts):
         return [tuple(tokenizer(wide.pop(0))["input_ids"]) for _ in prompts]
 
-    found = task_prompts(tasks, with_tokenizer, WINDOW, answer, warnings.append)
+    found = task_prompts(tasks, with_tokenizer, WINDOW, answer)
+    warnings = capsys.readouterr().err.splitlines()
     assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
-    assert warnings[0].startswith("turn 1 of chat prompt 1 has ")
+    assert warnings[0].startswith("specjax: turn 1 of chat prompt 1 has ")
     assert warnings[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
-    assert warnings[1].startswith("turn 3 of chat prompt 0 has ")
-    assert warnings[2].startswith(f"3 of 3 answers end at the target's {WINDOW} positions")
+    assert warnings[1].startswith("specjax: turn 3 of chat prompt 0 has ")
+    assert warnings[2].startswith(f"specjax: 3 of 3 answers end at the target's {WINDOW} positions")
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
-        task_prompts(tasks[1:2], with_tokenizer, 1, answer, warnings.append)
+        task_prompts(tasks[1:2], with_tokenizer, 1, answer)
 
 
 def test_what_a_pass_reads(target):
@@ -402,14 +404,15 @@ def test_settings_are_given_per_method_and_name_methods(target, requests):
     assert [each.name for each in made] == ["plain", "pld", "pld-plus"]
     _, pld, plus = (each.engine.drafter for each in made)
     assert (pld.num_tokens, pld.max_ngram, plus.layer) == (5, 2, 1)
-    assert plus.num_tokens == 70
+    assert plus.num_tokens == METHODS.make("pld-plus", CONFIG, {}).num_tokens
 
 
 def test_variants_of_a_method_run_under_names_of_their_own(target, requests):
     given = ("K 5.num_tokens=5", "K 9.num_tokens=9")
     made = contestants_of(target, requests, methods="K 5=pld, K 9=pld,pld", set=given)
     assert [each.name for each in made] == ["plain", "K 5", "K 9", "pld"]
-    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, 10]
+    default = METHODS.make("pld", CONFIG, {}).num_tokens
+    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, default]
 
 
 def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp_path):

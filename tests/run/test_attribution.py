@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import jax
 import numpy as np
+import pytest
 
 import specjax
 from specjax.decoding.drafter import Params
@@ -52,6 +53,7 @@ def test_generated_tokens_know_their_source():
         assert out.from_draft[row, lone + 1].all(), "a root is attributed with what follows it"
 
 
+@pytest.mark.slow
 def test_plain_decoding_copies_nothing():
     model, params = target()
     drafter, drafter_params = specjax.load_drafter(

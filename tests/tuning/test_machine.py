@@ -126,6 +126,7 @@ def test_a_rule_is_not_tried_with_the_settings_of_another(workload, made_up, mon
         assert {each.name for each in seen["On 2 prompts"]} == tried
 
 
+@pytest.mark.slow
 def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     """By `pld-plus`, whose layer was tuned before: the choice keeps it, whatever is tuned later."""
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)

@@ -15,13 +15,7 @@ from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.tree import DraftTree
-from specjax.tuning.tree import (
-    answer_ranks,
-    expected_length,
-    greedy_tree,
-    rank_accuracies,
-    rank_of,
-)
+from specjax.tuning.tree import answer_ranks, expected_length, greedy_tree, rank_accuracies, rank_of
 from tests.decoding.heads import hydra_head, medusa_head, parallel_head
 from tests.decoding.tiny import target
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import declared_fields
 from specjax.models.config import (
     FULL,
     SLIDING,
     Rope,
     TransformerConfig,
     Variant,
-    declared_fields,
     eos_tokens,
 )
 from specjax.models.layers import ACTIVATIONS

@@ -4,19 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
-from specjax.models.config import (
-    FULL,
-    SLIDING,
-    Rope,
-    TransformerConfig,
-    json_object,
-)
-from specjax.models.families.family import (
-    LLAMA_NAMES,
-    Family,
-    read_common,
-    windows,
-)
+from specjax.models.config import FULL, SLIDING, Rope, TransformerConfig, json_object
+from specjax.models.families.family import LLAMA_NAMES, Family, read_common, windows
 
 NAMES = (  # Gemma has a norm after attention where Llama's `post_attention_layernorm` is the next
     ("layers_{}.post_attention_layernorm.", "model.layers.{}.pre_feedforward_layernorm."),

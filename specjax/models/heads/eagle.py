@@ -76,8 +76,3 @@ class EagleHead(LayeredHead):
             DecoderLayer(config, has_input_norm=number > 0)
             for number in range(config.num_hidden_layers)
         ]
-
-    def joined(
-        self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q D"]
-    ) -> Float[Array, "B Q D"]:
-        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))

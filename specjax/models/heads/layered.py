@@ -73,8 +73,8 @@ class LayeredHead(nn.Module):
     def joined(
         self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
     ) -> Float[Array, "B Q E"]:
-        """Returns the input of the first layer."""
-        raise NotImplementedError
+        """Returns the input of the first layer: by default, `fc` joins embedding and feature."""
+        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
 
     def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Turns the output of the last layer into the input of the LM head."""

@@ -100,9 +100,7 @@ class ParallelHead(LayeredHead):
     def joined(
         self, embedded: Float[Array, "B Q D"], features: Float[Array, "B Q F"]
     ) -> Float[Array, "B Q D"]:
-        if not self.config.reads_features:
-            return embedded
-        return self.fc(jnp.concatenate([embedded, features.astype(embedded.dtype)], axis=-1))
+        return super().joined(embedded, features) if self.config.reads_features else embedded
 
     def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         return x if self.config.reads_features else self.norm(x)
