@@ -163,10 +163,13 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
         top = jnp.argsort(-p)[: case.training.top_k]
         distance = jnp.zeros(1) if is_logits else jnp.abs(output - feature)
         right = token if case.learns_text else jnp.argmax(p)
+        over_all = {"logit_loss": -jnp.sum(p * log_q), "token_loss": -log_q[token]}
+        if case.training.distribution_loss == "lk-alpha":
+            overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)))
+            over_all = dict.fromkeys(over_all, -jnp.log(overlap))
         return {
+            **over_all,
             "feature_loss": jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5)),
-            "logit_loss": -jnp.sum(p * log_q),
-            "token_loss": -log_q[token],
             "top_loss": -jnp.sum(p[top] * log_q[top]),
             "accuracy": (jnp.argmax(log_q) == right).astype(float),
         }

@@ -20,7 +20,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import LOGIT_PARAMS, Eagle3Config, Eagle3Head
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training.blocks import SlotValues
-from specjax.training.losses import LossAndMetrics, soft_cross_entropy
+from specjax.training.losses import LossAndMetrics, distribution_loss
 from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions
 
@@ -64,7 +64,8 @@ class Eagle3Training(HeadTraining):
                 best, target_logits = drafted[best], teacher.logits[..., drafted]
                 is_drafted = jnp.zeros(teacher.logits.shape[-1], bool).at[drafted].set(True)
                 counts = is_drafted[target_best]
-            losses = {"logit_loss": soft_cross_entropy(logits, target_logits)}
+            loss = distribution_loss(self.distribution_loss, logits, teacher.logits, drafted)
+            losses = {"logit_loss": loss}
             losses |= self.top_values(logits, target_logits)
             losses = {name: jnp.where(counts, loss, 0.0) for name, loss in losses.items()}
             return losses | {"is_right": best == target_best}
