@@ -314,6 +314,12 @@ CASES = {
         by_drafts,
         _decayed({"logit_loss": 1.0, "top_loss": 0.8}, 0.6, (0, 1, 2)),
     ),
+    "eagle3 with norms": Case(
+        Eagle3Training(draft_vocab=0, test_steps=2, step_decay=0.6),
+        *heads.eagle3_head(VOCAB, layers=1, tap_norm="joined", norm_output=True),
+        by_drafts,
+        _decayed({"logit_loss": 1.0}, 0.6, (0, 1)),
+    ),
     "medusa": _medusa(has_lm_heads=True),
     "medusa with the target's LM head": _medusa(has_lm_heads=False),
     "hydra with prefix": _hydra(has_prefix=True, has_lm_heads=True),
