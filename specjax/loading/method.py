@@ -19,6 +19,7 @@ from specjax.loading.parts import (
     load_datastore,
     load_draft,
     load_head,
+    load_successors,
     source_or_pocket,
 )
 from specjax.loading.targets import LoadedTarget
@@ -109,6 +110,13 @@ def load_alone(request: Request) -> Loaded:
     """Loads a drafter that reads nothing."""
     request.reject_source()
     return request.make(**request.tuned()), None
+
+
+def load_seeded(request: Request) -> Loaded:
+    """Loads a drafter that may start from the target's successors of each token."""
+    drafter, _ = load_alone(request)
+    count = drafter.num_successors
+    return drafter, load_successors(request.target, count) if drafter.seeded else None
 
 
 def load_with_head(request: Request) -> Loaded:
