@@ -33,12 +33,12 @@ class Successors:
 # The nodes of a tree in the order in which they were most often right, by their ranks below the
 # root: "01" is the second successor of the first successor. `recipes.smollm2.recycling` counts.
 BEST_FIRST = """
-    0 00 1 000 2 01 10 3 0000 4 02 20 001 010 100 5 03 11 30 6 7 00000 04 40 002 020 200 0001
-    0010 0100 1000 05 12 21 50 003 011 030 101 110 300 06 60 07 13 31 70 000000 004 040 400 0002
-    0020 0200 2000 22 00001 00010 00100 01000 10000 14 41
+    0 00 1 2 000 01 3 0000 10 4 20 010 001 200 11 5 6 0010 60 100 30 40 02 03 002 110 2000 1100
+    04 05 06 050 21 50 00000 00001 0100 011 300 07 040 400 210 070 7 020 12 13 0001 1000 003 004
+    030 41 0002 0003 005 012 500 000000 51 00100 060
 """
 # The share of successors of each rank that were right where their parent was.
-RATES = (0.42, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.012)
+RATES = (0.37, 0.085, 0.041, 0.024, 0.018, 0.017, 0.013, 0.01)
 SEED_BLOCK = 256  # tokens whose successors are computed at once
 
 
