@@ -102,6 +102,7 @@ FORMS = {  # of the methods, that run other code
     "parallel, dynamic": heads.DYNAMIC["parallel dynamic"][:2],
     "lookahead, narrow": (Lookahead(5, 1, 3, pool_from_prompt=True), None),
     "pld, shorter": (PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2), None),
+    "pld, guesses": (PromptLookup(3, num_guesses=3, allow_shorter=True), None),
     "pld-plus, strict": (PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5), None),
     "auto, eagle2": (Auto(heads.EAGLE2.drafter, 0.5), heads.EAGLE2.params),
     "eagle, draft vocabulary": heads.Headed.of(
