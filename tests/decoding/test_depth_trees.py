@@ -87,7 +87,7 @@ def best_first(laws: np.ndarray, count: int) -> list[tuple[float, tuple[int, ...
 
 @pytest.mark.parametrize("has_ties", [False, True])
 def test_a_dynamic_tree_of_all_tokens_is_that_of_a_heap(has_ties):
-    """Of paths that tie for the last places any may be in the tree, but their parents are too."""
+    """Paths that tie for the last places may differ, but never without their parents."""
     drafter = Given(tree="dynamic", top_k=VOCABULARY, num_tokens=17)
     draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, Sampling())
     make = jax.jit(lambda logits: drafter.tree_of(logits, CONTEXT, draw))
