@@ -54,7 +54,7 @@ def guess(path: Ranks) -> float:
 
 def best_first(value: Callable[[Ranks], float], count: int, num_ranks: int) -> Iterator[Ranks]:
     """Yields the paths of most value, each after its parent and its better sibling."""
-    heap = [(-value((0,)), (0,))]
+    heap: list[tuple[float, Ranks]] = [(-value((0,)), (0,))]
     for _ in range(count):
         _, path = heappop(heap)
         yield path
