@@ -109,7 +109,7 @@ _ROWS = {
         "Token Recycling (Luo et al., 2024)",
         load=load_seeded,
         on_cpu={"num_tokens": 8},
-        search_space=({"num_tokens": (8, 16, 32, 64)},),
+        search_space=({"num_tokens": (8, 24, 64)},),
     ),
     "draft-model": Method(
         DraftModel,
