@@ -33,7 +33,7 @@ from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, writable_folder
 
 HEADS = Path(__file__).with_name("heads")
-COPYING = ("pld", "pld-plus", "pld-plus-attention", "lookahead")
+UNTRAINED = ("pld", "pld-plus", "pld-plus-attention", "lookahead", "recycling")
 HEADED = {
     **{name: name for name in ("medusa", "parallel-medusa", "eagle", "parallel-eagle")},
     **{"eagle2": "eagle", "hass": "hass", "hybrid": "hass"},
@@ -52,6 +52,7 @@ SETTINGS = {
     "pld-plus": {"num_tokens": 10},
     "pld-plus-attention": {"num_tokens": 10},
     "lookahead": {"window_length": 3, "num_guesses": 3, "ngram_length": 3},
+    "recycling": {"num_tokens": 8},
     "rest": {"max_drafted": 7},
     **{
         name: {"choices": TREE}
@@ -92,7 +93,7 @@ class Options:
             self._measure(short, SHORT, sources, out / "short")
         else:
             greedy = replace(shared, peers=",".join(installed_peers()))
-            self._measure(greedy, (*COPYING, *sources), sources, out / "greedy")
+            self._measure(greedy, (*UNTRAINED, *sources), sources, out / "greedy")
             sampled = replace(shared, temperature="0,1", batch="1,4", max_new_tokens=32)
             self._measure(sampled, SAMPLED, sources, out / "sampled")
 

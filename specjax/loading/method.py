@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import jax
 
@@ -13,12 +13,14 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.settings import check_setting
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
+from specjax.decoding.drafters.recycling import Recycling
 from specjax.loading.hub import POCKET, pocket_part
 from specjax.loading.parts import (
     classifier_of,
     load_datastore,
     load_draft,
     load_head,
+    load_successors,
     source_or_pocket,
 )
 from specjax.loading.targets import LoadedTarget
@@ -103,6 +105,13 @@ def load_alone(request: Request) -> Loaded:
     """Loads a drafter that reads nothing."""
     request.reject_source()
     return request.make(**request.tuned()), None
+
+
+def load_seeded(request: Request) -> Loaded:
+    """Loads a drafter that may start from the target's successors of each token."""
+    drafter = cast(Recycling, load_alone(request)[0])
+    count = drafter.num_successors
+    return drafter, load_successors(request.target, count) if drafter.seeded else None
 
 
 def load_with_head(request: Request) -> Loaded:

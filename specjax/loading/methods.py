@@ -17,6 +17,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
+from specjax.decoding.drafters.recycling import Recycling
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.loading.method import (
     Method,
@@ -24,6 +25,7 @@ from specjax.loading.method import (
     SearchSpace,
     load_auto,
     load_parts,
+    load_seeded,
     load_with_datastore,
     load_with_draft_model,
     load_with_head,
@@ -99,6 +101,15 @@ _ROWS = {
         "n-grams that the target itself guessed in parallel",
         "nothing",
         "Lookahead Decoding (Fu et al., 2024)",
+    ),
+    "recycling": Method(
+        Recycling,
+        "a tree of the tokens that the target found likely after the same tokens before",
+        "nothing",
+        "Token Recycling (Luo et al., 2024)",
+        load=load_seeded,
+        on_cpu={"num_tokens": 8},
+        search_space=({"num_tokens": (8, 24, 64)},),
     ),
     "draft-model": Method(
         DraftModel,

@@ -7,10 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
+from safetensors import SafetensorError
+from safetensors.flax import load_file
+from safetensors.numpy import save
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import cache_folder, write_whole
 from specjax.data import datastore
+from specjax.decoding.drafters.recycling import Successors, successors_of
 from specjax.loading.hub import POCKET, find_head, pocket_part
 from specjax.loading.targets import LoadedTarget, load
 from specjax.models.fingerprint import fingerprint
@@ -98,6 +104,23 @@ def load_datastore(target: LoadedTarget, folder: str | Path) -> Any:
     if target.tokenizer is not None:
         loaded.check_tokenizer(datastore.tokenizer_fingerprint(target.tokenizer))
     return target.place(datastore.params(loaded))
+
+
+def load_successors(target: LoadedTarget, count: int) -> Successors:
+    """Loads the successors of each token alone, or computes them and keeps them in the cache."""
+    file = (
+        cache_folder() / "successors" / f"{fingerprint(target.config, target.params)}.safetensors"
+    )
+    shape = target.config.vocab_size, count
+    try:
+        stored = Successors(**load_file(file))
+        if {leaf.shape for leaf in jax.tree.leaves(stored)} == {shape}:
+            return target.place(stored)
+    except (OSError, SafetensorError, TypeError):  # none is stored, or it is damaged
+        pass
+    computed = successors_of(target.model, target.params, count)
+    write_whole(file, save({name: np.asarray(leaf) for name, leaf in vars(computed).items()}))
+    return target.place(computed)
 
 
 def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:

@@ -2,8 +2,8 @@
 
 They compute in float32, pass no gradient to the target's side, and leave the mean over slots to the
 objective. The top losses are those of HASS (Zhang et al. 2025, section 3.1 and the ablations of
-table 3); where the paper leaves a choice open, the function documents ours. In their formulas p is
-the target's distribution and q the predicted one.
+table 3); where the paper leaves a choice open, the function documents ours. The LK losses are per
+slot, as in speculators. In all formulas p is the target's distribution and q the predicted one.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,10 @@ Metrics = Mapping[str, Array]  # scalars, or one number per depth of a draft
 LossAndMetrics = tuple[Float[Array, ""], Metrics]
 # Params, frozen params, batch and key -> loss and metrics.
 LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], LossAndMetrics]
+
+DistributionLoss = Literal["cross-entropy", "lk-lambda", "lk-alpha"]
+KL_DECAY = 3.0  # of the divergence's share, per unit of overlap: the paper's best
+MIN_OVERLAP = 1e-5  # below it, `lk-alpha` is constant
 
 TopLoss = Literal[
     "top-k",
@@ -50,6 +54,34 @@ def soft_cross_entropy(
     """Computes `-sum p log q` over the whole vocabulary."""
     probs = jax.nn.softmax(_constant(target_logits), axis=-1)
     return -jnp.sum(probs * _log_softmax(logits), axis=-1)
+
+
+def distribution_loss(
+    kind: DistributionLoss,
+    logits: Float[Array, "... R"],
+    target_logits: Float[Array, "... V"],
+    drafted: Int[Array, " R"] | None = None,
+) -> Float[Array, "..."]:
+    """Computes the cross-entropy, or an LK loss, which aims at acceptance.
+
+    The overlap `sum min(p, q)` is the probability that rejection sampling accepts a token drawn
+    from q. `lk-alpha` is its negative logarithm. `lk-lambda` is `s KL(p || q) + (1 - s)(1 -
+    overlap)`, where s = `exp(-KL_DECAY overlap)` is a constant for gradients: the overlap has
+    almost no gradient while it is small. With a draft vocabulary, `drafted`, the overlap takes p as
+    it is, and the cross-entropy and KL take p given that the token can be drafted.
+    """
+    shared = target_logits if drafted is None else target_logits[..., drafted]
+    if kind == "cross-entropy":
+        return soft_cross_entropy(logits, shared)
+    p = jax.nn.softmax(_constant(target_logits), axis=-1)
+    q = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    overlap = jnp.sum(jnp.minimum(p if drafted is None else p[..., drafted], q), axis=-1)
+    if kind == "lk-alpha":
+        return -jnp.log(jnp.maximum(overlap, MIN_OVERLAP))
+    entropy = soft_cross_entropy(_constant(shared), shared)
+    share = jnp.exp(-KL_DECAY * lax.stop_gradient(overlap))
+    divergence = soft_cross_entropy(logits, shared) - entropy
+    return share * divergence + (1 - share) * (1 - overlap)
 
 
 def top_loss(

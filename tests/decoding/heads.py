@@ -51,10 +51,10 @@ def parallel_head(
 
 @cache
 def eagle3_head(
-    vocab_size: int = 40, layers: int = 2, drafted: tuple[int, ...] = ()
+    vocab_size: int = 40, layers: int = 2, drafted: tuple[int, ...] = (), **norms: Any
 ) -> tuple[Eagle3Head, Any]:
     config = target(vocab_size, layers)[0].config
-    module, params = _wide(Eagle3Head(Eagle3Config.for_target(config, len(drafted))))
+    module, params = _wide(Eagle3Head(Eagle3Config.for_target(config, len(drafted), **norms)))
     return module, params | ({"draft_tokens": jnp.asarray(drafted)} if drafted else {})
 
 

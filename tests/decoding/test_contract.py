@@ -83,6 +83,7 @@ SMALL: Any = {
     "DraftModel": draft_model,
     "Retrieval": lambda: Small(params=datastore(), settings={"max_drafted": 12}),
     "Lookahead": lambda: Small(settings={"ngram_length": 4, "window_length": 4, "num_guesses": 4}),
+    "Recycling": lambda: Small(settings={"num_tokens": 8}),
     "PromptLookupPlus": lambda: Small(settings={"num_tokens": 7}),
     "PromptLookupPlusAttention": lambda: Small(settings={"num_tokens": 7}),
     "Auto": lambda: Small((PromptLookup(), 0.1)),
@@ -101,12 +102,15 @@ FORMS = {  # of the methods, that run other code
     "parallel, dynamic": heads.DYNAMIC["parallel dynamic"][:2],
     "lookahead, narrow": (Lookahead(5, 1, 3, pool_from_prompt=True), None),
     "pld, shorter": (PromptLookup(allow_shorter=True, num_tokens=5, max_ngram=2), None),
+    "pld, guesses": (PromptLookup(3, num_guesses=3, allow_shorter=True), None),
     "pld-plus, strict": (PromptLookupPlus(layer=2, num_tokens=9, min_similarity=0.5), None),
     "auto, eagle2": (Auto(heads.EAGLE2.drafter, 0.5), heads.EAGLE2.params),
     "eagle, draft vocabulary": heads.Headed.of(
         Eagle, heads.narrowed(heads.eagle_head()), choices=CHOICES
     )[:2],
-    "eagle3, static": heads.Headed.of(Eagle, heads.eagle3_head(), choices=CHOICES)[:2],
+    "eagle3, static": heads.Headed.of(
+        Eagle, heads.eagle3_head(tap_norm="each", norm_output=True), choices=CHOICES
+    )[:2],
     "eagle2, draft vocabulary": heads.Headed.of(
         Eagle2, heads.narrowed(heads.eagle_head()), top_k=3, depth=3, num_tokens=12
     )[:2],

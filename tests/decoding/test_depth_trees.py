@@ -1,6 +1,7 @@
 """Trees from one distribution per depth: against trees written down node by node."""
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import product
 
 import jax
@@ -64,6 +65,47 @@ def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
         }
         best = sorted(likely, key=lambda path: -likely[path])[:11]
         assert set(found_paths(tree, row)) == set(best)
+
+
+def best_first(laws: np.ndarray, count: int) -> list[tuple[float, tuple[int, ...]]]:
+    """The most likely paths, popped from a heap that holds their next siblings and children."""
+    order = np.argsort(-laws, axis=-1, kind="stable")
+    ranked = np.log(np.take_along_axis(laws, order, axis=-1))
+    heap = [(-ranked[0, 0], (0,))]
+    popped = []
+    while len(popped) < count:
+        score, path = heappop(heap)
+        popped.append((-score, tuple(int(order[d, rank]) for d, rank in enumerate(path))))
+        last, depth = path[-1], len(path)
+        if last + 1 < laws.shape[1]:
+            sibling = score + ranked[depth - 1, last] - ranked[depth - 1, last + 1]
+            heappush(heap, (sibling, (*path[:-1], last + 1)))
+        if depth < len(laws):
+            heappush(heap, (score - ranked[depth, 0], (*path, 0)))
+    return popped
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_a_dynamic_tree_of_all_tokens_is_that_of_a_heap(has_ties):
+    """Paths that tie for the last places may differ, but never without their parents."""
+    drafter = Given(tree="dynamic", top_k=VOCABULARY, num_tokens=17)
+    draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, Sampling())
+    make = jax.jit(lambda logits: drafter.tree_of(logits, CONTEXT, draw))
+    for number in range(20):
+        logits = 2 * jax.random.normal(jax.random.key(number), (BATCH, DEPTHS, VOCABULARY))
+        logits = jnp.round(logits) if has_ties else logits
+        tree, laws = jax.device_get(make(logits)), np.asarray(jax.nn.softmax(logits), np.float64)
+        assert_well_formed(tree)
+        for row in range(BATCH):
+            paths = found_paths(tree, row)
+            popped = best_first(laws[row], len(paths))
+            scores = [sum(np.log(laws[row, d, token]) for d, token in enumerate(p)) for p in paths]
+            assert len(set(paths)) == len(paths) == 16
+            np.testing.assert_allclose(
+                np.sort(scores)[::-1], [each[0] for each in popped], rtol=1e-5
+            )
+            np.testing.assert_allclose(tree.scores[row, 1:], scores, rtol=1e-5)
+            assert has_ties or {path for _, path in popped} == set(paths)
 
 
 def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():

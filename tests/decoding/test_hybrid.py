@@ -1,19 +1,29 @@
 """Hybrid: the merged tree, the share of each part, and parts that follow the other's paths."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Context, Outcome, Params, copied_chain
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.hybrid import Hybrid, merge_trees
+from specjax.decoding.drafters.hybrid import (
+    Hybrid,
+    HybridState,
+    has_long_match,
+    log_rates,
+    merge_trees,
+)
 from specjax.decoding.drafters.length_rules import Fixed, LengthRule
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
-from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.decoding.tree import NO_PARENT, DraftTree, Verification, chain
+from specjax.models.target import ModelOutput
 from tests.decoding.contract import VOCAB, assert_lossless, p_value, whole_texts
 from tests.decoding.heads import EAGLE2, END
 from tests.decoding.rounds import rounds_of, some_path
@@ -104,6 +114,41 @@ def test_a_head_follows_paths_that_were_copied(is_sure):
     assert max(heads) > EAGLE2.drafter.max_depth + 1, "no long copy was ever accepted"
     asked = [(each.proposed.drafted[1].num_valid() > 1).any() for each in played[:-1]]
     assert asked[0] and all(asked) != is_sure
+
+
+def test_a_match_is_long_if_five_tokens_before_copy_and_source_are_equal():
+    texts = [
+        [1, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # five
+        [7, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # four
+        [2, 3, 4, 5, 9, 8, 7, 1, 2, 3, 4, 5],  # four, and then the text begins
+    ]
+    context = Context(jnp.asarray(texts), jnp.full((3,), 12))
+    start = jnp.array([5, 5, 4])
+    copied = copied_chain(context, start, start > 0, 3)
+    assert has_long_match(copied, context).tolist() == [True, False, False]
+    assert not has_long_match(replace(copied, source=None), context).any()
+
+
+def test_copies_of_long_matches_have_a_rate_of_their_own():
+    """They are always right here, and those of short matches always wrong."""
+    zeros = jnp.zeros((1, 2, 3))
+    state = HybridState((None, None), (), zeros[..., 0] > 0, zeros, zeros, zeros[:, 0, 0] > 0)
+    hybrid = Hybrid(Oracle(), Oracle())
+    chains = [chain(jnp.array([1]), jnp.array([[2, 3]]), jnp.array([count])) for count in (2, 0)]
+    for is_right in (True, False, True, False):
+        committed = jnp.array([[1, 2, 3, 4] if is_right else [1, 5, 0, 0]])
+        context = Context(committed, jnp.array([4 if is_right else 2]))
+        verification = Verification(jnp.zeros((1, 3), int), jnp.array([0]), jnp.array([0]))
+        outcome = Outcome(
+            chains[0], ModelOutput(None, None, None), verification, context, jnp.array([0])
+        )
+        is_long = jnp.array([[is_right, False]])
+        state = replace(state, drafted=tuple(chains), has_long_match=is_long)
+        params = Params(None, {"copy": None, "head": None})
+        state = hybrid.update(target()[0], params, state, outcome)
+    short, long, later = np.exp(log_rates(state))[0, 0]
+    assert short < 0.3 < 0.8 < long and later > 0.8
+    np.testing.assert_allclose(np.exp(log_rates(state))[0, 1], [1 / 3, 3 / 4, 3 / 4])
 
 
 class Single(LengthRule):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from specjax.core.settings import SettingError
-from specjax.decoding.drafter import Context, Drafter, Params, Start
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
+from specjax.decoding.drafters.prompt_lookup import EMPTY, PromptLookup
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree
+from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.models.target import ModelOutput
+from tests.decoding.test_head_trees import found_paths
 from tests.decoding.tiny import target
 
 MODEL = target()[0]
@@ -122,3 +123,46 @@ def test_pld_rejects_an_empty_range_of_ngrams():
     with pytest.raises(SettingError) as error:
         PromptLookup(max_ngram=2, min_ngram=3)
     assert error.value.field == "min_ngram"
+
+
+# ---- Guesses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("allow_shorter", [False, True])
+def test_guesses_extend_the_ngram_that_is_looked_up(allow_shorter):
+    """Each is drafted with the continuation of the n-gram that would end with it."""
+    drafter = PromptLookup(4, num_guesses=3, guess_length=3, allow_shorter=allow_shorter)
+    tokens, length = texts()
+    tokens, length = tokens[:200], np.minimum(length[:200], SLOTS - 1)
+    guesses = np.stack([np.random.default_rng(row).permutation(7)[:3] for row in range(200)])
+    guesses[0] = EMPTY
+    draw = Draw(sequence_keys(jax.random.key(0), 200), jnp.asarray(length), Sampling())
+    context = Context(jnp.asarray(tokens), jnp.asarray(length))
+    propose = jax.jit(partial(drafter.propose, MODEL))
+    (tree, _), _ = propose(Params(None), jnp.asarray(guesses), context, draw)
+    num_continued = 0
+    for row in range(200):
+        text = tokens[row, : length[row]].tolist()
+        expected = {tuple(one_with_a_continuation(drafter, text))}
+        short = replace(drafter, num_tokens=2)
+        for guess in guesses[row][guesses[row] != EMPTY].tolist():
+            behind = one_with_a_continuation(short, [*text, guess])
+            num_continued += behind != []
+            expected.add((guess, *behind))
+        prefixes = {path[:end] for path in expected for end in range(1, len(path) + 1)}
+        assert set(found_paths(jax.device_get(tree), row)) == prefixes
+    assert num_continued > 50
+
+
+def test_guesses_are_the_likely_tokens_at_the_deepest_accepted_node_without_the_root():
+    drafter, numbers = PromptLookup(3, num_guesses=2), np.random.default_rng(2)
+    logits = jnp.asarray(numbers.normal(size=(2, 10, 7)), jnp.float32)
+    tree = chain(jnp.array([1, 1]), jnp.ones((2, 9), int), jnp.array([9, 9]))
+    path = jnp.array([[0, 4, 6, 0], [0, 3, 0, 0]])
+    best = np.argsort(-np.asarray(logits), axis=-1)
+    bonus = jnp.array([best[0, 6, 1], best[1, 3, 0]])  # drawn, and the most likely
+    verification = Verification(path, jnp.array([2, 1]), bonus)
+    context = Context(bonus[:, None], jnp.array([1, 1]))
+    outcome = Outcome(tree, ModelOutput(logits), verification, context, jnp.array([0, 0]))
+    found = drafter.update(MODEL, Params(None), jnp.full((2, 2), EMPTY), outcome)
+    assert found.tolist() == [best[0, 6, [0, 2]].tolist(), best[1, 3, 1:3].tolist()]

@@ -50,6 +50,10 @@ HEADS: dict[str, Any] = {  # by kind and variant
     ),
     "eagle3": Eagle3Head(Eagle3Config.for_target(TARGET, 8)),
     "eagle3, all tokens": Eagle3Head(Eagle3Config.for_target(TARGET)),
+    "eagle3, a norm per tap": Eagle3Head(Eagle3Config.for_target(TARGET, tap_norm="each")),
+    "eagle3, joined and output norms": Eagle3Head(
+        Eagle3Config.for_target(TARGET, 8, tap_norm="joined", norm_output=True)
+    ),
     "parallel, draft vocabulary": ParallelHead(
         replace(ParallelConfig.for_target(TARGET, 3), draft_vocab_size=8)
     ),

@@ -163,10 +163,13 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
         top = jnp.argsort(-p)[: case.training.top_k]
         distance = jnp.zeros(1) if is_logits else jnp.abs(output - feature)
         right = token if case.learns_text else jnp.argmax(p)
+        over_all = {"logit_loss": -jnp.sum(p * log_q), "token_loss": -log_q[token]}
+        if case.training.distribution_loss == "lk-alpha":
+            overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)))
+            over_all = dict.fromkeys(over_all, -jnp.log(overlap))
         return {
+            **over_all,
             "feature_loss": jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5)),
-            "logit_loss": -jnp.sum(p * log_q),
-            "token_loss": -log_q[token],
             "top_loss": -jnp.sum(p[top] * log_q[top]),
             "accuracy": (jnp.argmax(log_q) == right).astype(float),
         }
@@ -310,6 +313,12 @@ CASES = {
         *heads.eagle3_head(VOCAB, layers=1),
         by_drafts,
         _decayed({"logit_loss": 1.0, "top_loss": 0.8}, 0.6, (0, 1, 2)),
+    ),
+    "eagle3 with norms": Case(
+        Eagle3Training(draft_vocab=0, test_steps=2, step_decay=0.6),
+        *heads.eagle3_head(VOCAB, layers=1, tap_norm="joined", norm_output=True),
+        by_drafts,
+        _decayed({"logit_loss": 1.0}, 0.6, (0, 1)),
     ),
     "medusa": _medusa(has_lm_heads=True),
     "medusa with the target's LM head": _medusa(has_lm_heads=False),

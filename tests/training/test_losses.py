@@ -8,12 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.losses import TOP_LOSSES, TopLoss, smooth_l1, soft_cross_entropy, top_loss
+from specjax.training.losses import (
+    TOP_LOSSES,
+    DistributionLoss,
+    TopLoss,
+    distribution_loss,
+    smooth_l1,
+    soft_cross_entropy,
+    top_loss,
+)
 from specjax.training.objectives.hass import HassTraining
 
 VOCAB, K, P = 13, 4, 0.8
 SOFT = "soft cross-entropy"  # tested along with the top losses
-MINIMAL_AT_TARGET = (SOFT, "normed-top-k-linear", "normed-top-k-softmax", "bild")
+LK = ("lk-lambda", "lk-alpha")
+MINIMAL_AT_TARGET = (SOFT, *LK, "normed-top-k-linear", "normed-top-k-softmax", "bild")
 
 
 def pairs(seed: int = 0, shape: tuple[int, ...] = (3, 5), vocab: int = VOCAB):
@@ -28,6 +37,8 @@ def pairs(seed: int = 0, shape: tuple[int, ...] = (3, 5), vocab: int = VOCAB):
 def loss_of(kind, logits, targets, k=K, p=P):
     if kind == SOFT:
         return soft_cross_entropy(logits, targets)
+    if kind in LK:
+        return distribution_loss(kind, logits, targets)
     return top_loss(kind, logits, targets, k, p)
 
 
@@ -103,7 +114,22 @@ def slow_bild(logits, targets, k, p):
     return total
 
 
+def overlap_of(logits, targets) -> float:
+    return sum(map(min, probabilities(logits), probabilities(targets)))
+
+
+def slow_blend(logits, targets, k=K, p=P, share=None):
+    """LK's blend; `share` is that of the divergence where it is a constant."""
+    overlap = overlap_of(logits, targets)
+    share = np.exp(-3 * overlap) if share is None else share
+    probs = probabilities(targets)
+    divergence = cross_entropy(probs, probabilities(logits)) - cross_entropy(probs, probs)
+    return share * divergence + (1 - share) * (1 - overlap)
+
+
 SLOW = {
+    "lk-lambda": slow_blend,
+    "lk-alpha": lambda logits, targets, k, p: -np.log(overlap_of(logits, targets)),
     SOFT: lambda logits, targets, k, p: slow_over(range(len(logits)), logits, targets),
     "top-k": lambda logits, targets, k, p: slow_over(by_likelihood(targets)[:k], logits, targets),
     "top-p": slow_top_p,
@@ -140,7 +166,8 @@ def test_a_loss_is_its_definition_at_every_slot(kind, k, p):
 
 
 def test_every_kind_is_tested_and_can_be_set():
-    assert SLOW.keys() - {SOFT} == TOP_LOSSES.keys() == {*get_args(TopLoss)}
+    assert SLOW.keys() - {SOFT, *LK} == TOP_LOSSES.keys() == {*get_args(TopLoss)}
+    assert {*get_args(DistributionLoss)} == {"cross-entropy", *LK}
     for kind in TOP_LOSSES:
         training = HassTraining(top_loss=kind, top_k=K, top_p=P)  # pyright: ignore[reportArgumentType]
         values = training.top_values(*pairs())
@@ -174,11 +201,20 @@ def test_the_gradient_is_that_of_the_definition_and_spares_the_target(kind):
     found, of_targets = gradient_of(kind, logits, targets)
     assert not np.asarray(of_targets).any()
     step, exact = 1e-6, np.asarray(logits, np.float64)
+    measure = partial(slow, kind)
+    if kind == "lk-lambda":  # gradients take the blend as it is at these logits
+        shares = [np.exp(-3 * overlap_of(*pair)) for pair in zip(exact, targets, strict=True)]
+        measure = lambda moved, targets: np.array(  # noqa: E731
+            [
+                slow_blend(*pair, share=share)
+                for *pair, share in zip(moved, targets, shares, strict=True)
+            ]
+        )
     expected = np.zeros_like(exact)
     for at in np.ndindex(*exact.shape):
         moved = np.zeros_like(exact)
         moved[at] = step
-        up, down = (slow(kind, exact + sign * moved, targets) for sign in (1, -1))
+        up, down = (measure(exact + sign * moved, targets) for sign in (1, -1))
         expected[at] = (up - down).sum() / (2 * step)
     assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -206,6 +242,46 @@ def test_extreme_logits_give_finite_values_and_gradients(kind):
     value = loss_of(kind, logits, targets)
     assert np.isfinite(value).all() and np.sum(value) > 0
     assert np.isfinite(gradient_of(kind, logits, targets)[0]).all()
+
+
+# ---- LK losses ----------------------------------------------------------------------------------
+
+
+def test_a_certain_target_makes_the_overlaps_logarithm_a_cross_entropy():
+    logits, _ = pairs()
+    targets = jnp.where(jnp.arange(VOCAB)[None, None] == 3, 0.0, -jnp.inf)
+    targets = jnp.broadcast_to(targets, logits.shape)
+    expected = -jax.nn.log_softmax(logits)[..., 3]
+    np.testing.assert_allclose(loss_of("lk-alpha", logits, targets), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LK)
+def test_an_lk_loss_is_0_at_full_overlap_and_finite_without_any(kind):
+    _, targets = pairs()
+    np.testing.assert_allclose(loss_of(kind, targets, targets), 0.0, atol=1e-6)
+    apart = jnp.array([[0.0, -1e4]]), jnp.array([[-1e4, 0.0]])
+    assert loss_of(kind, *apart) > 10
+    pull = gradient_of(kind, *apart)[0]
+    if kind == "lk-lambda":  # the divergence pulls where the overlap does not
+        np.testing.assert_allclose(pull, [[1.0, -1.0]], atol=1e-6)
+    else:
+        assert not np.asarray(pull).any()
+
+
+@pytest.mark.parametrize("kind", LK)
+def test_an_lk_loss_over_a_draft_vocabulary_overlaps_with_the_whole_distribution(kind):
+    logits, targets = pairs()
+    drafted = np.array([1, 4, 5, 11])
+    found = distribution_loss(kind, logits[..., :4], targets, jnp.asarray(drafted))
+    p, q = jax.nn.softmax(targets)[..., drafted], jax.nn.softmax(logits[..., :4])
+    overlap = np.minimum(p, q).sum(axis=-1)
+    expected = -np.log(overlap)
+    if kind == "lk-lambda":
+        within = p / p.sum(axis=-1, keepdims=True)
+        share, divergence = np.exp(-3 * overlap), (within * np.log(within / q)).sum(axis=-1)
+        expected = share * divergence + (1 - share) * (1 - overlap)
+    assert p.sum(axis=-1).max() < 0.9
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 # ---- Memory -------------------------------------------------------------------------------------

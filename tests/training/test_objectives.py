@@ -10,6 +10,7 @@ import pytest
 
 from specjax.loading.methods import METHODS
 from specjax.training import blocks
+from tests.decoding.tiny import slow_except
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.cases import (
     BY_METHOD,
@@ -49,6 +50,16 @@ def test_loss_and_gradient_are_those_of_the_definition(case):
     has_own = "lm_heads_0" in case.params  # random, and so never right
     assert has_own or max(accuracy) > 0
     np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", slow_except(BY_METHOD, "eagle3"))
+def test_every_objective_can_aim_at_the_overlap(name):
+    case = CASES[name]
+    case = replace(case, training=replace(case.training, distribution_loss="lk-alpha"))
+    expected, expected_gradient, _ = definition(case)
+    loss, gradient, _ = case.measure()
+    assert abs(loss - CASES[name].measure()[0]) > 0.01
+    assert_same((loss, gradient), (expected, expected_gradient), tolerance=2e-5)
 
 
 # ---- Masks ---------------------------------------------------------------------------------------

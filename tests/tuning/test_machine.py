@@ -176,7 +176,7 @@ def test_unavailable_methods_raise_if_named_and_are_skipped_otherwise(workload, 
     tune_machine(workload, report=seen.__setitem__)
     assert any(title.startswith("eagle2 is skipped: method 'eagle2' needs") for title in seen)
     tried = {each.name.split()[0] for each in seen["On 2 prompts"]}
-    assert tried == {"pld", "pld-plus", "pld-plus-attention"}
+    assert tried == {"pld", "pld-plus", "pld-plus-attention", "recycling"}
 
 
 def test_search_spaces_hold_settings_that_their_methods_take():

@@ -122,11 +122,15 @@ def level_tree(
             break
         is_real = valid[-1][:, level.fed]
         nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
-    return _assemble(choices, tokens, valid, level_probs), nodes
+    return assemble(choices, tokens, valid, level_probs), nodes
 
 
-def _assemble(
-    choices: Choices, tokens: list[Array], valid: list[Array], level_probs: list[Array]
+def assemble(
+    choices: Choices,
+    tokens: list[Array],
+    valid: list[Array],
+    level_probs: list[Array],
+    scores: np.ndarray | None = None,
 ) -> DraftTree:
     """Returns the tree of all levels, the root first."""
     ordered, parents = sorted_choices(choices)
@@ -144,6 +148,7 @@ def _assemble(
         depth=jnp.broadcast_to(depth, drafted.shape),
         valid=jnp.concatenate(valid, axis=1),
         draft_probs=draft_probs,
+        scores=None if scores is None else jnp.broadcast_to(scores, drafted.shape),
         is_chain=len(levels_of(choices)) == len(ordered),
     )
     return valid_first(tree)

@@ -21,9 +21,10 @@ from specjax.decoding.widths import if_in_place
 from specjax.models.target import ModelOutput, Taps, Target
 
 PARTS = ("copy", "head")
-# Pseudo-counts of first and of later tokens. Fitted, as is `KEPT`, to the copies of PLD+ in answers
-# of SmolLM2 to Spec-Bench.
-PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0]]]), np.array([[[2.0, 1.0]]])
+LONG_MATCH = 5  # equal tokens before a copy and before its source, at least
+# Pseudo-counts of first tokens, of those after long matches, and of later tokens. Fitted, as is
+# `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench; those of long matches are not.
+PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0, 3.0]]]), np.array([[[2.0, 1.0, 1.0]]])
 KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
 
 
@@ -33,9 +34,10 @@ class HybridState:
 
     parts: tuple[State, ...]
     drafted: tuple[DraftTree, ...]  # in this round, before they were merged
-    # By part, and by first and later tokens of drafts: right ones, and wrong ones after right ones.
-    right: Float[Array, "B 2 2"]
-    wrong: Float[Array, "B 2 2"]
+    has_long_match: Bool[Array, "B 2"]  # by part: this round's draft is a copy with a long match
+    # By part and kind of token, as in `PRIOR_RIGHT`: right ones, and wrong ones after right ones.
+    right: Float[Array, "B 2 3"]
+    wrong: Float[Array, "B 2 3"]
     is_finished: Bool[Array, " B"]
 
 
@@ -46,8 +48,9 @@ class Hybrid(Drafter):
     The candidates are the distinct nodes of both trees; the most likely `num_tokens - 1` are
     verified. A node of an EAGLE-2 tree is scored by its head. A node of a tree without scores, such
     as a copied chain, is scored by its drafter's recent acceptance rate: that of first tokens,
-    times that of later ones for each further token of its path. A chain is therefore short while
-    copies fail, and takes most of the budget while they succeed.
+    times that of later ones for each further token of its path. First tokens of copies whose source
+    follows the same 5 tokens or more have a separate rate. A chain is therefore short while copies
+    fail, and takes most of the budget while they succeed or matches are long.
 
     The head is skipped when its expected gain is below its cost: when the tokens that it would add,
     should the first copied one be wrong, are fewer than `head_cost` times those of a round with the
@@ -119,10 +122,11 @@ class Hybrid(Drafter):
             nodes = jnp.zeros((len(start.prompt.length), part.num_nodes), jnp.int32)
             return DraftTree(nodes, nodes, nodes, nodes > 0)
 
-        zeros = jnp.zeros((len(start.prompt.length), 2, 2))
+        zeros = jnp.zeros((len(start.prompt.length), 2, 3))
         return HybridState(
             parts=tuple(map(start_part, self.parts, _params(start.params))),
             drafted=tuple(map(empty_tree, self.parts)),
+            has_long_match=zeros[..., 0] > 0,
             right=zeros,
             wrong=zeros,
             is_finished=start.prompt.length < 0,
@@ -140,7 +144,8 @@ class Hybrid(Drafter):
         def scores(part: int, tree: DraftTree) -> Float[Array, "B N"]:
             if tree.scores is not None:
                 return tree.scores
-            return rates[:, part, :1] + (tree.depth - 1) * rates[:, part, 1:]
+            first = jnp.where(has_long_match(tree, context), rates[:, part, 1], rates[:, part, 0])
+            return first[:, None] + (tree.depth - 1) * rates[:, part, 2:]
 
         def draft(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
             (tree, _), head_state = head.propose(target, for_head, carry[1], context, draw)
@@ -150,7 +155,7 @@ class Hybrid(Drafter):
             return head.skip(target, for_head, head_state, context, draw)
 
         (copied, _), copy_state = copy.propose(target, for_copy, state.parts[0], context, draw)
-        needs_head = self._needs_head(state, _depth(copied))
+        needs_head = self._needs_head(state, _depth(copied), has_long_match(copied, context))
         shape, _ = jax.eval_shape(draft, context, (None, state.parts[1]))
         empty = root_only(shape, context.root)
         runs_head = jnp.any(needs_head & ~state.is_finished)
@@ -164,7 +169,12 @@ class Hybrid(Drafter):
         bare = (
             DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in (copied, tree)
         )
-        return Proposal(merged), replace(state, parts=(copy_state, head_state), drafted=tuple(bare))
+        return Proposal(merged), replace(
+            state,
+            parts=(copy_state, head_state),
+            drafted=tuple(bare),
+            has_long_match=jnp.stack([has_long_match(part, context) for part in (copied, tree)], 1),
+        )
 
     def update(
         self, target: Target, params: Params, state: HybridState, outcome: Outcome
@@ -176,23 +186,31 @@ class Hybrid(Drafter):
         agreed = jnp.stack([num_matching(tree, outcome) for tree in state.drafted], axis=1)
         deepest = jnp.stack([_depth(tree) for tree in state.drafted], axis=1)
         is_wrong = agreed < jnp.minimum(deepest, outcome.num_committed[:, None])
-        kept = jnp.where(deepest > 0, KEPT, 1.0)[..., None]
-        right = jnp.stack([agreed > 0, jnp.maximum(agreed - 1, 0)], axis=2)
-        wrong = jnp.stack([is_wrong & (agreed == 0), is_wrong & (agreed > 0)], axis=2)
+        is_long, is_any = state.has_long_match, agreed >= 0
+        counts = jnp.stack([~is_long, is_long, is_any], axis=2)
+        first, later = agreed > 0, jnp.maximum(agreed - 1, 0)
+        right = counts * jnp.stack([first, first, later], axis=2)
+        wrong = counts & jnp.stack([is_wrong & ~first] * 2 + [is_wrong & first], axis=2)
+        kept = jnp.where(counts & (deepest > 0)[..., None], KEPT, 1.0)
         return HybridState(
             parts=tuple(map(update_part, self.parts, _params(params), state.parts)),
             drafted=state.drafted,
+            has_long_match=is_long,
             right=kept * state.right + right,
             wrong=kept * state.wrong + wrong,
             is_finished=outcome.num_committed == 0,
         )
 
-    def _needs_head(self, state: HybridState, depth: Int[Array, " B"]) -> Bool[Array, " B"]:
+    def _needs_head(
+        self, state: HybridState, depth: Int[Array, " B"], is_long: Bool[Array, " B"]
+    ) -> Bool[Array, " B"]:
         """Whether the head's expected gain, with a copy of this depth, exceeds its cost."""
-        first, later = jnp.moveaxis(jnp.exp(log_rates(state))[:, 0], -1, 0)
+        short, long, later = jnp.moveaxis(jnp.exp(log_rates(state))[:, 0], -1, 0)
+        first = jnp.where(is_long, long, short)
         copied = first * (1 - later**depth) / (1 - later)  # tokens expected
-        num_right, num_drafts = jnp.sum(state.right[:, 1], 1), state.right + state.wrong
-        predicted = (1 + num_right) / (1 + num_drafts[:, 1, 0])  # one token before it is known
+        num_right = jnp.sum(state.right[:, 1], 1)
+        num_drafts = jnp.sum((state.right + state.wrong)[:, 1, :2], 1)
+        predicted = (1 + num_right) / (1 + num_drafts)  # one token before it is known
         if type(self.parts[1]).skip is Drafter.skip:  # nothing would be saved
             return depth >= 0
         return (depth == 0) | ((1 - first) * predicted > self.head_cost * (1 + copied))
@@ -217,8 +235,20 @@ def _depth(tree: DraftTree) -> Int[Array, " B"]:
     return jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
 
 
-def log_rates(state: HybridState) -> Float[Array, "B 2 2"]:
-    """Returns the log-probability that a drafted token is right, by part and by first and later."""
+def has_long_match(tree: DraftTree, context: Context) -> Bool[Array, " B"]:
+    """Whether a tree was copied from behind the last `LONG_MATCH` tokens of the text, or more."""
+    if tree.source is None:
+        return context.length < 0
+    back = jnp.arange(LONG_MATCH)[None, :]
+    ends = tree.source[:, :1], context.length[:, None] - 1
+    here, there = (
+        jnp.take_along_axis(context.tokens, jnp.maximum(end - back, 0), axis=1) for end in ends
+    )
+    return jnp.all(here == there, axis=1) & (tree.source[:, 0] >= LONG_MATCH - 1)
+
+
+def log_rates(state: HybridState) -> Float[Array, "B 2 3"]:
+    """Returns the log-probability that a drafted token is right, by part and kind of token."""
     right, wrong = state.right + PRIOR_RIGHT, state.wrong + PRIOR_WRONG
     return jnp.log(right / (right + wrong))
 

@@ -8,7 +8,7 @@ an LM head; the embedding is the target's, frozen. RoPE positions are slots. Li 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.quantize import Weight
 from specjax.models.target import Target
 
+TapNorm = Literal["none", "each", "joined"]
 LOGIT_PARAMS = ("norm", "lm_head")  # the params that turn the layer's output into logits
 
 
@@ -30,6 +31,8 @@ class Eagle3Config(LayeredConfig):
     """The shape of a head of one layer."""
 
     tapped: tuple[int, ...] = ()  # layers of the target, as numbered by `Taps`
+    tap_norm: TapNorm = "none"  # of the target's features
+    norm_output: bool = False  # the feature to draft below is normed
     has_lm_heads: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -49,10 +52,12 @@ class Eagle3Config(LayeredConfig):
         return self.tapped
 
     @classmethod
-    def for_target(cls, target: TransformerConfig, draft_vocab_size: int = 0) -> "Eagle3Config":
+    def for_target(
+        cls, target: TransformerConfig, draft_vocab_size: int = 0, **norms: Any
+    ) -> "Eagle3Config":
         """Returns the published shape: one layer with the sizes of the target's."""
         tapped = default_taps(target)
-        return cls(layers_like(target, 1), tapped, draft_vocab_size=draft_vocab_size)
+        return cls(layers_like(target, 1), tapped, draft_vocab_size=draft_vocab_size, **norms)
 
 
 def default_taps(target: TransformerConfig) -> tuple[int, ...]:
@@ -90,7 +95,9 @@ class Eagle3Layer(DecoderLayer):
 class Eagle3Head(LayeredHead):
     """The head; `fc` maps the target's features, and only these, to the hidden size.
 
-    The output of `run` is both the feature to draft below and the input of `logits`.
+    The output of `run` is both the feature to draft below and the input of `logits`. EAGLE-3.1
+    (arXiv 2605.09992) adds norms: of the target's features before `fc`, `each` layer's or all
+    `joined`, and of the output.
     """
 
     config: Eagle3Config
@@ -98,6 +105,10 @@ class Eagle3Head(LayeredHead):
     def setup(self):
         self.add_draft_tokens()
         config = self.config.layers
+        if self.config.tap_norm == "each":
+            self.fc_norm = [RMSNorm(config.rms_norm_eps) for _ in self.config.tapped]
+        elif self.config.tap_norm == "joined":
+            self.input_norm = RMSNorm(config.rms_norm_eps)
         self.fc = Linear(config.hidden_size)
         self.layer = Eagle3Layer(config)
         self.norm = RMSNorm(config.rms_norm_eps)
@@ -113,17 +124,26 @@ class Eagle3Head(LayeredHead):
     ) -> Float[Array, "B Q E"]:
         features = features.astype(embedded.dtype)
         if features.shape[-1] != self.config.hidden_size:  # the target's, not the head's
-            features = self.fc(features)
+            features = self.fc(self.normed_taps(features))
         return jnp.concatenate([embedded, features], axis=-1)
 
+    def normed_taps(self, features: Float[Array, "B Q F"]) -> Float[Array, "B Q F"]:
+        """Returns the target's features as `fc` reads them."""
+        if self.config.tap_norm == "each":
+            taps = jnp.split(features, len(self.config.tapped), axis=-1)
+            taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
+            return jnp.concatenate(taps, axis=-1)
+        return self.input_norm(features) if self.config.tap_norm == "joined" else features
+
     def finished(self, x: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        x = self.norm(x) if self.config.norm_output else x
         if self.is_initializing():
             self.to_logits(x)
         return x
 
     def to_logits(self, x: Float[Array, "... D"]) -> Float[Array, "... R"]:
         """See `logits`."""
-        return self.lm_head(self.norm(x))
+        return self.lm_head(x if self.config.norm_output else self.norm(x))
 
     @nn.nowrap
     def logits(

@@ -25,7 +25,15 @@ from specjax.models.config import TransformerConfig, Variant, json_object
 from specjax.models.families import config_from, config_values, llama
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io import head_format
-from specjax.models.io.head_format import HeadFile, HeadFormat, Names, Shapes, Signature, Values
+from specjax.models.io.head_format import (
+    ABOUT,
+    HeadFile,
+    HeadFormat,
+    Names,
+    Shapes,
+    Signature,
+    Values,
+)
 from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.quantize import dequantized
@@ -34,7 +42,6 @@ from specjax.models.shapes import expected_shapes, shape_mismatches, shapes_of
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"  # the subfolder of a training run
 HEAD = "head"  # the folder of the head within that of its training run
-ABOUT = "specjax"  # the key of config.json for what other loaders do not read
 SIZES = {  # keys of config.json: fields of the target's config
     "hidden_size": "hidden_size",
     "vocab_size": "vocab_size",

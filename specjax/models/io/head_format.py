@@ -14,6 +14,7 @@ from specjax.models.quantize import dequantized
 from specjax.models.transformer import Transformer
 
 WEIGHTS = "model.safetensors"  # where other loaders look first
+ABOUT = "specjax"  # the key of config.json for what other loaders do not read
 NOTHING = r"(?!)"  # a pattern
 Values = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name

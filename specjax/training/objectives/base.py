@@ -20,7 +20,14 @@ from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
 from specjax.training.data import slot_mask
-from specjax.training.losses import LossAndMetrics, LossFn, TopLoss, soft_cross_entropy, top_loss
+from specjax.training.losses import (
+    DistributionLoss,
+    LossAndMetrics,
+    LossFn,
+    TopLoss,
+    distribution_loss,
+    top_loss,
+)
 from specjax.training.optimizer import OptimizerOptions
 
 Batch = Mapping[str, Array]  # see `training.data`
@@ -54,6 +61,10 @@ class HeadTraining(ABC):
     The docstring of a subclass is the help of `specjax train METHOD`, and its fields are options.
     """
 
+    distribution_loss: DistributionLoss = "cross-entropy"
+    """The loss on the whole distribution: the published cross-entropy, or an LK loss, which aims at
+    acceptance (lk-lambda blends the divergence and the overlap with the target's distribution,
+    lk-alpha is the overlap's logarithm)."""
     top_loss: TopLoss = "top-k"
     """The loss on the target's most likely tokens (HASS, Table 3)."""
     top_weight: float = setting(0.0, at_least=0)
@@ -109,7 +120,7 @@ class HeadTraining(ABC):
     ) -> SlotValues:
         """Returns the losses of each slot against the target's distribution."""
         values = {
-            "logit_loss": soft_cross_entropy(logits, target_logits),
+            "logit_loss": distribution_loss(self.distribution_loss, logits, target_logits),
             "is_right": best_token(logits) == best_token(target_logits),
         }
         return values | self.top_values(logits, target_logits)

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle3 import LOGIT_PARAMS, Eagle3Config, Eagle3Head
+from specjax.models.heads.eagle3 import LOGIT_PARAMS, Eagle3Config, Eagle3Head, TapNorm
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training.blocks import SlotValues
-from specjax.training.losses import LossAndMetrics, soft_cross_entropy
+from specjax.training.losses import LossAndMetrics, distribution_loss
 from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions
 
@@ -38,6 +38,10 @@ class Eagle3Training(HeadTraining):
     """Steps of training-time test; a draft is trained to that depth."""
     step_decay: float = setting(0.8, at_least=0)
     """Weight of each step's loss relative to the step before."""
+    tap_norm: TapNorm = "none"
+    """Norms of EAGLE-3.1 before `fc`: one for each of the target's layers, or one for all."""
+    norm_output: bool = False
+    """The output norm of EAGLE-3.1: drafts continue from what the LM head reads."""
 
     flags: ClassVar = MappingProxyType({"draft_vocab_size": "--draft-vocab"})
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
@@ -47,7 +51,8 @@ class Eagle3Training(HeadTraining):
 
     def new_head(self, target: TransformerConfig) -> Eagle3Head:
         count = self.draft_vocab if self.draft_vocab < target.vocab_size else 0
-        return Eagle3Head(Eagle3Config.for_target(target, count))
+        norms = {"tap_norm": self.tap_norm, "norm_output": self.norm_output}
+        return Eagle3Head(Eagle3Config.for_target(target, count, **norms))
 
     def step_loss(self, head: Eagle3Head, params: Any, step: Step) -> LossAndMetrics:
         features, streams, predictions = step.tapped, (), []
@@ -64,7 +69,8 @@ class Eagle3Training(HeadTraining):
                 best, target_logits = drafted[best], teacher.logits[..., drafted]
                 is_drafted = jnp.zeros(teacher.logits.shape[-1], bool).at[drafted].set(True)
                 counts = is_drafted[target_best]
-            losses = {"logit_loss": soft_cross_entropy(logits, target_logits)}
+            loss = distribution_loss(self.distribution_loss, logits, teacher.logits, drafted)
+            losses = {"logit_loss": loss}
             losses |= self.top_values(logits, target_logits)
             losses = {name: jnp.where(counts, loss, 0.0) for name, loss in losses.items()}
             return losses | {"is_right": best == target_best}

@@ -19,7 +19,7 @@ from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.training.blocks import SlotValues
-from specjax.training.losses import LossAndMetrics
+from specjax.training.losses import LossAndMetrics, distribution_loss
 from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
 from specjax.training.optimizer import OptimizerOptions
 
@@ -43,10 +43,11 @@ class TokenTraining(HeadTraining):
 
         def values_of(trained: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
             logits, labels = logits_of(trained, predicted), teacher.labels
-            values = {
-                "token_loss": optax.softmax_cross_entropy_with_integer_labels(logits, labels),
-                "is_right": best_token(logits) == labels,
-            }
+            if self.distribution_loss == "cross-entropy":
+                loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            else:  # LK losses compare with the target's distribution, not with the text
+                loss = distribution_loss(self.distribution_loss, logits, teacher.logits)
+            values = {"token_loss": loss, "is_right": best_token(logits) == labels}
             return values | self.top_values(logits, teacher.logits)
 
         weights = {"token_loss": 1.0, "top_loss": self.top_weight}

@@ -2,7 +2,8 @@
 
 The config is that of a Llama and describes the head's layer; without `rope_theta` RoPE's base is
 10000. `d2t` holds, for each token of the draft vocabulary, its id less its place; `t2d` marks these
-tokens and follows from it. Both are absent if all tokens are drafted.
+tokens and follows from it. Both are absent if all tokens are drafted. The norms of EAGLE-3.1 before
+`fc` are `fc_norm.0` and so on, or `input_norm`; `norm_output` in the config is that of the output.
 """
 
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.core.errors import warn
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_format import (
+    ABOUT,
     HeadFile,
     HeadFormat,
     Layout,
@@ -21,19 +24,30 @@ from specjax.models.io.head_format import (
     Shapes,
     Signature,
     Values,
+    has,
     rows,
 )
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
+NORM_OUTPUT = "norm_output"
 
 
 def _config(
     shapes: Shapes, layers: TransformerConfig, values: Values, target: TransformerConfig
 ) -> Eagle3Config:
     """Takes the tapped layers from config.json, or as published from the target's depth."""
-    named = values.get(TAPS) or (values.get("eagle_config") or {}).get(TAPS)
-    tapped = tuple(named) if named else default_taps(target)
-    return Eagle3Config(layers, tapped, draft_vocab_size=rows(shapes, "d2t"))
+    nested = values.get("eagle_config") or {}
+    tapped = tuple(values.get(TAPS) or nested.get(TAPS) or default_taps(target))
+    tap_norm = "joined" if has(shapes, r"input_norm\.weight") else "none"
+    tap_norm = "each" if has(shapes, r"fc_norm\.0\.weight") else tap_norm
+    norm_output = bool(values.get(NORM_OUTPUT, nested.get(NORM_OUTPUT)))
+    if norm_output and ABOUT not in values:
+        warn(
+            f"the head's config has {NORM_OUTPUT}, so it drafts from normed outputs; SpecForge "
+            f"trained some such heads without: if almost nothing is accepted, set {NORM_OUTPUT} to "
+            "false there"
+        )
+    return Eagle3Config(layers, tapped, tap_norm, norm_output, draft_vocab_size=rows(shapes, "d2t"))
 
 
 def _decode(params: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +60,8 @@ def _decode(params: dict[str, Any]) -> dict[str, Any]:
 def _encode(file: HeadFile) -> None:
     config = file.config
     file.values["draft_vocab_size"] = config.num_drafted
+    if config.norm_output:
+        file.values[NORM_OUTPUT] = True
     if config.tapped != default_taps(file.target):
         file.values[TAPS] = list(config.tapped)
     if "d2t" in file.tensors:
@@ -56,6 +72,7 @@ def _encode(file: HeadFile) -> None:
 
 NAMES = (
     Names("layer.", "midlayer."),
+    Names("fc_norm_{}.", "fc_norm.{}."),
     Names(DRAFT_TOKENS, "d2t"),
     Names("", ""),
 )
