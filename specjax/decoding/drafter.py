@@ -23,10 +23,11 @@ State = Any  # a pytree that the drafter defines
 
 
 class Params(NamedTuple):
-    """The arrays of one request: the weights, and any other data that the drafter reads."""
+    """The arrays of one request: the weights, and what else drafter and processors read."""
 
     target: Any
     drafter: Any = None  # weights, a classifier, a datastore, or None
+    processors: tuple[Any, ...] = ()  # of each of `Sampling.processors`, if any has arrays
 
 
 class Start(NamedTuple):

@@ -9,6 +9,7 @@ round is not special.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,17 @@ from specjax.core.compilation import jit_loops
 from specjax.core.errors import SpecjaxError, check_type, check_whole
 from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
+from specjax.decoding.processors import Controls, Processor
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
-from specjax.decoding.tree import NO_BONUS, DraftTree, Verification
+from specjax.decoding.tree import (
+    NO_BONUS,
+    DraftTree,
+    LogProbs,
+    Verification,
+)
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
@@ -93,6 +100,14 @@ class Engine:
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
+        arrays, processors = params.processors, self.sampling.processors
+        if arrays and len(arrays) != len(processors):
+            raise SpecjaxError(
+                f"Params.processors has {len(arrays)} entries for {len(processors)} processors of "
+                "Sampling; pass one for each, or None"
+            )
+        for processor, arrays in zip(*self._processors(params), strict=True):
+            processor.check(arrays, self.target.config.vocab_size, self.eos)
         if (batch := prompt.tokens.shape[0]) > 1:
             check_batch(self.mesh, batch, "a batch of")
         shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
@@ -209,7 +224,7 @@ class Engine:
         """Lets the drafter propose; sequences that are done keep only the root."""
         context = Context(state.tokens, state.length)
         (tree, probe), drafter_state = self.drafter.propose(
-            self.target, params, state.drafter, context, self._draw(state)
+            self.target, params, state.drafter, context, self._draw(params, state)
         )
         if tree.num_nodes > self.drafter.num_nodes:  # the cache would be too small
             raise SpecjaxError(
@@ -224,7 +239,7 @@ class Engine:
         self, params: Params, state: LoopState, proposal: Proposal
     ) -> tuple[ModelOutput, Verification, KVCache]:
         """Verifies the proposal in one target pass; see `verify_pass`."""
-        weights, draw = params.target, self._draw(state)
+        weights, draw = params.target, self._draw(params, state)
         request = self.target, self.drafter, weights, state.cache, proposal, draw
         return verify_pass(*request, state.min_width)
 
@@ -244,6 +259,7 @@ class Engine:
         max_length = state.prompt_length + self.max_new_tokens
         max_length = jnp.minimum(max_length, self.target.config.longest_from(state.prompt_length))
         state = record_sources(state, tree, verification)
+        state = record_logprobs(state, verification)
         state, count = append(state, tree, verification, max_length, self.eos)
         if tree.is_chain:
             cache = cache.advance(count)
@@ -258,6 +274,7 @@ class Engine:
         )
         drafter_state = self.drafter.update(self.target, params, state.drafter, outcome)
         state = replace(state, cache=cache, drafter=drafter_state)
+        state = self._commit_processors(params, state, verification.path.shape[1], count)
         if state.hidden is None or output.hidden is None:
             return state
         on_path = outcome.along_path(output.hidden)
@@ -265,11 +282,35 @@ class Engine:
 
     @property
     def _for_prefill(self) -> "Engine":
-        # Prefill does not depend on sampling and EOS, so their values share a program.
-        return replace(self, sampling=Sampling(), eos=())
+        # Prefill does not depend on most of sampling and EOS, so their values share a program.
+        return replace(self, sampling=self.sampling.for_prefill, eos=())
 
-    def _draw(self, state: LoopState) -> Draw:
-        return Draw(state.sequence_keys, state.length, self.sampling)
+    def _processors(self, params: Params) -> tuple[tuple[Processor, ...], tuple[Any, ...]]:
+        """Returns the processors and the arrays of each."""
+        processors, arrays = self.sampling.all_processors, params.processors
+        return processors, (None,) * (len(processors) - len(arrays)) + tuple(arrays)
+
+    def _commit_processors(
+        self, params: Params, state: LoopState, width: int, count: Int[Array, " B"]
+    ) -> LoopState:
+        """Advances the processors by the last `count[b]` committed tokens, at most `width`."""
+        if not state.processors:
+            return state
+        place = (state.length - count)[:, None] + jnp.arange(width)[None, :]
+        tokens = jnp.take_along_axis(state.tokens, place, axis=1)
+        parts = zip(*self._processors(params), state.processors, strict=True)
+        after = (processor.commit(arrays, old, tokens, count) for processor, arrays, old in parts)
+        return replace(state, processors=tuple(after))
+
+    def _draw(self, params: Params, state: LoopState) -> Draw:
+        draw = Draw(state.sequence_keys, state.length, self.sampling)
+        if not state.processors:
+            return draw
+        processors, arrays = self._processors(params)
+        text = state.tokens, state.length, state.prompt_length
+        return replace(
+            draw, controls=Controls(*text, state.processors, arrays, processors, self.eos)
+        )
 
 
 @partial(jit_loops, static_argnames="engine")
@@ -304,6 +345,13 @@ def _prefill(
         params.target, fed, prompt.length - 1, cache, target, drafter.taps, cached_hidden
     )
     count = max_new_tokens + drafter.max_depth + 1
+    processor_states = tuple(
+        processor.init(arrays, prompt, target.config.vocab_size)
+        for processor, arrays in zip(*engine._processors(params), strict=True)
+    )
+    recorded, logprobs = engine.sampling.logprobs, None
+    if recorded is not None:
+        logprobs = LogProbs.zeros(batch, padded + count, recorded)
     hidden = prefilled.hidden
     if hidden is not None:
         prefilled = replace(prefilled, hidden=hidden[:, :padded])
@@ -327,6 +375,8 @@ def _prefill(
         ),
         min_width=jnp.ones((), jnp.int32),
         hidden=hidden,
+        processors=processor_states,
+        logprobs=logprobs,
     )
     return engine.constrain(state)
 
@@ -361,9 +411,7 @@ def append(
     """
     steps = jnp.arange(verification.path.shape[1])[None, :]
     is_drafted = steps < verification.num_accepted[:, None]
-    below_root = jnp.pad(verification.path[:, 1:], ((0, 0), (0, 1)))
-    drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
-    new_tokens = jnp.where(is_drafted, drafted, verification.bonus[:, None])
+    new_tokens = verification.new_tokens(tree, is_drafted)
 
     room = jnp.maximum(max_length - state.length, 0)
     count = jnp.minimum(verification.num_accepted + 1, room)
@@ -392,6 +440,15 @@ def append(
         stats=stats,
     )
     return new_state, count
+
+
+def record_logprobs(state: LoopState, verification: Verification) -> LoopState:
+    """Records the log-probabilities of the new tokens, if they are computed."""
+
+    def record(values: Array, new: Array) -> Array:
+        return write_slots(values, new, state.length, axis=1)
+
+    return replace(state, logprobs=jax.tree.map(record, state.logprobs, verification.logprobs))
 
 
 def record_sources(state: LoopState, tree: DraftTree, verification: Verification) -> LoopState:

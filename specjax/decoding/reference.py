@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.compilation import jit_loops
+from specjax.decoding.processors import Nodes
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_request
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from specjax.decoding.tree import chain
 from specjax.models.target import Target, causal_rows
 
 
@@ -25,21 +27,25 @@ def reference_generate(
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
+    processor_params: tuple[Any, ...] = (),
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
     """Generates the tokens that every method must produce; returns tokens and lengths.
 
-    It runs the whole text through the target for every token. `params` are the target's; tokens
-    beyond the length are 0.
+    It runs the whole text through the target for every token, and applies every setting to it by
+    its definition. `params` are the target's, `processor_params` those of `sampling.processors`;
+    tokens beyond the length are 0.
 
     Raises:
         SpecjaxError: if the request is invalid.
     """
     check_request(params, prompt, target, max_new_tokens)
-    return _generate(params, prompt, key, target, sampling, max_new_tokens, as_tuple(eos, target))
+    arrays = processor_params or (None,) * len(sampling.processors)
+    settings = target, sampling, max_new_tokens, as_tuple(eos, target)
+    return _generate(params, prompt, key, arrays, *settings)
 
 
-@partial(jit_loops, static_argnums=(3, 4, 5, 6))
-def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
+@partial(jit_loops, static_argnums=(4, 5, 6, 7))
+def _generate(params, prompt, key, arrays, target, sampling, max_new_tokens, eos):
     batch, padded = prompt.tokens.shape
     num_slots = padded + max_new_tokens
     keys = sequence_keys(key, batch)
@@ -51,6 +57,7 @@ def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
         output, _ = target.run(params, rows, cache)
         assert output.logits is not None
         last = jnp.take_along_axis(output.logits, length[:, None, None] - 1, axis=1)
+        last = _processed(last[:, 0], tokens, length, prompt, sampling, eos, arrays)[:, None]
         scores = Draw(keys, length, sampling).perturbed(last, length[:, None])
         token = jnp.where(is_done, 0, jnp.argmax(scores[:, 0], axis=-1)).astype(jnp.int32)
         tokens = jax.vmap(lambda old, at, new: old.at[at].set(new))(tokens, length, token)
@@ -63,3 +70,57 @@ def _generate(params, prompt, key, target, sampling, max_new_tokens, eos):
     tokens, length, _ = lax.fori_loop(0, max_new_tokens, next_token, carry)
     at = prompt.length[:, None] + jnp.arange(max_new_tokens)[None, :]
     return jnp.take_along_axis(tokens, at, axis=1), length - prompt.length
+
+
+def _processed(
+    logits: Float[Array, "B V"],
+    tokens: Int[Array, "B S"],
+    length: Int[Array, " B"],
+    prompt: Prompt,
+    sampling: Sampling,
+    eos: tuple[int, ...],
+    arrays: tuple[Any, ...],
+) -> Float[Array, "B V"]:
+    """Applies all processors by their definitions to the logits after whole texts."""
+    ids, places = jnp.arange(logits.shape[-1])[None, :], jnp.arange(tokens.shape[1])[None, :]
+    logits = logits.astype(jnp.float32)
+
+    def count(is_counted: Bool[Array, "B S"]) -> Int[Array, "B V"]:
+        return jnp.sum((tokens[..., None] == ids[:, None]) & is_counted[..., None], axis=1)
+
+    for token, bias in dict(sampling.logit_bias).items():
+        logits = jnp.where(ids == token, logits + bias, logits)
+    is_text, is_new = places < length[:, None], places >= prompt.length[:, None]
+    if sampling.repetition_penalty != 1:
+        penalty = sampling.repetition_penalty
+        penalised = jnp.where(logits < 0, logits * penalty, logits / penalty)
+        logits = jnp.where(count(is_text) > 0, penalised, logits)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        num_seen = count(is_text & is_new)
+        logits = logits - sampling.presence_penalty * (num_seen > 0)
+        logits = logits - sampling.frequency_penalty * num_seen
+    for *before, last in sampling.bad_words:
+        place = (length - len(before))[:, None] + jnp.arange(len(before))[None, :]
+        same = jnp.take_along_axis(tokens, jnp.maximum(place, 0), axis=1) == jnp.int32(before)[None]
+        is_next = jnp.all(same & (place >= 0), axis=1, keepdims=True)
+        is_end = not before and last in eos
+        logits = jnp.where(is_next & (ids == last) & (not is_end), -jnp.inf, logits)
+    is_short = (length - prompt.length < sampling.min_new_tokens)[:, None]
+    for token in eos:
+        logits = jnp.where(is_short & (ids == token), -jnp.inf, logits)
+    return _by_users(logits, tokens, length, prompt, sampling, eos, arrays)
+
+
+def _by_users(logits, tokens, length, prompt, sampling, eos, arrays):
+    """Applies `Sampling.processors`, their states computed anew from the prompt on."""
+    num_new = length - prompt.length
+    place = prompt.length[:, None] + jnp.arange(tokens.shape[1] - prompt.tokens.shape[1])[None]
+    new_tokens = jnp.take_along_axis(tokens, place, axis=1)
+    root = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    tree = chain(root[:, 0], root[:, :0], jnp.zeros_like(length))
+    nodes = Nodes(tree, tokens, length, prompt.length, 0, eos)
+    for processor, values in zip(sampling.processors, arrays, strict=True):
+        state = processor.init(values, prompt, logits.shape[-1])
+        state = processor.commit(values, state, new_tokens, num_new)
+        logits = processor.apply(values, logits[:, None], state, nodes)[:, 0]
+    return logits

@@ -7,6 +7,8 @@ so its noise also depends on the round. `typical` draws as `coupled` does, but a
 token that is typical: it is LOSSY.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +19,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_tokens
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import SettingError, check_fields, setting
+from specjax.decoding.processors import (
+    BadWords,
+    Controls,
+    LogitBias,
+    MinNewTokens,
+    Penalties,
+    Processor,
+)
+from specjax.decoding.tree import DraftTree
 
 # Streams of `rejection` noise: for the drafter, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
@@ -31,6 +42,10 @@ LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is no
 class Sampling:
     """Static settings: how the target's tokens are drawn, and which drafted ones are accepted.
 
+    The logits pass, in this order: `logit_bias`; the penalties for repetition, presence and
+    frequency; `bad_words`; `min_new_tokens`; `processors`; and above temperature 0 temperature,
+    `top_k`, `top_p`, `min_p`.
+
     Under `typical` verification a drafted token is accepted if its probability exceeds
     min(`typical_epsilon`, `typical_delta` exp(-entropy)) (Medusa, section 2.3.1).
     """
@@ -41,9 +56,43 @@ class Sampling:
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     typical_epsilon: float = setting(0.09, at_least=0, at_most=1)
     typical_delta: float = setting(0.3, at_least=0, at_most=1)
+    min_p: float = setting(0.0, at_least=0, at_most=1, advice="0 keeps all tokens")
+    repetition_penalty: float = setting(1.0, above=0, advice="1 changes nothing")
+    presence_penalty: float = setting(0.0, at_least=-2, at_most=2)
+    frequency_penalty: float = setting(0.0, at_least=-2, at_most=2)
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    """Numbers to add to the logits of token ids."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that must not appear."""
+    min_new_tokens: int = setting(0, at_least=0)
+    """New tokens before an end token may come."""
+    processors: tuple[Processor, ...] = ()
+    """Further processors; their arrays are `Params.processors`."""
+    logprobs: int | None = setting(None, at_least=0, at_most=20, advice="omit it to record none")
+    """Record log-probabilities of new tokens and of this many of the most likely ones."""
 
     def __post_init__(self):
         check_fields(self)
+        object.__setattr__(self, "logit_bias", tuple(dict(self.logit_bias).items()))  # hashable
+        if () in self.bad_words:
+            raise SettingError("bad_words", "holds an empty sequence; pass the ids of words")
+
+    @property
+    def all_processors(self) -> tuple[Processor, ...]:
+        """The processors that the settings switch on, in their order, then `processors`."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        switched_on = (
+            LogitBias(tuple(dict(self.logit_bias).items())) if self.logit_bias else None,
+            Penalties(*penalties) if penalties != (1, 0, 0) else None,
+            BadWords(self.bad_words) if self.bad_words else None,
+            MinNewTokens(self.min_new_tokens) if self.min_new_tokens else None,
+        )
+        return (*filter(None, switched_on), *self.processors)
+
+    @property
+    def for_prefill(self) -> "Sampling":
+        """The part that prefill depends on, so that the other settings share its program."""
+        return Sampling(processors=self.all_processors, logprobs=self.logprobs)
 
     @property
     def is_greedy(self) -> bool:
@@ -73,10 +122,11 @@ class Sampling:
         return self.verification == "coupled" and not self.is_greedy
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
-        """Returns float32 log-probabilities after temperature, top-k and top-p; -inf where cut.
+        """Returns float32 log-probabilities after temperature and filters; -inf where cut.
 
         Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and any that tie
-        with its last one. Greedy decoding skips the filters.
+        with its last one. Min-p keeps tokens at least `min_p` times as likely as the most likely
+        one. Greedy decoding skips the filters.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
@@ -90,6 +140,10 @@ class Sampling:
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         if self.top_p < 1:
             is_kept = _top_p_mask(log_probs, max(self.top_p, MIN_TOP_P))
+            log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
+        if self.min_p > 0:
+            least = jnp.max(log_probs, axis=-1, keepdims=True) + math.log(self.min_p)
+            is_kept = log_probs >= least
             log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
         return log_probs
 
@@ -123,6 +177,13 @@ class Draw:
     sampling: Sampling = static()
     draft_vocab: Int[Array, " R"] | None = None  # None: all tokens
     vocab_size: int = static(default=0)  # of the target; 0 without a draft vocabulary
+    controls: Controls | None = None  # None: the logits are used as they are
+
+    def processed(
+        self, logits: Float[Array, "B N V"], tree: DraftTree, max_depth: int
+    ) -> Float[Array, "B N V"]:
+        """Returns the target's logits after each node as the processors change them."""
+        return logits if self.controls is None else self.controls.apply(logits, tree, max_depth)
 
     def restricted_to(self, draft_vocab: Int[Array, " R"], vocab_size: int) -> "Draw":
         """Returns the draws restricted to some tokens of a vocabulary."""

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.decoding.tree import LogProbs
 from specjax.models.cache import KVCache
 
 NO_SOURCE = -1
@@ -44,14 +45,15 @@ class Generation:
     source: Int[Array, "B M"]
     stats: Stats
     is_finite: Bool[Array, " B"]  # False: it ended early, at NaN or infinite logits
+    logprobs: LogProbs | None = None  # zero beyond length; None: not recorded
 
     def check(self) -> None:
         """Waits for the result and checks that every logit was finite."""
         for sequence in np.flatnonzero(~np.asarray(self.is_finite)):
             raise SpecjaxError(
-                f"sequence {sequence}: the target's logits are NaN or infinite after "
-                f"{self.length[sequence]} new tokens; use dtype bfloat16 or float32, or check the "
-                "weights"
+                f"sequence {sequence}: the target's logits are NaN or infinite, or processors "
+                f"banned all tokens, after {self.length[sequence]} new tokens; use dtype bfloat16 "
+                "or float32, or check weights and processors"
             )
 
 
@@ -73,12 +75,19 @@ class LoopState:
     min_width: Int[Array, ""]  # nodes of the next pass; more than 1 only to warm up
     # Tapped hidden states without the root's, in a conversation: see `Engine.resume`.
     hidden: Float[Array, "B S T D"] | None = None
+    processors: tuple[Any, ...] = ()  # their states after the committed tokens
+    logprobs: LogProbs | None = None  # entry s: of the token at position s of the text
 
     def generation(self, max_new_tokens: int) -> Generation:
         """Returns the new tokens so far."""
         length = self.length - self.prompt_length
         at = self.prompt_length[:, None] + jnp.arange(max_new_tokens)[None, :]
         is_new = jnp.arange(max_new_tokens)[None, :] < length[:, None]
+
+        def new(values: Array) -> Array:  # [B, S, ...]
+            values = jax.vmap(lambda entries, place: entries[place])(values, at)
+            return jnp.where(is_new.reshape(*is_new.shape, *[1] * (values.ndim - 2)), values, 0)
+
         return Generation(
             tokens=jnp.where(is_new, jnp.take_along_axis(self.tokens, at, axis=1), 0),
             length=length,
@@ -86,4 +95,5 @@ class LoopState:
             source=jnp.where(is_new, jnp.take_along_axis(self.source, at, axis=1), NO_SOURCE),
             stats=self.stats,
             is_finite=self.is_finite,
+            logprobs=jax.tree.map(new, self.logprobs),
         )

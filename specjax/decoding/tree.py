@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
+from specjax.core.ranking import best_tokens
 
 NO_PARENT = -1
 NO_BONUS = -1  # the target's logits were not finite
@@ -46,12 +47,56 @@ class DraftTree:
 
 
 @pytree
+class TokenLogProbs:
+    """Log-probabilities of tokens in a text, and the K most likely tokens at their places."""
+
+    token: Float[Array, "B P"]
+    top_tokens: Int[Array, "B P K"]
+    top: Float[Array, "B P K"]
+
+    @classmethod
+    def of(
+        cls, log_probs: Float[Array, "B P V"], tokens: Int[Array, "B P"], count: int
+    ) -> "TokenLogProbs":
+        """Reads the log-probabilities of `tokens` and of the `count` most likely ones."""
+        top, top_tokens = best_tokens(log_probs, min(max(count, 1), log_probs.shape[-1]))
+        token = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1, mode="clip")
+        return cls(token[..., 0], top_tokens[..., :count].astype(jnp.int32), top[..., :count])
+
+
+@pytree
+class LogProbs:
+    """Log-probabilities by the target's own logits, and by those that tokens are drawn from."""
+
+    raw: TokenLogProbs
+    processed: TokenLogProbs  # after processors and filters; -inf where cut
+
+    @classmethod
+    def zeros(cls, batch: int, length: int, count: int) -> "LogProbs":
+        """Returns an empty record of `length` tokens with `count` others each."""
+        shape = batch, length, count
+
+        def empty() -> TokenLogProbs:
+            tokens = jnp.zeros(shape, jnp.int32)
+            return TokenLogProbs(jnp.zeros(shape[:2]), tokens, jnp.zeros(shape))
+
+        return cls(empty(), empty())
+
+
+@pytree
 class Verification:
     """The accepted path and the bonus token. P = max_depth + 1."""
 
     path: Int[Array, "B P"]  # accepted nodes, root first, zero padded
     num_accepted: Int[Array, " B"]  # root not counted
     bonus: Int[Array, " B"]  # the target's token after the path, or NO_BONUS
+    logprobs: LogProbs | None = None  # of the tokens after the nodes of the path, if recorded
+
+    def new_tokens(self, tree: DraftTree, is_drafted: Bool[Array, "B P"]) -> Int[Array, "B P"]:
+        """Returns the tokens after the nodes of the path: drafted ones, else the bonus."""
+        below_root = jnp.pad(self.path[:, 1:], ((0, 0), (0, 1)))
+        drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
+        return jnp.where(is_drafted, drafted, self.bonus[:, None])
 
 
 def chain(

@@ -16,7 +16,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.ranking import best_token
 from specjax.decoding.sampling import ACCEPT, BONUS, Draw, Sampling
-from specjax.decoding.tree import NO_BONUS, DraftTree, Verification, ancestors
+from specjax.decoding.tree import (
+    NO_BONUS,
+    DraftTree,
+    LogProbs,
+    TokenLogProbs,
+    Verification,
+    ancestors,
+)
 
 
 def verify(
@@ -29,8 +36,9 @@ def verify(
     """Verifies a draft tree: accepts a path and adds the bonus token.
 
     `logits[b, n]` are the target's for the token after node n; `root_slot` is the root's position.
-    If the logits after the path are not finite, the bonus is NO_BONUS.
+    If the processed logits after the path are not finite, the bonus is NO_BONUS.
     """
+    raw, logits = logits, draw.processed(logits, tree, max_depth)
     if draw.sampling.needs_draft_probs:
         verification = _rejection(tree, logits, draw, root_slot, max_depth)
     elif draw.sampling.is_lossy:
@@ -43,7 +51,29 @@ def verify(
     best = jax.vmap(lambda logits, path, count: jnp.max(logits[path[count]]))(
         logits, verification.path, verification.num_accepted
     )
+    if (count := draw.sampling.logprobs) is not None:
+        recorded = _logprobs(tree, raw, logits, draw, verification, count)
+        verification = replace(verification, logprobs=recorded)
     return replace(verification, bonus=jnp.where(jnp.isfinite(best), verification.bonus, NO_BONUS))
+
+
+def _logprobs(
+    tree: DraftTree,
+    raw: Float[Array, "B N V"],
+    processed: Float[Array, "B N V"],
+    draw: Draw,
+    verification: Verification,
+    count: int,
+) -> LogProbs:
+    """Returns the log-probabilities of the tokens after the nodes of the path."""
+    on_path = jax.vmap(lambda logits, path: logits[path])
+    raw, processed = (on_path(logits, verification.path) for logits in (raw, processed))
+    steps = jnp.arange(raw.shape[1])[None, :]
+    tokens = verification.new_tokens(tree, steps < verification.num_accepted[:, None])
+    return LogProbs(
+        TokenLogProbs.of(jax.nn.log_softmax(raw.astype(jnp.float32)), tokens, count),
+        TokenLogProbs.of(draw.filtered(processed), tokens, count),
+    )
 
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], max_depth: int) -> Verification:

@@ -71,7 +71,12 @@ def verify_pass(
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
         missing = drafter.max_depth - depth
-        path = jnp.pad(verification.path, ((0, 0), (0, missing)))
+
+        def lengthen(values: Array) -> Array:  # [B, P, ...]
+            return jnp.pad(values, ((0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)))
+
+        path = lengthen(verification.path)
+        logprobs = jax.tree.map(lengthen, verification.logprobs)
 
         def widen(values: Array | None, axis: int):
             if values is None or width == num_nodes:
@@ -81,7 +86,7 @@ def verify_pass(
             padding[axis] = (0, num_nodes - width)
             return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
 
-        verification = replace(verification, path=path)
+        verification = replace(verification, path=path, logprobs=logprobs)
         attention = last_attention(output.attention, verification, root_slot)
         logits = widen(output.logits, 1) if drafter.taps.logits else None
         wide = ModelOutput(logits, widen(output.hidden, 1), attention)

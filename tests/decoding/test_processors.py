@@ -1,0 +1,360 @@
+"""Processors: with any of them switched on, every method generates plain decoding's tokens."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding import processors
+from specjax.decoding.drafter import Params
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.processors import Nodes, Processor, advanced
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Sampling
+from specjax.decoding.tree import chain, from_choices
+from specjax.loading.methods import METHODS
+from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
+from tests.decoding.test_contract import FORMS, of_method
+from tests.decoding.tiny import BATCH, Oracle, OracleTree, plain_pass, prompt, slow_except, target
+
+VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
+STATES = 3
+
+
+@dataclass(frozen=True)
+class Automaton(Processor):
+    """Moves from state to state by a table, `params [STATES, V]`; each state bans some tokens."""
+
+    def init(self, params, prompt, vocab_size):
+        start = jnp.zeros_like(prompt.length)
+        steps = jnp.arange(prompt.tokens.shape[1])[None, :]
+        tokens = jnp.where(steps < prompt.length[:, None], prompt.tokens, 0)
+        return advanced(lambda state, token: params[state, token], start, tokens, prompt.length)
+
+    def apply(self, params, logits, state, nodes):
+        states = nodes.states(lambda state, token: params[state, token], state)
+        is_banned = jnp.arange(logits.shape[-1])[None, None] % STATES == states[..., None]
+        return jnp.where(is_banned, -jnp.inf, logits)
+
+    def commit(self, params, state, tokens, count):
+        return advanced(lambda state, token: params[state, token], state, tokens, count)
+
+
+TABLE = jnp.asarray(np.random.default_rng(4).integers(0, STATES, (STATES, VOCAB)), jnp.int32)
+PAIRS = tuple((a, b) for a, b in product(range(VOCAB), range(VOCAB)) if (a + b) % 5 == 0)
+CONTROLS = {
+    "min_p": {"min_p": 0.2},
+    "repetition": {"repetition_penalty": 1.8},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.7},
+    "bias": {"logit_bias": {3: 4.0, 7: -5.0, 12: 2.5}},
+    "bad words": {"bad_words": ((5,), (12, 3, 3), (1, 2, 4, 8), *PAIRS)},
+    "min new tokens": {"min_new_tokens": 30},
+    "automaton": {"processors": (Automaton(),)},
+}
+ALL = {name: value for settings in CONTROLS.values() for name, value in settings.items()}
+CASES = CONTROLS | {"all": ALL}
+
+
+def sampling_of(controls: str, temperature: float, **others) -> Sampling:
+    return Sampling(temperature, top_p=0.95 if temperature else 1.0, **CASES[controls], **others)
+
+
+def arrays_of(sampling: Sampling) -> tuple:
+    return (TABLE,) if sampling.processors else ()
+
+
+@cache
+def truth(controls: str, temperature: float, batch: int = BATCH):
+    """Tokens and lengths of plain decoding by the definitions, without cache, tree or drafter."""
+    model, params = target()
+    sampling = sampling_of(controls, temperature)
+    return jax.device_get(
+        reference_generate(
+            *(params, prompt(batch), KEY),
+            target=model,
+            sampling=sampling,
+            max_new_tokens=NEW_TOKENS,
+            eos=EOS,
+            processor_params=arrays_of(sampling),
+        )
+    )
+
+
+def whole_texts(controls: str, temperature: float, batch: int) -> jax.Array:
+    """Prompts and true continuations: what an oracle knows."""
+    given, (tokens, lengths) = prompt(batch), truth(controls, temperature, batch)
+    texts = np.full((batch, int(given.length.max()) + NEW_TOKENS), -1, np.int32)
+    for number, (start, length) in enumerate(zip(given.length.tolist(), lengths, strict=True)):
+        texts[number, :start] = given.tokens[number, :start]
+        texts[number, start : start + length] = tokens[number, :length]
+    return jnp.asarray(texts)
+
+
+def generated(name: str, controls: str, temperature: float, batch: int = BATCH, drafter=None):
+    """Asserts that a method generates the tokens of the reference; returns the generation."""
+    expected, lengths = truth(controls, temperature, batch)
+    if name in ORACLES:
+        known = whole_texts(controls, temperature, batch)
+        drafter, known = drafter or ORACLES[name], known
+    else:
+        drafter, known = of_method(name) if name in METHODS else FORMS[name]
+    model, params = target()
+    sampling = sampling_of(controls, temperature)
+    out = speculative_generate(
+        *(Params(params, known, arrays_of(sampling)), prompt(batch), KEY),
+        target=model,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=NEW_TOKENS,
+        eos=EOS,
+    )
+    out = jax.device_get(out)
+    np.testing.assert_array_equal(out.length, lengths)
+    np.testing.assert_array_equal(out.tokens, expected)
+    return out
+
+
+# Below the root the truth has the ranks 0, 1, 2 at positions divisible by 4.
+DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
+ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
+METHOD_CASES = [*product((*METHODS, *FORMS), ("all",), (0.0, 0.8))]
+QUICK = ("plain", "pld", "eagle2", "lookahead")
+
+
+@pytest.mark.parametrize(
+    ("name", "controls", "temperature"),
+    slow_except(METHOD_CASES, *product(QUICK, ("all",), (0.8,)), ("pld-plus", "all", 0.0)),
+)
+def test_every_method_generates_the_tokens_of_plain_decoding(name, controls, temperature):
+    generated(name, controls, temperature)
+
+
+@pytest.mark.parametrize(
+    ("name", "controls", "temperature", "batch"),
+    slow_except(
+        [*product(ORACLES, CASES, (0.0, 0.8), (1, BATCH))],
+        *product(("tree",), ("all", "repetition", "bad words", "automaton"), (0.8,), (BATCH,)),
+        ("tree", "all", 0.0, BATCH),
+        ("chain", "all", 0.8, 1),
+    ),
+)
+def test_every_control_is_exact_deep_in_a_draft(name, controls, temperature, batch):
+    out = generated(name, controls, temperature, batch)
+    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
+
+
+@pytest.mark.parametrize("controls", CONTROLS)
+def test_every_control_changes_the_text(controls):
+    model, params = target()
+    plain = reference_generate(
+        *(params, prompt(), KEY),
+        target=model,
+        sampling=Sampling(0.8, top_p=0.95),
+        max_new_tokens=NEW_TOKENS,
+        eos=EOS,
+    )
+    assert (np.asarray(plain[0]) != truth(controls, 0.8)[0]).any()
+
+
+# ---- Node logits against the whole text of every path -------------------------------------------
+
+
+def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
+    """Repeated ancestors, negative logits and words that end in a draft included."""
+    numbers, batch = np.random.default_rng(8), 2
+    sampling = sampling_of("all", 0.0)
+    tree = from_choices(
+        jnp.asarray([12, 3]), jnp.asarray([[[12, 3], [12, 3], [12, 3]]] * batch, jnp.int32), PATHS
+    )
+    tokens = jnp.asarray(numbers.integers(0, VOCAB, (batch, 24)), jnp.int32)
+    tokens = tokens.at[0, 8].set(12).at[1, 11].set(3)
+    length, given = jnp.asarray([9, 12]), prompt(batch).tokens[:, :8]
+    given = processors.Prompt(given, jnp.asarray([5, 8]))
+    logits = jnp.asarray(numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)), jnp.float32)
+    found = controlled(sampling, given, tokens, length, tree, 3)(logits)
+    paths = [(), *PATHS]
+    for node, path in enumerate(paths):
+        texts = tokens
+        for depth, _ in enumerate(path, 1):
+            above = paths.index(path[:depth])
+            texts = texts.at[jnp.arange(batch), length + depth - 1].set(tree.tokens[:, above])
+        ends = length + len(path)
+        last = jnp.take_along_axis(texts, ends[:, None] - 1, axis=1)[:, 0]
+        root = chain(last, jnp.zeros((batch, 0), jnp.int32), jnp.zeros_like(ends))
+        alone = controlled(sampling, given, texts, ends, root, 0)(logits[:, node : node + 1])
+        np.testing.assert_allclose(found[:, node], alone[:, 0], rtol=1e-6)
+
+
+PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 1), (1, 0, 1))
+
+
+def controlled(sampling, given, tokens, length, tree, max_depth):
+    """Returns the processors as a function of logits, their states committed token by token."""
+    states, arrays = [], (*[None] * (len(sampling.all_processors) - 1), TABLE)
+    width = tokens.shape[1]
+    for processor, params in zip(sampling.all_processors, arrays, strict=True):
+        state = processor.init(params, given, VOCAB)
+        place = given.length[:, None] + jnp.arange(width)[None, :]
+        new = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
+        states.append(processor.commit(params, state, new, length - given.length))
+    text = tokens, length, given.length
+    controls = processors.Controls(*text, tuple(states), arrays, sampling.all_processors, EOS)
+    return lambda logits: controls.apply(logits, tree, max_depth)
+
+
+@pytest.mark.parametrize(
+    ("fault", "controls"), [("above", "all"), ("states", "automaton"), ("last", "bad words")]
+)
+def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault, controls):
+    drafter = OracleTree((*DEEP, (1, 1, 1)))  # elsewhere not used: compiled afresh
+    forgetful = {
+        "above": property(lambda nodes: jnp.zeros((*nodes.tree.tokens.shape, 11 + 1), bool)),
+        "states": lambda nodes, step, state: jnp.broadcast_to(
+            state[:, None], nodes.tree.tokens.shape
+        ),
+        "last": lambda nodes, count: jnp.full((*nodes.tree.tokens.shape, count), -1),
+    }
+    monkeypatch.setattr(Nodes, fault, forgetful[fault])
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        generated("tree", controls, 0.8, drafter=drafter)
+
+
+def test_a_state_that_is_not_committed_is_caught(monkeypatch):
+    monkeypatch.setattr(processors.Penalties, "commit", lambda self, params, state, *_: state)
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        generated("chain", "all", 0.8, drafter=Oracle(max_depth=5))
+
+
+# ---- Definitions --------------------------------------------------------------------------------
+
+CASES_AGAINST_TRANSFORMERS = 1000
+
+
+@pytest.mark.parametrize("name", ["min_p", "repetition", "bias", "bad words", "min new tokens"])
+def test_the_definitions_are_those_of_transformers(name):
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as theirs
+
+    numbers, count = np.random.default_rng(len(name)), CASES_AGAINST_TRANSFORMERS
+    logits = numbers.normal(0, 3, (count, VOCAB)).astype(np.float32)
+    tokens = numbers.integers(0, 6, (count, 12))
+    prompt_length, length = 4, 12
+    sampling = Sampling(1.0, **CASES[name])
+    if name == "bad words":
+        words = ((5,), (17,), (1, 2), (4, 0), (0, 1, 2), (3,) * 13)
+        sampling = Sampling(1.0, bad_words=words)
+    if name == "min new tokens":
+        sampling = Sampling(1.0, min_new_tokens=9 if numbers.integers(2) else 8)
+    processor = {
+        "min_p": lambda: theirs.MinPLogitsWarper(sampling.min_p),
+        "repetition": lambda: theirs.RepetitionPenaltyLogitsProcessor(1.8),
+        "bias": lambda: theirs.SequenceBiasLogitsProcessor(
+            {(token,): float(bias) for token, bias in sampling.logit_bias}
+        ),
+        "bad words": lambda: theirs.NoBadWordsLogitsProcessor(
+            [list(word) for word in sampling.bad_words], eos_token_id=list(EOS)
+        ),
+        "min new tokens": lambda: theirs.MinNewTokensLengthLogitsProcessor(
+            prompt_length, sampling.min_new_tokens, list(EOS)
+        ),
+    }[name]()
+    expected = processor(torch.tensor(tokens), torch.tensor(logits)).numpy()
+    ends = jnp.full((count,), length)
+    given = processors.Prompt(jnp.asarray(tokens[:, :prompt_length], jnp.int32), ends * 0 + 4)
+    text = jnp.asarray(tokens, jnp.int32)
+    root = chain(text[:, -1], text[:, :0], ends * 0)
+    if name == "min_p":
+        found = np.asarray(sampling.filtered(jnp.asarray(logits)))
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+        return
+    states = [p.init(None, given, VOCAB) for p in sampling.all_processors]
+    new = text[:, prompt_length:]
+    states = tuple(
+        p.commit(None, state, new, ends - prompt_length)
+        for p, state in zip(sampling.all_processors, states, strict=True)
+    )
+    controls = processors.Controls(
+        text, ends, given.length, states, (None,) * len(states), sampling.all_processors, EOS
+    )
+    found = controls.apply(jnp.asarray(logits)[:, None], root, 0)[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_penalties_for_presence_and_frequency_count_the_output_alone():
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
+    given = processors.Prompt(jnp.asarray([[1, 2, 3]]), jnp.asarray([3]))
+    [processor] = sampling.all_processors
+    state = processor.init(None, given, 6)
+    state = processor.commit(None, state, jnp.asarray([[2, 4, 2, 5]]), jnp.asarray([3]))
+    root = chain(jnp.asarray([2]), jnp.zeros((1, 0), jnp.int32), jnp.asarray([0]))
+    text = jnp.asarray([[1, 2, 3, 2, 4, 2, 5]]), jnp.asarray([6]), given.length
+    controls = processors.Controls(*text, (state,), (None,), (processor,), ())
+    found = controls.apply(jnp.zeros((1, 1, 6)), root, 0)[0, 0]
+    np.testing.assert_allclose(found, [0, 0, -1.0, 0, -0.75, 0])
+
+
+# ---- Log-probabilities --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tree", "chain", "eagle2"])
+def test_log_probabilities_are_those_of_the_text_without_a_draft(name):
+    model, params = target()
+    sampling = sampling_of("all", 0.8, logprobs=3)
+    known = whole_texts("all", 0.8, BATCH)
+    drafter, known = (ORACLES[name], known) if name in ORACLES else of_method(name)
+    out = speculative_generate(
+        *(Params(params, known, (TABLE,)), prompt(), KEY),
+        target=model,
+        drafter=drafter,
+        sampling=sampling,
+        max_new_tokens=NEW_TOKENS,
+        eos=EOS,
+    )
+    out = jax.device_get(out)
+    assert out.stats.accepted_lengths[:, 4:].sum() > 0 or name == "eagle2", "no path was deep"
+    np.testing.assert_array_equal(out.tokens, truth("all", 0.8)[0])
+    texts = jnp.maximum(whole_texts("all", 0.8, BATCH), 0)
+    logits = plain_pass(params, texts, model)[0].logits
+    starts = prompt().length
+    for number, length in enumerate(out.length):
+        place = int(starts[number]) - 1
+        raw = jax.nn.log_softmax(logits[number, place : place + length])
+        expected = raw[jnp.arange(length), out.tokens[number, :length]]
+        np.testing.assert_allclose(out.logprobs.raw.token[number, :length], expected, atol=1e-4)
+        best = jax.lax.top_k(raw, 3)
+        np.testing.assert_allclose(out.logprobs.raw.top[number, :length], best[0], atol=1e-4)
+        np.testing.assert_array_equal(out.logprobs.raw.top_tokens[number, :length], best[1])
+        assert not out.logprobs.raw.top[number, length:].any()
+    assert np.isfinite(out.logprobs.processed.token).all()
+    assert (out.logprobs.processed.top[..., 0] >= out.logprobs.processed.token - 1e-6).all()
+
+
+# ---- Settings -----------------------------------------------------------------------------------
+
+
+def test_settings_out_of_bounds_are_rejected():
+    assert_rejects_values_out_of_bounds(Sampling())
+    with pytest.raises(SpecjaxError, match="`bad_words` holds an empty sequence"):
+        Sampling(bad_words=((),))
+
+
+@pytest.mark.parametrize(
+    ("settings", "arrays", "message"),
+    [
+        ({"logit_bias": {VOCAB: 1.0}}, (), "logit_bias holds token id 40, outside"),
+        ({"bad_words": ((1, -3),)}, (), "bad_words holds token id -3, outside"),
+        ({"processors": (Automaton(),)}, (1, 2), "2 entries for 1 processors"),
+    ],
+)
+def test_settings_that_do_not_fit_the_request_are_rejected(settings, arrays, message):
+    model, params = target()
+    engine = Engine(model, ORACLES["chain"], Sampling(**settings), max_new_tokens=4)
+    with pytest.raises(SpecjaxError, match=message):
+        engine.check(Params(params, None, arrays), prompt(1))
