@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specjax.models.config import TransformerConfig
     from specjax.models.target import Target
     from specjax.models.transformer import Transformer
-    from specjax.run.text import generate_text
+    from specjax.run.text import Completion, generate_text, stream_text
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -51,6 +51,8 @@ _HOMES = {
     "Sampling": "specjax.decoding.sampling",
     # generate
     "generate_text": "specjax.run.text",
+    "stream_text": "specjax.run.text",
+    "Completion": "specjax.run.text",
     "speculative_generate": "specjax.decoding.generate",
     "stream": "specjax.decoding.generate",
     "reference_generate": "specjax.decoding.reference",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax.core.text import decode, token_texts
+from specjax.core.text import EndingText, decode, token_texts
 from specjax.data import datastore
 from specjax.data.conversations import Turn, read_conversations
 from specjax.decoding.prompt import from_ids
@@ -95,6 +95,30 @@ def test_a_text_comes_back_from_its_tokens(tokenizer, given_text):
 @given(st.lists(st.integers(0, 1500), max_size=30))
 def test_token_by_token_is_the_whole_text(tokenizer, ids):
     assert "".join(token_texts(tokenizer, ids)) == decode(tokenizer, ids)
+
+
+@given(
+    st.lists(st.integers(0, 1500), max_size=30),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), max_size=3),
+)
+def test_a_text_ends_before_its_stop_texts_and_never_shows_more(tokenizer, ids, places):
+    whole = "".join(token_texts(tokenizer, ids))
+    stops = [stop for start, length in places if (stop := whole[start : start + length])]
+    ending, shown = EndingText(tokenizer, stops), ""
+    for token in ids:
+        ending.add(token)
+        assert ending.text[: ending.num_settled].startswith(shown)
+        shown = ending.text[: ending.num_settled]
+    ending.finish()
+    assert ending.text.startswith(shown)
+    assert ending.is_stopped == bool(stops)
+    assert not any(stop in ending.text for stop in stops)
+    assert whole.startswith(ending.text)
+    if stops:
+        assert any(whole[len(ending.text) :].startswith(stop) for stop in stops)
+        assert 0 < ending.num_tokens <= len(ids)
+    else:
+        assert ending.text == whole
 
 
 @given(

@@ -1,7 +1,7 @@
 """The options that commands share: those that load a target, and those that generate text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from specjax.core.settings import setting
 if TYPE_CHECKING:
     from specjax.cli.generation import GenerationRequest
     from specjax.decoding.prompt import Prompt
+    from specjax.decoding.sampling import Sampling
     from specjax.loading.targets import LoadedTarget
 
 
@@ -87,6 +88,20 @@ class DecodingOptions(PassOptions):
     """Stop before this text would appear."""
     ignore_eos: bool = False
     """Ignore EOS and generate up to --max-new-tokens."""
+    min_p: float = setting(0.0, at_least=0, at_most=1)
+    """Sample only from tokens at least this many times as likely as the most likely one."""
+    repetition_penalty: float = setting(1.0, above=0)
+    """Divide the positive logits of tokens in prompt and output by this, multiply negative ones."""
+    presence_penalty: float = setting(0.0, at_least=-2, at_most=2)
+    """Subtract this from the logits of tokens in the output."""
+    frequency_penalty: float = setting(0.0, at_least=-2, at_most=2)
+    """Subtract this from the logit of a token for each of its occurrences in the output."""
+    logit_bias: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="ID=X")] = ()
+    """Add a number to the logit of a token id."""
+    bad_words: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="TEXT")] = ()
+    """Ban the tokens of this text, also after a space; other tokens may still spell it."""
+    min_new_tokens: int = setting(0, at_least=0)
+    """Ban EOS for this many new tokens."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
     typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
@@ -98,13 +113,11 @@ class DecodingOptions(PassOptions):
         from specjax.core.text import safe_console
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
-        from specjax.decoding.sampling import Sampling
         from specjax.loading.drafters import load_drafter
         from specjax.loading.methods import METHODS
         from specjax.loading.tuned import auto_choice
         from specjax.run.runner import Runner
 
-        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.verification)
         settings = METHODS.read_settings(self.method, self.set)
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; pass the text to stop at")
@@ -115,6 +128,7 @@ class DecodingOptions(PassOptions):
         if self.method == "auto":
             safe_console(stderr=True, soft_wrap=True).print(auto_choice(target, self.tuned))
         eos = () if self.ignore_eos else target.eos
+        sampling = self._sampling(target)
         engine = Engine(target.model, drafter, sampling, self.max_new_tokens, eos)
 
         def request(prompt: "Prompt") -> GenerationRequest:
@@ -123,3 +137,25 @@ class DecodingOptions(PassOptions):
             return GenerationRequest(runner, target, prompt, self.stop)
 
         return target, request
+
+    def _sampling(self, target: "LoadedTarget", **others: Any) -> "Sampling":
+        from specjax.core.text import token_ids
+        from specjax.decoding.sampling import Sampling
+
+        names = {field.name for field in fields(Sampling)} & set(vars(self))
+        settings = {name: getattr(self, name) for name in names}
+        settings["logit_bias"] = tuple(map(_read_bias, self.logit_bias))
+        if self.bad_words:
+            settings["bad_words"] = token_ids(target.require_tokenizer(), self.bad_words)
+        return Sampling(**settings, **others)
+
+
+def _read_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise SpecjaxError(
+            f"--logit-bias {text!r} is not of the form ID=X; pass a token id and a number, such as "
+            "42=-5"
+        ) from None

@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from specjax.cli.decoding_options import DecodingOptions
 from specjax.cli.prompts import Source, read_source, read_sources, tokenize
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import setting
 
 NUM_PAIRS = 3  # interleaved runs per method with --compare
 
@@ -49,11 +50,16 @@ class Generate(DecodingOptions):
     """Write a page with prompt and output side by side; hovering over a copy shows its source."""
     json: bool = False
     """Print one JSON object and nothing else."""
+    logprobs: int | None = setting(None, at_least=0, at_most=20)
+    """Add to --json the log-probabilities of the tokens and of the N most likely ones each, raw and
+    processed."""
 
     def run(self) -> None:
         options = self.prompt, self.prompt_file, self.prompt_ids, self.chat, self.system
         source = read_source(*options, has_example=self.prompts is None)
         self._check_attribution()
+        if self.logprobs is not None and not self.json and self.prompts is None:
+            raise SpecjaxError("--logprobs is part of the JSON output; add --json or --prompts")
         if self.prompts is not None:
             if source or self.compare or self.attribute_html:
                 raise SpecjaxError(

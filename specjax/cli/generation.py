@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from specjax.bench.measure import PLAIN
-from specjax.core.text import decode, token_texts
+from specjax.core.text import EndingText
 from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
@@ -19,8 +19,7 @@ from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import LoadedTarget
 from specjax.run.attribution import Span, sources_in_prompt, spans_of
 from specjax.run.runner import Prepared, Runner, TimedRun
-
-STOPPED = "stop"  # the reason that a text ends: one of its stop texts
+from specjax.run.text import Completion, completion
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,36 +79,21 @@ class GenerationRequest:
         return self.engine.resume(self.runner.params, self.earlier, *self._prepared)
 
     def _is_stopped(self, generation: Generation) -> bool:
-        return bool(self.stop) and self.finish(generation)[-1] == STOPPED
+        return bool(self.stop) and self.finish(generation).finish_reason == "stop"
 
-    def finish(self, generation: Generation) -> tuple[tuple[int, ...], str | None, str]:
-        """Returns the tokens up to the first stop text, their text, and the finish reason.
-
-        The text is None without a tokenizer; the reason is eos, stop or length.
-        """
-        tokens = tuple(np.asarray(generation.tokens)[0, : int(generation.length[0])].tolist())
-        tokenizer, text = self.target.tokenizer, ""
-        for count, part in enumerate(token_texts(tokenizer, tokens) if self.stop else (), 1):
-            text += part
-            if ends := [text.index(stop) for stop in self.stop if stop in text]:
-                return tokens[:count], text[: min(ends)], STOPPED
-        is_ended = tokens[-1:] and tokens[-1] in self.engine.eos
-        text = None if tokenizer is None else decode(tokenizer, tokens)
-        return tokens, text, "eos" if is_ended else "length"
+    def finish(self, generation: Generation) -> Completion:
+        """Returns the text up to the first stop text."""
+        ending = EndingText(self.target.tokenizer, self.stop)
+        return completion(ending, generation, 0, self.engine.eos, is_done=True)
 
 
 @dataclass(frozen=True)
-class TimedText:
+class TimedText(Completion):
     """The text of one method, and its speed."""
 
     request: GenerationRequest
     generation: Generation
     seconds: float  # prefill and decoding; the median of several runs
-    rounds: int
-    mean_accepted_length: float
-    tokens: tuple[int, ...]
-    text: str | None
-    finish_reason: str
 
     @property
     def method(self) -> str:
@@ -141,7 +125,7 @@ class TimedText:
             "temperature": sampling.temperature,
             "verification": sampling.verification,
             "is_lossy": self.is_lossy,
-            "text": self.text,
+            "text": None if self.request.target.tokenizer is None else self.text,
             "finish_reason": self.finish_reason,
             "tokens": self.tokens,
             "num_new_tokens": len(self.tokens),
@@ -150,6 +134,7 @@ class TimedText:
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
             "compile_seconds": compile_seconds,
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
         }
 
 
@@ -162,5 +147,5 @@ def time_in_turn(requests: Sequence[GenerationRequest], num_runs: int) -> list[T
 def timed_text(request: GenerationRequest, runs: Sequence[TimedRun]) -> TimedText:
     """Returns the text of the first of several runs, and the median of their times."""
     generation, seconds = runs[0].generation, median(run.seconds for run in runs)
-    rounds, length = int(generation.stats.rounds[0]), float(generation.stats.mean_accepted_length)
-    return TimedText(request, generation, seconds, rounds, length, *request.finish(generation))
+    done = vars(request.finish(generation))
+    return TimedText(**done, request=request, generation=generation, seconds=seconds)

@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from specjax.core.text import GrowingText, visible
+from specjax.core.text import EndingText, visible
 from specjax.decoding.state import Generation
 
 DRAFTED = "green"
 
 
 class LiveText:
-    """Prints a text as it grows; a terminal shows accepted draft tokens in colour.
-
-    Holds back characters that may begin a stop text.
-    """
+    """Prints a text as it grows; a terminal shows accepted draft tokens in colour."""
 
     def __init__(self, tokenizer: Any, console: Console, stops: Sequence[str] = ()):
-        self._growing, self._console, self._stops = GrowingText(tokenizer), console, stops
+        self._ending, self._console = EndingText(tokenizer, stops), console
         self._num_tokens = self._num_shown = 0
-        self._text, self._drafted = "", []  # of each character, whether it was drafted
+        self._drafted: list[bool] = []  # of each character, whether it was drafted
 
     def add(self, generation: Generation) -> None:
         """Prints the text that is new in `generation`."""
@@ -31,24 +28,20 @@ class LiveText:
         tokens = np.asarray(generation.tokens)[0, self._num_tokens : length]
         drafted = np.asarray(generation.from_draft)[0, self._num_tokens : length]
         for token, is_drafted in zip(tokens, drafted, strict=True):
-            self._append(self._growing.add(int(token)), bool(is_drafted))
+            self._ending.add(int(token))
+            self._drafted += [bool(is_drafted)] * (len(self._ending.text) - len(self._drafted))
         self._num_tokens = length
-        self._show(len(self._text) - max(map(len, self._stops), default=1) + 1)
+        self._show(self._ending.num_settled)
 
     def finish(self) -> None:
         """Prints the rest and ends the line; call it for an interrupted text too."""
-        self._append(self._growing.finish(), False)
-        self._show(len(self._text))
+        self._ending.finish()
+        self._drafted += [False] * (len(self._ending.text) - len(self._drafted))
+        self._show(len(self._ending.text))
         self._print("\n", False)
 
-    def _append(self, text: str, is_drafted: bool) -> None:
-        self._text += text
-        self._drafted += [is_drafted] * len(text)
-
     def _show(self, end: int) -> None:
-        ends = (self._text.find(stop) for stop in self._stops)
-        end = max(min([end, *(place for place in ends if place >= 0)]), self._num_shown)
-        characters = zip(self._text, self._drafted, strict=True)
+        characters = zip(self._ending.text, self._drafted, strict=False)
         for is_drafted, part in groupby(islice(characters, self._num_shown, end), itemgetter(1)):
             self._print("".join(character for character, _ in part), is_drafted)
         self._num_shown = end

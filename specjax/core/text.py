@@ -1,6 +1,6 @@
 """Text of tokens, all at once or one at a time, and text that is safe to print on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     )
 
 
+def token_ids(tokenizer: Any, words: Iterable[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of words, as they stand alone and after a space; ids stay as they are."""
+    ids = []
+    for word in words:
+        forms = (word, f" {word}") if isinstance(word, str) else ()
+        ids += [tokenizer(form, add_special_tokens=False)["input_ids"] for form in forms] or [word]
+    return tuple(dict.fromkeys(map(tuple, ids)))
+
+
 def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """Returns the text that each token adds; a character belongs to the token that completes it."""
     growing = GrowingText(tokenizer)
@@ -79,3 +88,43 @@ class GrowingText:
         fresh = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text))
         return fresh
+
+
+class EndingText:
+    """A text that grows by tokens and ends before the first of some stop texts."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()):
+        self._growing, self._stops = GrowingText(tokenizer), stops
+        self.text = ""
+        self.num_tokens = 0  # up to the one that completes a stop text
+        self.is_stopped = False
+
+    def add(self, token: int) -> None:
+        """Adds a token; ignores it if the text has ended."""
+        if not self.is_stopped:
+            self.num_tokens += 1
+            self._append(self._growing.add(token))
+
+    def finish(self) -> None:
+        """Adds the rest of the text; call it when no token follows."""
+        if not self.is_stopped:
+            self._append(self._growing.finish())
+
+    @property
+    def num_settled(self) -> int:
+        """Characters that stay, whatever follows: the others may begin a stop text."""
+        if self.is_stopped:
+            return len(self.text)
+        begun = (
+            length
+            for stop in self._stops
+            for length in range(1, len(stop))
+            if self.text.endswith(stop[:length])
+        )
+        return len(self.text) - max(begun, default=0)
+
+    def _append(self, fresh: str) -> None:
+        self.text, old = self.text + fresh, len(self.text)
+        places = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self._stops]
+        if ends := [place for place in places if place >= 0]:
+            self.text, self.is_stopped = self.text[: min(ends)], True

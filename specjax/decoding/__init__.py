@@ -3,16 +3,18 @@
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal, Start
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
+from specjax.decoding.processors import Nodes, Processor, advanced
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import Generation, Stats
-from specjax.decoding.tree import DraftTree, chain, from_choices, merge_paths
+from specjax.decoding.tree import DraftTree, LogProbs, chain, from_choices, merge_paths
 
 __all__ = [
     # generate
     "Engine",
     "Generation",
+    "LogProbs",
     "Params",
     "Prompt",
     "Sampling",
@@ -20,6 +22,10 @@ __all__ = [
     "reference_generate",
     "speculative_generate",
     "stream",
+    # write a processor
+    "Processor",
+    "Nodes",
+    "advanced",
     # write a drafter
     "Context",
     "Draw",

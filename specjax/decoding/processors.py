@@ -251,9 +251,8 @@ class MinNewTokens(Processor):
 
     def apply(self, params, logits, state, nodes):
         is_short = (nodes.num_new < self.count)[..., None]
-        return logits.at[..., np.asarray(nodes.eos, np.int32)].add(
-            jnp.where(is_short, -jnp.inf, 0.0)
-        )
+        is_end = np.isin(np.arange(logits.shape[-1]), nodes.eos)
+        return jnp.where(is_short & is_end[None, None], -jnp.inf, logits)
 
 
 def _add_counts(

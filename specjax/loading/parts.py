@@ -124,14 +124,18 @@ def load_successors(target: LoadedTarget, count: int) -> Successors:
 
 
 def _check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:
-    """Raises SpecjaxError if the draft has other tokens than the target, except for a few."""
-    if draft.config.vocab_size != target.config.vocab_size:
+    """Raises SpecjaxError if the draft has other tokens than the target, except for a few.
+
+    Vocabularies of one tokenizer may be padded to different sizes.
+    """
+    if target.tokenizer is None or draft.tokenizer is None:
+        if draft.config.vocab_size == target.config.vocab_size:
+            return
         raise SpecjaxError(
             f"draft {draft.name} has a vocabulary of {draft.config.vocab_size} tokens, the target "
-            f"one of {target.config.vocab_size}; use a draft with the target's tokenizer"
+            f"one of {target.config.vocab_size}, and without both tokenizers they cannot be "
+            "compared; use a draft with the target's tokenizer"
         )
-    if target.tokenizer is None or draft.tokenizer is None:
-        return
     vocabulary = target.tokenizer.get_vocab()
     others = [
         text for text, token in draft.tokenizer.get_vocab().items() if vocabulary.get(text) != token

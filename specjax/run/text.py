@@ -1,63 +1,213 @@
 """Text in, text out: the short way to try a target and a method."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from specjax.core.chat import Message
-from specjax.core.text import decode
+from specjax.core.errors import SpecjaxError
+from specjax.core.text import EndingText, token_ids
 from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.generate import speculative_generate
+from specjax.decoding.engine import Engine
+from specjax.decoding.generate import check_arguments, stream_states
 from specjax.decoding.prompt import chat_ids, encode, from_ids
 from specjax.decoding.sampling import Sampling
+from specjax.decoding.state import Generation
 from specjax.loading.drafters import load_drafter
-from specjax.loading.targets import LoadedTarget
+from specjax.loading.targets import LoadedTarget, load
+
+Prompts = str | Sequence[Message] | Sequence[str] | Sequence[Sequence[Message]]
+ROUNDS_PER_CALL = 4  # between two looks at the text
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A new text with all that is known about it; `str` of it is the text alone."""
+
+    text: str
+    tokens: tuple[int, ...]  # up to the one that completes a stop text, or EOS included
+    finish_reason: str | None  # stop, eos or length; None while it grows
+    # With `logprobs`, a record of each token: raw and processed log-probability, and the most
+    # likely tokens by each, pairs of id and log-probability without those that filters cut.
+    logprobs: tuple[dict[str, Any], ...] | None
+    rounds: int  # target passes
+    mean_accepted_length: float  # tokens per target pass, bonus included
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def generate_text(
-    target: LoadedTarget,
-    prompt: str | Sequence[Message],
+    target: LoadedTarget | str | Path,
+    prompt: Prompts,
     method: str | tuple[Drafter, Any] = "pld",
     *,
     chat: bool = False,
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
     seed: int = 0,
-) -> str:
-    """Continues a text, or answers a conversation, and returns the new text.
+    **settings: Any,
+) -> Any:
+    """Continues texts, or answers conversations, and returns a `Completion` for each.
+
+    A list of prompts is one batch and gives a list of completions. `print` shows the new text.
 
     Args:
-        target: from `specjax.load`.
-        prompt: a text to continue, used exactly as given, or the messages of a conversation, such
-            as `[{"role": "user", "content": "..."}]`.
-        chat: whether the text is a user's message, for the tokenizer's chat template.
+        target: from `specjax.load`, or the name that it takes.
+        prompt: a text to continue, used exactly as given; the messages of a conversation, such as
+            `[{"role": "user", "content": "..."}]`; or a list of such texts or conversations.
         method: a name from `specjax methods`, or what `specjax.load_drafter` returned; load a head
             or a draft model once that way if you call this often.
+        chat: whether texts are a user's messages, for the tokenizer's chat template.
         sampling: how tokens are drawn; by default the most likely one is taken.
         max_new_tokens: new tokens at most.
+        stop: texts, each of which ends a completion before it would appear.
+        ignore_eos: whether to go on after EOS.
         seed: of the draws.
+        settings: fields of `Sampling` to replace, such as `temperature=0.8`; `bad_words` may be
+            texts.
 
     Raises:
-        SpecjaxError: for a target without a tokenizer, a method that this target cannot have, or a
-            prompt that is empty or too long.
+        SpecjaxError: for a target without a tokenizer, a method that this target cannot have, an
+            unknown option, or a prompt that is empty or too long.
     """
-    tokenizer = target.require_tokenizer()
-    loaded = load_drafter(method, target) if isinstance(method, str) else method
-    drafter, drafter_params = loaded
-    if chat or not isinstance(prompt, str):
-        rows = from_ids([chat_ids(tokenizer, prompt)])
-    else:
-        rows = encode(tokenizer, [prompt])
-    generation = speculative_generate(
-        Params(target.params, drafter_params),
-        rows,
-        jax.random.key(seed),
-        target=target.model,
-        drafter=drafter,
+    *_, last = _parts(
+        *(target, prompt, method),
+        chat=chat,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
-        eos=target.eos,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        rounds_per_call=ROUNDS_PER_CALL if stop else max_new_tokens,
+        **settings,
     )
-    generation.check()
-    return decode(tokenizer, generation.tokens[0, : generation.length[0]].tolist())
+    return last[0] if _is_one(prompt) else last
+
+
+def stream_text(
+    target: LoadedTarget | str | Path,
+    prompt: Prompts,
+    method: str | tuple[Drafter, Any] = "pld",
+    **options: Any,
+) -> Iterator[Any]:
+    """Yields what `generate_text` returns as it grows, every few rounds.
+
+    Characters appear when all their bytes are there, and the beginning of a stop text only when
+    the text goes on otherwise. Arguments are those of `generate_text`.
+    """
+    for part in _parts(target, prompt, method, **options):
+        yield part[0] if _is_one(prompt) else part
+
+
+def _parts(
+    target: LoadedTarget | str | Path,
+    prompt: Prompts,
+    method: str | tuple[Drafter, Any],
+    *,
+    chat: bool = False,
+    sampling: Sampling = Sampling(),
+    max_new_tokens: int = 256,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
+    seed: int = 0,
+    rounds_per_call: int = ROUNDS_PER_CALL,
+    **settings: Any,
+) -> Iterator[list[Completion]]:
+    target = target if isinstance(target, LoadedTarget) else load(target)
+    tokenizer = target.require_tokenizer()
+    drafter, drafter_params = load_drafter(method, target) if isinstance(method, str) else method
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "" in stops:
+        raise SpecjaxError("stop holds an empty text; pass the texts to stop at")
+    prompts: Sequence[Any] = [prompt] if _is_one(prompt) else prompt
+    is_chat = chat or not all(isinstance(each, str) for each in prompts)
+    encoded = (
+        from_ids([chat_ids(tokenizer, each) for each in prompts])
+        if is_chat
+        else encode(tokenizer, list(prompts))
+    )
+    eos = () if ignore_eos else target.eos
+    sampling = _with_settings(sampling, settings, tokenizer)
+    engine = Engine(target.model, drafter, sampling, max_new_tokens, eos)
+    params, key = Params(target.params, drafter_params), jax.random.key(seed)
+    names = {"target": target.model, "drafter": drafter, "sampling": sampling}
+    check_arguments(params, encoded, key, **names, max_new_tokens=max_new_tokens)
+    engine.check(params, encoded)
+    state = engine.prefill(params, encoded, key)
+    endings = [EndingText(tokenizer, stops) for _ in prompts]
+    for generation, after in stream_states(engine, params, state, rounds_per_call):
+        generation, is_done = jax.device_get((generation, after.is_done))
+        parts = [
+            completion(ending, generation, number, eos, bool(is_done[number]))
+            for number, ending in enumerate(endings)
+        ]
+        yield parts
+        if all(part.finish_reason for part in parts):
+            return
+
+
+def _is_one(prompt: Prompts) -> bool:
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], dict))
+
+
+def _with_settings(sampling: Sampling, settings: dict[str, Any], tokenizer: Any) -> Sampling:
+    """Returns the sampling with some fields replaced; bad words may be texts."""
+    names = [field.name for field in fields(Sampling)]
+    if unknown := sorted(set(settings) - set(names)):
+        raise SpecjaxError(
+            f"{unknown[0]} is not an option of generate_text; sampling has {', '.join(names)}"
+        )
+    if "bad_words" in settings:
+        settings["bad_words"] = token_ids(tokenizer, settings["bad_words"])
+    return replace(sampling, **settings)
+
+
+def completion(
+    ending: EndingText, generation: Generation, sequence: int, eos: tuple[int, ...], is_done: bool
+) -> Completion:
+    """Returns the text of one sequence so far; `ending` holds what earlier calls have read."""
+    tokens, length = np.asarray(generation.tokens[sequence]), int(generation.length[sequence])
+    for token in tokens[ending.num_tokens : length].tolist():
+        ending.add(token)
+    if is_done:
+        ending.finish()
+    read = tuple(tokens[: ending.num_tokens].tolist())
+    reason = None
+    if ending.is_stopped:
+        reason = "stop"
+    elif is_done:
+        reason = "eos" if read and read[-1] in eos else "length"
+    counts = np.asarray(generation.stats.accepted_lengths[sequence])
+    rounds = int(generation.stats.rounds[sequence])
+    return Completion(
+        text=ending.text[: None if reason else ending.num_settled],
+        tokens=read,
+        finish_reason=reason,
+        logprobs=_logprobs(generation, sequence, read),
+        rounds=rounds,
+        mean_accepted_length=float(counts @ np.arange(len(counts)) / max(rounds, 1)),
+    )
+
+
+def _logprobs(
+    generation: Generation, sequence: int, tokens: Sequence[int]
+) -> tuple[dict[str, Any], ...] | None:
+    if generation.logprobs is None:
+        return None
+    records: list[dict[str, Any]] = [{"token": token} for token in tokens]
+    kinds = {"raw": generation.logprobs.raw, "processed": generation.logprobs.processed}
+    for name, values in jax.device_get(kinds).items():
+        for place, record in enumerate(records):
+            top = zip(
+                *(x[sequence, place].tolist() for x in (values.top_tokens, values.top)), strict=True
+            )
+            record[name] = float(values.token[sequence, place])
+            record[f"top_{name}"] = [(token, value) for token, value in top if np.isfinite(value)]
+    return tuple(records)

@@ -1,26 +1,119 @@
-"""`specjax.generate_text`: the texts that the command line prints."""
+"""`specjax.generate_text` and `stream_text`: the texts that the command line prints."""
+
+import math
+from itertools import pairwise
 
 import pytest
 
 import specjax
 from specjax import SpecjaxError
+from specjax.cli import main
+from tests.cli.target import SHORT
 
 PROMPT = "def longest_run(values):"
+OTHER = "return best"
+SETTINGS = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
+OPTIONS = ("--temperature", "1", "--seed", "3", "--dtype", "float32")
 
 
-def test_text_and_messages_go_in_and_text_comes_out(tiny, generate):
-    target = specjax.load(tiny, dtype="float32")
+@pytest.fixture(scope="module")
+def target(tiny):
+    return specjax.load(tiny, dtype="float32")
+
+
+def test_text_and_messages_go_in_and_text_comes_out(tiny, target, generate, capsys):
     loaded = specjax.load_drafter("pld", target)
-    settings = {"max_new_tokens": 24, "sampling": specjax.Sampling(temperature=1.0), "seed": 3}
-    options = ("--temperature", "1", "--seed", "3", "--dtype", "float32")
-    continued = specjax.generate_text(target, PROMPT, "pld", **settings)
-    assert continued == generate(PROMPT, *options)["text"]
-    answer = specjax.generate_text(target, PROMPT, loaded, chat=True, **settings)
-    assert answer == generate(PROMPT, "--chat", *options)["text"] != continued
+    continued = specjax.generate_text(target, PROMPT, "pld", **SETTINGS)
+    expected = generate(PROMPT, *OPTIONS)
+    assert continued.text == str(continued) == expected["text"]
+    assert list(continued.tokens) == expected["tokens"]
+    assert continued.finish_reason == "length" and continued.rounds == expected["rounds"]
+    answer = specjax.generate_text(target, PROMPT, loaded, chat=True, **SETTINGS)
+    assert answer.text == generate(PROMPT, "--chat", *OPTIONS)["text"] != continued.text
     message = [{"role": "user", "content": PROMPT}]
-    assert answer == specjax.generate_text(target, message, loaded, **settings)
+    assert answer == specjax.generate_text(target, message, loaded, **SETTINGS)
+    settings = SETTINGS | {"temperature": 1.0, "sampling": specjax.Sampling(0.5, top_p=1.0)}
+    assert continued == specjax.generate_text(target, PROMPT, **settings)
+    by_name = specjax.generate_text(str(tiny), PROMPT, max_new_tokens=24)
+    assert by_name.finish_reason == "length"
 
 
-def test_an_empty_prompt_is_refused(tiny):
-    with pytest.raises(SpecjaxError, match="prompt 0 is empty"):
-        specjax.generate_text(specjax.load(tiny, dtype="float32"), "")
+def test_a_list_of_prompts_is_a_batch(target):
+    texts = specjax.generate_text(target, [PROMPT, OTHER], max_new_tokens=24)
+    assert texts == [
+        specjax.generate_text(target, text, max_new_tokens=24) for text in (PROMPT, OTHER)
+    ]
+    chats = [[{"role": "user", "content": text}] for text in (PROMPT, OTHER)]
+    answers = specjax.generate_text(target, chats, max_new_tokens=24)
+    assert answers == specjax.generate_text(target, [PROMPT, OTHER], chat=True, max_new_tokens=24)
+
+
+def test_a_stream_shows_whole_characters_and_no_stop_text(target):
+    whole = specjax.generate_text(target, PROMPT, **SETTINGS)
+    stop = whole.text[24:27]
+    parts = [*specjax.stream_text(target, PROMPT, stop=["never said", stop], **SETTINGS)]
+    assert len(parts) > 2 and {part.finish_reason for part in parts[:-1]} == {None}
+    assert all(after.text.startswith(part.text) for part, after in pairwise(parts))
+    assert parts[-1].text == whole.text[: whole.text.index(stop)]
+    assert parts[-1].finish_reason == "stop"
+    assert parts[-1] == specjax.generate_text(target, PROMPT, stop=stop, **SETTINGS)
+    assert parts[-1].tokens == whole.tokens[: len(parts[-1].tokens)]
+
+
+def test_log_probabilities_come_with_every_token(target, generate):
+    controls = {"repetition_penalty": 1.3, "top_k": 5, "logprobs": 2}
+    text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
+    options = "--repetition-penalty", "1.3", "--top-k", "5", "--logprobs", "2"
+    records = generate(PROMPT, *OPTIONS, *options)["logprobs"]
+    assert [record["token"] for record in records] == list(text.tokens)
+    for record, expected in zip(records, text.logprobs, strict=True):
+        assert record["raw"] == pytest.approx(expected["raw"], abs=1e-4)
+        assert record["processed"] == pytest.approx(expected["processed"], abs=1e-4)
+        assert math.exp(record["raw"]) < 1 and len(record["top_raw"]) == 2
+        assert record["top_raw"][0][1] >= record["top_raw"][1][1]
+        assert sum(math.exp(value) for _, value in record["top_processed"]) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "prompt 0 is empty"),
+        ([], {}, "no prompts given"),
+        (PROMPT, {"temprature": 1.0}, "temprature is not an option of generate_text"),
+        (PROMPT, {"stop": ""}, "stop holds an empty text"),
+        (PROMPT, {"top_p": 2.0}, "`top_p` must be above 0 and at most 1"),
+    ],
+)
+def test_requests_that_make_no_sense_are_rejected(target, prompt, options, message):
+    with pytest.raises(SpecjaxError, match=message):
+        specjax.generate_text(target, prompt, **options)
+
+
+def test_the_command_line_takes_the_same_controls(target, generate):
+    word = specjax.generate_text(target, PROMPT, **SETTINGS).text[:4]
+    controls = {
+        "min_p": 0.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {40: 3.0, 41: -2.5},
+        "bad_words": [word],
+        "min_new_tokens": 5,
+    }
+    options = "--min-p 0.05 --presence-penalty 0.5 --frequency-penalty 0.25".split()
+    options += "--logit-bias 40=3 --logit-bias 41=-2.5 --min-new-tokens 5 --bad-words".split()
+    text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
+    assert generate(PROMPT, *OPTIONS, *options, word)["tokens"] == list(text.tokens)
+    assert not text.text.startswith(word)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--logit-bias", "a=1"), "--logit-bias 'a=1' is not of the form ID=X; pass a token id"),
+        (("--logit-bias", "320=1", "--json"), "logit_bias holds token id 320, outside"),
+        (("--logprobs", "3"), "--logprobs is part of the JSON output; add --json or --prompts"),
+    ],
+)
+def test_controls_that_make_no_sense_are_rejected(tiny, error_line, options, message):
+    assert main(["generate", *SHORT, "--target", str(tiny), PROMPT, *options]) == 2
+    assert message in error_line()

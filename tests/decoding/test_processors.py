@@ -1,6 +1,6 @@
 """Processors: with any of them switched on, every method generates plain decoding's tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import processors
+from specjax.decoding import processors, reference
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
-from specjax.decoding.processors import Nodes, Processor, advanced
+from specjax.decoding.processors import Controls, Nodes, Processor, advanced
+from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.sampling import VERIFICATIONS, Draw, Sampling, sequence_keys
 from specjax.decoding.tree import chain, from_choices
+from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
+from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
 from tests.decoding.test_contract import FORMS, of_method
 from tests.decoding.tiny import BATCH, Oracle, OracleTree, plain_pass, prompt, slow_except, target
@@ -176,9 +180,9 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
     tokens = jnp.asarray(numbers.integers(0, VOCAB, (batch, 24)), jnp.int32)
     tokens = tokens.at[0, 8].set(12).at[1, 11].set(3)
     length, given = jnp.asarray([9, 12]), prompt(batch).tokens[:, :8]
-    given = processors.Prompt(given, jnp.asarray([5, 8]))
+    given = Prompt(given, jnp.asarray([5, 8]))
     logits = jnp.asarray(numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)), jnp.float32)
-    found = controlled(sampling, given, tokens, length, tree, 3)(logits)
+    found = controls_of(sampling, given, tokens, length).apply(logits, tree, 3)
     paths = [(), *PATHS]
     for node, path in enumerate(paths):
         texts = tokens
@@ -188,16 +192,18 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
         ends = length + len(path)
         last = jnp.take_along_axis(texts, ends[:, None] - 1, axis=1)[:, 0]
         root = chain(last, jnp.zeros((batch, 0), jnp.int32), jnp.zeros_like(ends))
-        alone = controlled(sampling, given, texts, ends, root, 0)(logits[:, node : node + 1])
+        controls = controls_of(sampling, given, texts, ends)
+        alone = controls.apply(logits[:, node : node + 1], root, 0)
         np.testing.assert_allclose(found[:, node], alone[:, 0], rtol=1e-6)
 
 
 PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 1), (1, 0, 1))
 
 
-def controlled(sampling, given, tokens, length, tree, max_depth):
-    """Returns the processors as a function of logits, their states committed token by token."""
-    states, arrays = [], (*[None] * (len(sampling.all_processors) - 1), TABLE)
+def controls_of(sampling, given, tokens, length) -> Controls:
+    """Returns the processors with their states after texts."""
+    arrays = [TABLE if isinstance(p, Automaton) else None for p in sampling.all_processors]
+    states = []
     width = tokens.shape[1]
     for processor, params in zip(sampling.all_processors, arrays, strict=True):
         state = processor.init(params, given, VOCAB)
@@ -205,8 +211,12 @@ def controlled(sampling, given, tokens, length, tree, max_depth):
         new = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
         states.append(processor.commit(params, state, new, length - given.length))
     text = tokens, length, given.length
-    controls = processors.Controls(*text, tuple(states), arrays, sampling.all_processors, EOS)
-    return lambda logits: controls.apply(logits, tree, max_depth)
+    return Controls(*text, tuple(states), tuple(arrays), sampling.all_processors, EOS)
+
+
+def forget(nodes: Nodes) -> jax.Array:
+    """Takes the place of `Nodes.above`: no node has ancestors."""
+    return jnp.zeros((*nodes.tree.tokens.shape, nodes.tree.num_nodes), bool)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ def controlled(sampling, given, tokens, length, tree, max_depth):
 def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault, controls):
     drafter = OracleTree((*DEEP, (1, 1, 1)))  # elsewhere not used: compiled afresh
     forgetful = {
-        "above": property(lambda nodes: jnp.zeros((*nodes.tree.tokens.shape, 11 + 1), bool)),
+        "above": property(forget),
         "states": lambda nodes, step, state: jnp.broadcast_to(
             state[:, None], nodes.tree.tokens.shape
         ),
@@ -230,6 +240,62 @@ def test_a_state_that_is_not_committed_is_caught(monkeypatch):
     monkeypatch.setattr(processors.Penalties, "commit", lambda self, params, state, *_: state)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         generated("chain", "all", 0.8, drafter=Oracle(max_depth=5))
+
+
+# ---- The rules of verification ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+def test_every_rule_verifies_with_the_processed_logits(verification):
+    numbers, length = np.random.default_rng(2), jnp.asarray([9, 12])
+    given = Prompt(prompt(2).tokens[:, :8], jnp.asarray([5, 8]))
+    sampling = sampling_of("all", 1.0, verification=verification)
+    tokens = jnp.asarray(numbers.integers(0, VOCAB, (2, 24)), jnp.int32)
+    candidates = jnp.asarray(numbers.permuted(np.tile(np.arange(8), (2, 3, 1)), axis=-1)[..., :2])
+    tree = from_choices(tokens[:, 0], candidates, PATHS)
+    logits = jnp.asarray(numbers.normal(0, 1, (2, tree.num_nodes, VOCAB)), jnp.float32)
+    controls = controls_of(sampling, given, tokens, length)
+    draw = Draw(sequence_keys(KEY, 2), length, sampling)
+    found = verify(tree, logits, replace(draw, controls=controls), length - 1, 3)
+    processed = controls.apply(logits, tree, 3)
+    expected = verify(tree, processed, draw, length - 1, 3)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, expected))
+    raw = jax.nn.log_softmax(logits)
+    assert not jnp.allclose(raw, jax.nn.log_softmax(processed))
+
+
+STRONG = {"temperature": 0.9, "repetition_penalty": 2.0, "frequency_penalty": 2.0}
+
+
+def exact_probabilities(sampling: Sampling) -> np.ndarray:
+    """The probability of each continuation of the contract's TEXT by three tokens."""
+    model, params = target(contract.VOCAB, layers=1, scale=4.0)
+    size, length = contract.VOCAB, len(contract.TEXT)
+    pairs = np.stack(np.meshgrid(*[np.arange(size)] * 2, indexing="ij"), -1).reshape(-1, 2)
+    texts = np.concatenate([np.tile(contract.TEXT, (len(pairs), 1)), pairs], axis=1)
+    texts = jnp.asarray(texts, jnp.int32)
+    logits = plain_pass(params, texts, model)[0].logits[:, -3:]
+    given = Prompt(texts[:, :length], jnp.full((len(pairs),), length))
+    steps = []
+    for step in range(3):
+        ends = given.length + step
+        step_logits = reference._processed(logits[:, step], texts, ends, given, sampling, (), ())
+        steps.append(np.exp(np.asarray(sampling.filtered(step_logits), np.float64)))
+    first, second, third = (values.reshape(size, size, size) for values in steps)
+    joint = first[0, 0][:, None, None] * second[:, 0][:, :, None] * third
+    return (joint / joint.sum()).reshape(-1)
+
+
+def p_value(monkeypatch, sampling: Sampling) -> float:
+    monkeypatch.setattr(contract, "exact_probabilities", lambda: exact_probabilities(sampling))
+    return contract.p_value(PromptLookup(num_tokens=2), sampling=sampling)
+
+
+def test_rejection_keeps_the_distribution_of_the_processed_logits(monkeypatch):
+    sampling = Sampling(**STRONG, verification="rejection")
+    assert p_value(monkeypatch, sampling) > 1e-3
+    monkeypatch.setattr(Nodes, "above", property(forget))
+    assert p_value(monkeypatch, replace(sampling, top_k=contract.VOCAB)) < 1e-6
 
 
 # ---- Definitions --------------------------------------------------------------------------------
@@ -267,35 +333,27 @@ def test_the_definitions_are_those_of_transformers(name):
     }[name]()
     expected = processor(torch.tensor(tokens), torch.tensor(logits)).numpy()
     ends = jnp.full((count,), length)
-    given = processors.Prompt(jnp.asarray(tokens[:, :prompt_length], jnp.int32), ends * 0 + 4)
+    given = Prompt(jnp.asarray(tokens[:, :prompt_length], jnp.int32), ends * 0 + 4)
     text = jnp.asarray(tokens, jnp.int32)
     root = chain(text[:, -1], text[:, :0], ends * 0)
     if name == "min_p":
         found = np.asarray(sampling.filtered(jnp.asarray(logits)))
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
         return
-    states = [p.init(None, given, VOCAB) for p in sampling.all_processors]
-    new = text[:, prompt_length:]
-    states = tuple(
-        p.commit(None, state, new, ends - prompt_length)
-        for p, state in zip(sampling.all_processors, states, strict=True)
-    )
-    controls = processors.Controls(
-        text, ends, given.length, states, (None,) * len(states), sampling.all_processors, EOS
-    )
+    controls = controls_of(sampling, given, text, ends)
     found = controls.apply(jnp.asarray(logits)[:, None], root, 0)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_penalties_for_presence_and_frequency_count_the_output_alone():
     sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
-    given = processors.Prompt(jnp.asarray([[1, 2, 3]]), jnp.asarray([3]))
+    given = Prompt(jnp.asarray([[1, 2, 3]]), jnp.asarray([3]))
     [processor] = sampling.all_processors
     state = processor.init(None, given, 6)
     state = processor.commit(None, state, jnp.asarray([[2, 4, 2, 5]]), jnp.asarray([3]))
     root = chain(jnp.asarray([2]), jnp.zeros((1, 0), jnp.int32), jnp.asarray([0]))
     text = jnp.asarray([[1, 2, 3, 2, 4, 2, 5]]), jnp.asarray([6]), given.length
-    controls = processors.Controls(*text, (state,), (None,), (processor,), ())
+    controls = Controls(*text, (state,), (None,), (processor,), ())
     found = controls.apply(jnp.zeros((1, 1, 6)), root, 0)[0, 0]
     np.testing.assert_allclose(found, [0, 0, -1.0, 0, -0.75, 0])
 

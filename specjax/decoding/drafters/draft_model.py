@@ -16,7 +16,6 @@ from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
 from specjax.decoding.drafters import length_rules
 from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
-from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
 from specjax.models.cache import KVCache
@@ -73,6 +72,9 @@ class DraftModel(Drafter):
     length. After a fully accepted draft it also lacks the last drafted token, which the first pass
     of the next round feeds with the root: that pass has 2 tokens, in a hybrid as many as a round
     may commit.
+
+    If the vocabularies are padded to different sizes, tokens of both are drafted, and the draft
+    reads its last token in place of tokens that it lacks.
 
     Differences from the published code: each sequence of a batch has its own draft length and
     accepted length; `coupled` drafts, see above; beyond the draft's last position (`longest_text`)
@@ -131,12 +133,6 @@ class DraftModel(Drafter):
                 "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
                 "length rule, or None}"
             )
-        vocab_size = self.draft.config.vocab_size
-        if vocab_size != target.config.vocab_size:
-            raise SpecjaxError(
-                f"the draft has a vocabulary of {vocab_size} tokens, the target one of "
-                f"{target.config.vocab_size}; use a draft with the target's tokenizer"
-            )
         if mismatch := shape_mismatches(params["draft"], self.draft):
             raise SpecjaxError(
                 f"the draft's weights belong to another model ({mismatch}); pass the params "
@@ -148,7 +144,12 @@ class DraftModel(Drafter):
         prompt, batch = start.prompt, len(start.prompt.length)
         weights = start.params.drafter["draft"]
         return DraftState(
-            cache=_prefilled(self.draft, weights, prompt, start.num_slots),
+            cache=_prefilled(
+                *(self.draft, weights),
+                self._readable(prompt.tokens, start.target),
+                prompt.length,
+                start.num_slots,
+            ),
             rule=self.length_rule.init(batch),
             prompt_length=prompt.length,
             is_finished=jnp.zeros((batch,), bool),
@@ -167,13 +168,18 @@ class DraftModel(Drafter):
             self.draft.config.longest_text - context.length + 1, 0, self.max_depth
         )
         max_length = jnp.where(state.is_finished, 0, max_length)
+        sizes = self.draft.config.vocab_size, target.config.vocab_size
+        if sizes[0] != sizes[1]:
+            draw = draw.restricted_to(jnp.arange(min(sizes)), sizes[1])
 
         def draft_one(draft: Draft, fed: Int[Array, "B Q"], count: Int[Array, " B"]) -> Draft:
             """Feeds the first `count` tokens of `fed` and draws the next one."""
-            rows = causal_rows(fed, draft.cache.length)
+            rows = causal_rows(self._readable(fed, target), draft.cache.length)
             output, cache = self.draft.run(params.drafter["draft"], rows, draft.cache)
             assert output.logits is not None
             logits = jnp.take_along_axis(output.logits, count[:, None, None] - 1, axis=1)
+            if sizes[0] > sizes[1]:
+                logits = logits[..., : sizes[1]]
             place = draft.num_passes
             at = (context.length + place)[:, None]
             token = best_token((draw.perturbed(logits, at) if self.is_drawn else logits)[:, 0])
@@ -184,13 +190,15 @@ class DraftModel(Drafter):
                 in_new_text=context.length + place - state.prompt_length,
                 in_text=context.length + place,
             )
+            drawn_from = None
+            if draft.draft_probs is not None:
+                probs = draw.over_vocabulary(jnp.exp(draw.filtered(logits[:, 0])))
+                drawn_from = _with_column(draft.draft_probs, probs, place)
             wants_more = self.length_rule.draft_another(params.drafter["rule"], state.rule, last)
             return Draft(
                 cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
                 tokens=_with_column(draft.tokens, token, place),
-                draft_probs=None
-                if draft.draft_probs is None
-                else _with_column(draft.draft_probs, jnp.exp(draw.filtered(logits[:, 0])), place),
+                draft_probs=drawn_from,
                 length=draft.length + draft.goes_on,
                 goes_on=draft.goes_on & wants_more & (place + 1 < max_length),
                 num_passes=place + 1,
@@ -203,7 +211,7 @@ class DraftModel(Drafter):
         at = state.cache.length[:, None] + jnp.arange(state.max_missing)[None, :]
         missing = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
         count = jnp.clip(context.length - state.cache.length, 1, state.max_missing)
-        draft = draft_one(self._empty(state.cache, max_length > 0, draw), missing, count)
+        draft = draft_one(self._empty(state.cache, max_length > 0, draw, sizes[1]), missing, count)
         draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
         tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
         return Proposal(tree), replace(
@@ -233,9 +241,17 @@ class DraftModel(Drafter):
             is_finished=outcome.num_committed == 0,
         )
 
-    def _empty(self, cache: KVCache, goes_on: Bool[Array, " B"], draw: Draw) -> Draft:
+    def _readable(self, tokens: Int[Array, "B S"], target: Target) -> Int[Array, "B S"]:
+        """Replaces tokens beyond the draft's vocabulary, which a gather would clip silently."""
+        vocab_size = self.draft.config.vocab_size
+        is_whole = vocab_size >= target.config.vocab_size
+        return tokens if is_whole else jnp.minimum(tokens, vocab_size - 1)
+
+    def _empty(
+        self, cache: KVCache, goes_on: Bool[Array, " B"], draw: Draw, vocab_size: int
+    ) -> Draft:
         batch = goes_on.shape[0]
-        shape = (batch, self.num_nodes, self.draft.config.vocab_size)
+        shape = (batch, self.num_nodes, vocab_size)
         return Draft(
             cache=cache,
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
@@ -253,10 +269,12 @@ def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
     return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
 
 
-def _prefilled(draft: Target, params: Any, prompt: Prompt, num_slots: int) -> KVCache:
+def _prefilled(
+    draft: Target, params: Any, tokens: Int[Array, "B P"], length: Int[Array, " B"], num_slots: int
+) -> KVCache:
     """Returns the draft's cache of the prompts without their last tokens."""
-    batch, width = prompt.tokens.shape
-    tokens = jnp.pad(prompt.tokens, ((0, 0), (0, whole_chunks(width) - width)))
-    cache = draft.new_cache(params, batch, num_slots, prompt.length)
-    _, cache = prefill(params, tokens, prompt.length - 1, cache, draft, Taps(logits=False))
-    return replace(cache, length=prompt.length - 1)
+    batch, width = tokens.shape
+    tokens = jnp.pad(tokens, ((0, 0), (0, whole_chunks(width) - width)))
+    cache = draft.new_cache(params, batch, num_slots, length)
+    _, cache = prefill(params, tokens, length - 1, cache, draft, Taps(logits=False))
+    return replace(cache, length=length - 1)
