@@ -13,7 +13,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.text import EndingText, token_ids
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import check_arguments, stream_states
+from specjax.decoding.generate import stream_states
 from specjax.decoding.prompt import chat_ids, encode, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
@@ -137,8 +137,6 @@ def _parts(
     sampling = _with_settings(sampling, settings, tokenizer)
     engine = Engine(target.model, drafter, sampling, max_new_tokens, eos)
     params, key = Params(target.params, drafter_params), jax.random.key(seed)
-    names = {"target": target.model, "drafter": drafter, "sampling": sampling}
-    check_arguments(params, encoded, key, **names, max_new_tokens=max_new_tokens)
     engine.check(params, encoded)
     state = engine.prefill(params, encoded, key)
     endings = [EndingText(tokenizer, stops) for _ in prompts]

@@ -190,15 +190,17 @@ class DraftModel(Drafter):
                 in_new_text=context.length + place - state.prompt_length,
                 in_text=context.length + place,
             )
-            drawn_from = None
-            if draft.draft_probs is not None:
-                probs = draw.over_vocabulary(jnp.exp(draw.filtered(logits[:, 0])))
-                drawn_from = _with_column(draft.draft_probs, probs, place)
             wants_more = self.length_rule.draft_another(params.drafter["rule"], state.rule, last)
             return Draft(
                 cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
                 tokens=_with_column(draft.tokens, token, place),
-                draft_probs=drawn_from,
+                draft_probs=None
+                if draft.draft_probs is None
+                else _with_column(
+                    draft.draft_probs,
+                    draw.over_vocabulary(jnp.exp(draw.filtered(logits[:, 0]))),
+                    place,
+                ),
                 length=draft.length + draft.goes_on,
                 goes_on=draft.goes_on & wants_more & (place + 1 < max_length),
                 num_passes=place + 1,
