@@ -151,7 +151,9 @@ def test_every_method_generates_the_tokens_of_plain_decoding(name, controls, tem
 )
 def test_every_control_is_exact_deep_in_a_draft(name, controls, temperature, batch):
     out = generated(name, controls, temperature, batch)
-    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
+    is_long = out.length.max() > 8
+    assert not is_long or out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
+    assert is_long or batch == 1, "all texts end early"
 
 
 @pytest.mark.parametrize("controls", CONTROLS)
