@@ -22,6 +22,7 @@ from specjax.core.companions import companion
 
 if TYPE_CHECKING:
     from specjax.core.errors import SpecjaxError
+    from specjax.decoding.automaton import Grammar
     from specjax.decoding.drafter import Drafter, Params
     from specjax.decoding.engine import Engine
     from specjax.decoding.generate import speculative_generate, stream
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from specjax.decoding.sampling import Sampling
     from specjax.decoding.state import Generation, Stats
     from specjax.loading.drafters import load_drafter
+    from specjax.loading.grammar import load_grammar
     from specjax.loading.targets import LoadedTarget, load
     from specjax.models.config import TransformerConfig
     from specjax.models.target import Target
@@ -41,6 +43,7 @@ _HOMES = {
     # load
     "load": "specjax.loading.targets",
     "load_drafter": "specjax.loading.drafters",
+    "load_grammar": "specjax.loading.grammar",
     "LoadedTarget": "specjax.loading.targets",
     # ask
     "encode": "specjax.decoding.prompt",
@@ -49,6 +52,7 @@ _HOMES = {
     "Prompt": "specjax.decoding.prompt",
     "Params": "specjax.decoding.drafter",
     "Sampling": "specjax.decoding.sampling",
+    "Grammar": "specjax.decoding.automaton",
     # generate
     "generate_text": "specjax.run.text",
     "stream_text": "specjax.run.text",

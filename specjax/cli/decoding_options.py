@@ -12,6 +12,8 @@ from specjax.core.settings import setting
 
 if TYPE_CHECKING:
     from specjax.cli.generation import GenerationRequest
+    from specjax.decoding.automaton import Automaton
+    from specjax.decoding.drafter import Drafter
     from specjax.decoding.prompt import Prompt
     from specjax.decoding.sampling import Sampling
     from specjax.loading.targets import LoadedTarget
@@ -60,8 +62,8 @@ class PassOptions(TargetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions(PassOptions):
-    """The options of all commands that generate text."""
+class MethodOptions(PassOptions):
+    """The options that load a target with a drafting method."""
 
     revision: str | None = None
     """The branch, tag or commit of a hub id."""
@@ -76,6 +78,26 @@ class DecodingOptions(PassOptions):
     """A file of settings from `specjax tune`; by default those kept for the target."""
     max_new_tokens: int = setting(256, at_least=1)
     """The maximum number of new tokens."""
+
+    def load_method(self) -> "tuple[LoadedTarget, tuple[Drafter, Any]]":
+        """Returns the target and the drafter with its params."""
+        from specjax.core.text import safe_console
+        from specjax.loading.drafters import load_drafter
+        from specjax.loading.methods import METHODS
+        from specjax.loading.tuned import auto_choice
+
+        settings = METHODS.read_settings(self.method, self.set)
+        target = self.load_target(revision=self.revision)
+        loaded = load_drafter(self.method, target, self.drafter, self.tuned, **settings)
+        if self.method == "auto":
+            safe_console(stderr=True, soft_wrap=True).print(auto_choice(target, self.tuned))
+        return target, loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(MethodOptions):
+    """The options of all commands that generate text."""
+
     temperature: float = setting(0.0, at_least=0)
     """0 takes the most likely token; above 0, tokens are sampled."""
     top_k: int | None = setting(None, at_least=1)
@@ -102,6 +124,12 @@ class DecodingOptions(PassOptions):
     """Ban the tokens of this text, also after a space; other tokens may still spell it."""
     min_new_tokens: int = setting(0, at_least=0)
     """Ban EOS for this many new tokens."""
+    json_schema: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Generate JSON that this JSON schema allows, then end."""
+    regex: str | None = None
+    """Generate a text that matches this regular expression as a whole, then end."""
+    choices: Annotated[tuple[str, ...], arg(metavar="TEXT TEXT ...")] = ()
+    """Generate one of these texts, then end."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.
     typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
@@ -110,33 +138,34 @@ class DecodingOptions(PassOptions):
     def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
         """Returns the target and a function from prompts to requests."""
         from specjax.cli.generation import GenerationRequest
-        from specjax.core.text import safe_console
         from specjax.decoding.drafter import Params
         from specjax.decoding.engine import Engine
-        from specjax.loading.drafters import load_drafter
-        from specjax.loading.methods import METHODS
-        from specjax.loading.tuned import auto_choice
+        from specjax.loading.grammar import with_grammar
         from specjax.run.runner import Runner
 
-        settings = METHODS.read_settings(self.method, self.set)
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; pass the text to stop at")
-        target = self.load_target(revision=self.revision)
+        target, (drafter, params) = self.load_method()
         if self.stop:
             target.require_tokenizer()
-        drafter, params = load_drafter(self.method, target, self.drafter, self.tuned, **settings)
-        if self.method == "auto":
-            safe_console(stderr=True, soft_wrap=True).print(auto_choice(target, self.tuned))
         eos = () if self.ignore_eos else target.eos
-        sampling = self._sampling(target)
+        sampling, automata = with_grammar(self._sampling(target), self._grammar(target))
         engine = Engine(target.model, drafter, sampling, self.max_new_tokens, eos)
 
         def request(prompt: "Prompt") -> GenerationRequest:
-            all_params = Params(target.params, params)
+            all_params = Params(target.params, params, automata)
             runner = Runner(self.method, engine, all_params, prompt.tokens.shape[1], self.seed)
             return GenerationRequest(runner, target, prompt, self.stop)
 
         return target, request
+
+    def _grammar(self, target: "LoadedTarget") -> "Automaton | None":
+        from specjax.core.files import expand_user, read_json
+        from specjax.loading.grammar import load_grammar
+
+        file = self.json_schema
+        schema = None if file is None else read_json(expand_user(file))
+        return load_grammar(target, json_schema=schema, regex=self.regex, choices=self.choices)
 
     def _sampling(self, target: "LoadedTarget", **others: Any) -> "Sampling":
         from specjax.core.text import token_ids

@@ -11,7 +11,6 @@ import numpy as np
 
 from specjax.bench.measure import PLAIN
 from specjax.core.text import EndingText
-from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.state import Generation, LoopState
@@ -45,7 +44,8 @@ class GenerationRequest:
     def with_plain(self) -> "GenerationRequest":
         """Returns the same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
-        engine, params = replace(self.engine, drafter=drafter), Params(self.target.params, params)
+        engine = replace(self.engine, drafter=drafter)
+        params = self.runner.params._replace(drafter=params)
         runner = replace(self.runner, name="plain", engine=engine, params=params)
         return replace(self, runner=runner)
 

@@ -19,9 +19,12 @@ from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.core.files import expand_user, writable
 from specjax.core.text import safe_console, token_texts
+from specjax.decoding.automaton import Grammar
 from specjax.decoding.sampling import LOSSY
 from specjax.run.attribution import Page
 from specjax.run.runner import TimedRun
+
+UNFINISHED = "the text ended before its grammar did; raise --max-new-tokens"
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class GenerateOutput:
         """Warns if almost nothing was accepted, or if the text is not lossless."""
         if any(result.is_lossy for result in results):
             self.notes.print(LOSSY, style="bold red")
+        result = results[0]
+        has_grammar = Grammar() in result.request.engine.sampling.processors
+        if has_grammar and result.finish_reason == "length":
+            self.notes.print(UNFINISHED, style="bold red")
         for result in results:
             if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")

@@ -7,6 +7,7 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.drafters.grammar import GrammarDrafter
 from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.lookahead import Lookahead
@@ -232,6 +233,12 @@ _ROWS = {
         training=ParallelEagleTraining,
         tuned=("choices",),
         search_space=DEPTH_TREES,
+    ),
+    "grammar": Method(
+        GrammarDrafter,
+        "the tokens about which a JSON schema, a regular expression or choices leave no choice",
+        "nothing; drafts only with a grammar",
+        "tokens that a grammar decides",
     ),
     "hybrid": Method(
         Hybrid,

@@ -1,6 +1,6 @@
 """Text in, text out: the short way to try a target and a method."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from specjax.decoding.prompt import chat_ids, encode, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.loading.drafters import load_drafter
+from specjax.loading.grammar import load_grammar, with_grammar
 from specjax.loading.targets import LoadedTarget, load
 
 Prompts = str | Sequence[Message] | Sequence[str] | Sequence[Sequence[Message]]
@@ -71,7 +72,8 @@ def generate_text(
         ignore_eos: whether to go on after EOS.
         seed: of the draws.
         settings: fields of `Sampling` to replace, such as `temperature=0.8`; `bad_words` may be
-            texts.
+            texts. Also one of `json_schema={...}`, `regex="..."` and `choices=[...]`, which a text
+            then follows from start to end, unless its finish reason is "length".
 
     Raises:
         SpecjaxError: for a target without a tokenizer, a method that this target cannot have, an
@@ -118,6 +120,9 @@ def _parts(
     ignore_eos: bool = False,
     seed: int = 0,
     rounds_per_call: int = ROUNDS_PER_CALL,
+    json_schema: Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] = (),
     **settings: Any,
 ) -> Iterator[list[Completion]]:
     target = target if isinstance(target, LoadedTarget) else load(target)
@@ -134,9 +139,11 @@ def _parts(
         else encode(tokenizer, list(prompts))
     )
     eos = () if ignore_eos else target.eos
+    automaton = load_grammar(target, json_schema=json_schema, regex=regex, choices=choices)
     sampling = _with_settings(sampling, settings, tokenizer)
+    sampling, automata = with_grammar(sampling, automaton)
     engine = Engine(target.model, drafter, sampling, max_new_tokens, eos)
-    params, key = Params(target.params, drafter_params), jax.random.key(seed)
+    params, key = Params(target.params, drafter_params, automata), jax.random.key(seed)
     engine.check(params, encoded)
     state = engine.prefill(params, encoded, key)
     endings = [EndingText(tokenizer, stops) for _ in prompts]

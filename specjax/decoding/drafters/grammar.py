@@ -1,0 +1,43 @@
+"""Grammar: drafts what the grammar of the text hardly leaves a choice about."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from specjax.core.settings import setting
+from specjax.decoding.automaton import FREE, Grammar
+from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
+from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import chain
+from specjax.models.target import Target
+
+
+@dataclass(frozen=True)
+class GrammarDrafter(Drafter):
+    """Drafts a chain of the tokens that the automaton of the grammar holds likely.
+
+    These are the only tokens allowed, and those that spell names, quotes and punctuation up to the
+    next value. Without a grammar nothing is drafted.
+    """
+
+    num_tokens: int = setting(10, at_least=1)
+    """Maximum number of drafted tokens."""
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_tokens + 1
+
+    def propose(
+        self, target: Target, params: Params, state: State, context: Context, draw: Draw
+    ) -> tuple[Proposal, State]:
+        drafted = jnp.full((*context.length.shape, self.num_tokens), FREE, jnp.int32)
+        controls = draw.controls
+        if controls is not None and Grammar() in controls.processors:
+            place = controls.processors.index(Grammar())
+            automaton, at = controls.params[place], controls.states[place]
+            for number in range(self.num_tokens):
+                token = automaton.likely_after(at)
+                drafted = drafted.at[:, number].set(token)
+                at = automaton.after(at, jnp.maximum(token, 0))
+        count = jnp.sum(jnp.cumprod(drafted != FREE, axis=1), axis=1, dtype=jnp.int32)
+        return Proposal(chain(context.root, jnp.maximum(drafted, 0), count)), state

@@ -1,0 +1,221 @@
+"""JSON schemas as regular expressions: the texts of JSON that a schema allows.
+
+Objects have their properties in the order of the schema and no others; a space may stand wherever
+JSON writers put one. Each keyword that the expression would not follow is an error.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.core.errors import SpecjaxError
+
+DESCRIBING = (
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    *("$schema", "$id", "$comment", "$defs", "definitions"),
+)
+KEYWORDS = {  # by type
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
+    "number": set(),
+    "integer": set(),
+    "boolean": set(),
+    "null": set(),
+}
+SPACE = " ?"
+COMMA = f"{SPACE},{SPACE}"
+CHARACTER = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+INTEGER = "-?(0|[1-9][0-9]*)"
+SCALARS = {
+    "integer": INTEGER,
+    "number": rf"{INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?",
+    "boolean": "true|false",
+    "null": "null",
+}
+MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+DATE = f"[12][0-9]{{3}}-({MONTHS}|02-(0[1-9]|1[0-9]|2[0-8]))"
+TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": r"[a-z0-9_-]+(\.[a-z0-9_-]+)*@[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+",
+}
+ANY_DEPTH = 2  # of objects and arrays in a value without a schema
+
+
+def schema_regex(schema: Mapping[str, Any]) -> str:
+    """Returns a regular expression for the JSON of a schema.
+
+    Raises:
+        SpecjaxError: for the first part that is invalid or not supported.
+    """
+    return _Reader(schema).regex(schema, "#")
+
+
+def literal(text: str) -> str:
+    """Returns the regular expression of one text."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+class _Reader:
+    """Reads one schema; `place` is where a part of it stands, as `$ref` writes it."""
+
+    def __init__(self, root: Mapping[str, Any]):
+        self._root = root
+        self._open: list[str] = []  # references that are being followed
+
+    def regex(self, schema: Any, place: str) -> str:
+        if not isinstance(schema, Mapping):
+            raise _error(place, f"{schema!r} is not an object")
+        used = {key: value for key, value in schema.items() if key not in DESCRIBING}
+        for names, read in (
+            (("$ref",), self._reference),
+            (("anyOf", "oneOf"), self._alternatives),
+            (("enum", "const"), self._values),
+        ):
+            if name := next((name for name in names if name in used), None):
+                extra = {"type"} if read == self._values else set()
+                self._check_keywords(used, {name} | extra, place)
+                return f"({read(used[name], f'{place}/{name}')})"
+        if not used:
+            return f"({self._any(ANY_DEPTH)})"
+        types = used.get("type", ())
+        types = [types] if isinstance(types, str) else types
+        if not types or not isinstance(types, (list, tuple)) or set(types) - set(KEYWORDS):
+            raise _error(place, f"it needs a type of {', '.join(KEYWORDS)}, beside {sorted(used)}")
+        self._check_keywords(used, {"type"}.union(*(KEYWORDS[name] for name in types)), place)
+        readers = {"string": self._string, "array": self._array, "object": self._object}
+        return f"({'|'.join(SCALARS.get(n) or readers[n](used, place) for n in types)})"
+
+    def _check_keywords(self, used: Mapping, known: set[str], place: str) -> None:
+        for keyword in used:
+            if keyword not in known:
+                raise _error(place, f"{keyword!r} is not supported beside {sorted(known)}")
+
+    def _reference(self, name: Any, place: str) -> str:
+        if name in self._open:
+            raise _error(place, f"{name!r} leads back to itself, which is not supported")
+        schema = self._root
+        for part in str(name).removeprefix("#").split("/")[1:]:
+            schema = schema.get(part) if isinstance(schema, Mapping) else None
+        if not str(name).startswith("#") or schema is None:
+            raise _error(place, f"there is no {name!r}")
+        self._open.append(name)
+        regex = self.regex(schema, name)
+        self._open.pop()
+        return regex
+
+    def _alternatives(self, schemas: Any, place: str) -> str:
+        schemas = _checked(schemas, list, place)
+        return "|".join(self.regex(part, f"{place}/{n}") for n, part in enumerate(schemas))
+
+    def _values(self, values: Any, place: str) -> str:
+        values = _checked(values, list, place) if place.endswith("enum") else [values]
+        return "|".join(literal(json.dumps(value, ensure_ascii=False)) for value in values)
+
+    def _string(self, used: Mapping[str, Any], place: str) -> str:
+        if len({"length" if key.endswith("Length") else key for key in used} - {"type"}) > 1:
+            raise _error(place, "a string may have one of pattern, format, and limits of length")
+        if "format" in used:
+            if used["format"] not in FORMATS:
+                raise _error(place, f"the format {used['format']!r} is not {', '.join(FORMATS)}")
+            return f'"({FORMATS[used["format"]]})"'
+        if "pattern" in used:
+            return f'"({_checked_pattern(used["pattern"], place)})"'
+        return f'"{CHARACTER}{_count(used, "minLength", "maxLength", place)}"'
+
+    def _array(self, used: Mapping[str, Any], place: str) -> str:
+        if "prefixItems" in used:
+            self._check_keywords(used, {"type", "prefixItems"}, place)
+            items = _checked(used["prefixItems"], list, place)
+            items = [self.regex(item, f"{place}/prefixItems/{n}") for n, item in enumerate(items)]
+            return rf"\[{SPACE}{COMMA.join(items)}{SPACE}\]"
+        item = self.regex(used["items"], f"{place}/items") if "items" in used else self._any(1)
+        return _listed(r"\[", f"({item})", used, place, r"\]")
+
+    def _object(self, used: Mapping[str, Any], place: str) -> str:
+        properties = _checked(used.get("properties", {}), Mapping, place)
+        required = _checked(used.get("required", ()), (list, tuple), place)
+        if missing := set(required) - set(properties):
+            raise _error(place, f"`required` holds {min(missing)!r}, which `properties` lacks")
+        others = used.get("additionalProperties", True)
+        if not properties and others is not False:
+            value = self._any(1) if others is True else self.regex(others, f"{place}/*")
+            return _listed(r"\{", f'"{CHARACTER}*"{SPACE}:{SPACE}({value})', {}, place, r"\}")
+        members = [
+            f"{literal(json.dumps(key, ensure_ascii=False))}{SPACE}:{SPACE}"
+            + self.regex(part, f"{place}/properties/{key}")
+            for key, part in properties.items()
+        ]
+        is_required = [key in required for key in properties]
+        after = [
+            f"{COMMA}{member}" if must else f"({COMMA}{member})?"
+            for member, must in zip(members, is_required, strict=True)
+        ]
+        # One alternative for each property that may come first.
+        num_first = is_required.index(True) + 1 if any(is_required) else len(members)
+        starts = [members[n] + "".join(after[n + 1 :]) for n in range(num_first)]
+        starts += [] if any(is_required) else [""]
+        return rf"\{{{SPACE}({'|'.join(starts)}){SPACE}\}}"
+
+    def _any(self, depth: int) -> str:
+        """Returns the expression of any JSON, up to a depth of nested values."""
+        kinds = [*SCALARS.values(), f'"{CHARACTER}*"']
+        if depth > 0:
+            inner = self._any(depth - 1)
+            kinds.append(_listed(r"\[", f"({inner})", {}, "#", r"\]"))
+            member = f'"{CHARACTER}*"{SPACE}:{SPACE}({inner})'
+            kinds.append(_listed(r"\{", member, {}, "#", r"\}"))
+        return "|".join(kinds)
+
+
+def _listed(start: str, item: str, used: Mapping[str, Any], place: str, end: str) -> str:
+    """Returns items separated by commas, as many as `minItems` and `maxItems` allow."""
+    least, most = (used.get(name) for name in ("minItems", "maxItems"))
+    fewer = {"minItems": max((least or 0) - 1, 0), "maxItems": most if not most else most - 1}
+    _count(used, "minItems", "maxItems", place)
+    if most == 0:
+        return f"{start}{SPACE}{end}"
+    count = _count({k: v for k, v in fewer.items() if v is not None}, "minItems", "maxItems", place)
+    items = f"{item}({COMMA}{item}){count}"
+    return f"{start}{SPACE}{items if least else f'({items})?'}{SPACE}{end}"
+
+
+def _count(used: Mapping[str, Any], least: str, most: str, place: str) -> str:
+    """Returns how often something may come."""
+    low, high = used.get(least, 0), used.get(most)
+    for name, value in ((least, low), (most, high)):
+        if value is not None and (type(value) is not int or value < 0):
+            raise _error(place, f"{name} {value!r} is not a whole number from 0")
+    if high is not None and high < low:
+        raise _error(place, f"{most} {high} is below {least} {low}")
+    return f"{{{low},{'' if high is None else high}}}"
+
+
+def _checked_pattern(pattern: Any, place: str) -> str:
+    """Returns a pattern for the inside of a string, whose texts are valid there."""
+    from specjax.decoding.byte_automaton import DEAD, byte_automaton
+
+    pattern = re.sub(r"^\^|(?<!\\)\$$", "", _checked(pattern, str, place))
+    table = byte_automaton(pattern)
+    if (table[:, [*range(0x20), *b'"\\']] != DEAD).any():
+        raise _error(
+            place,
+            f"the pattern {pattern!r} allows quotes, backslashes or control characters, which JSON "
+            r'escapes; exclude them, as [^"\\\x00-\x1F] does',
+        )
+    return pattern
+
+
+def _checked(value: Any, kind: Any, place: str) -> Any:
+    if not isinstance(value, kind) or (kind is list and not value):
+        raise _error(place, f"{value!r} is of the wrong type or empty")
+    return value
+
+
+def _error(place: str, problem: str) -> SpecjaxError:
+    return SpecjaxError(f"the JSON schema at {place}: {problem}; see docs/guides/structured-output")

@@ -1,0 +1,168 @@
+"""Under a grammar every method generates plain decoding's tokens, and nothing but matches."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.automaton import Grammar, token_automaton
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.grammar import GrammarDrafter
+from specjax.decoding.drafters.hybrid import Hybrid
+from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.generate import speculative_generate
+from specjax.decoding.processors import advanced
+from specjax.decoding.reference import reference_generate
+from specjax.decoding.sampling import Sampling
+from tests.decoding.contract import KEY
+from tests.decoding.tiny import (
+    BATCH,
+    DrawnChain,
+    Oracle,
+    OracleTree,
+    bigram,
+    prompt,
+    slow_except,
+    target,
+)
+
+VOCAB, NEW_TOKENS, EOS = 40, 32, (39,)
+TOKENS = [*map(str.encode, "abcdefghijklmnopqrstuvwxyz"), b"ab", b"cde", b"-", b"--", b"-a", b"b-"]
+REGEX = "[a-m]{2,4}(-a?qrstu[a-f][a-z]?[n-z]){2,9}(--ab)?"
+GRAMMAR = Grammar()
+
+
+def encode(text: str) -> list[int]:
+    """Writes a text in the longest tokens."""
+    if not text:
+        return []
+    fits = [token for token in TOKENS if text.encode().startswith(token)]
+    longest = max(fits, key=len)
+    return [TOKENS.index(longest), *encode(text[len(longest) :])]
+
+
+AUTOMATON = token_automaton(REGEX, dict(enumerate(TOKENS)), EOS, VOCAB, encode)
+ORACLES = {
+    "chain": Oracle(wrong_every=3),
+    "varied": Oracle(wrong_every=5, vary_length=True),
+    "tree": OracleTree(),
+    "never": Oracle(wrong_every=1),
+}
+FREELY = {
+    "pld": (PromptLookup(), None),
+    "grammar": (GrammarDrafter(num_tokens=6), None),
+    "hybrid": (
+        Hybrid(GrammarDrafter(num_tokens=6), PromptLookup(num_tokens=4), num_tokens=8),
+        {"copy": None, "head": None},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Forgetful(Grammar):
+    """Does not follow a rejected branch back: it advances by tokens that were not kept."""
+
+    def commit(self, params, state, tokens, count):
+        return advanced(params.after, state, tokens, jnp.full_like(count, tokens.shape[1]))
+
+
+@cache
+def truth(temperature: float):
+    model, params = target()
+    return jax.device_get(
+        reference_generate(
+            *(params, prompt(BATCH), KEY),
+            target=model,
+            sampling=Sampling(temperature, processors=(GRAMMAR,)),
+            max_new_tokens=NEW_TOKENS,
+            eos=EOS,
+            processor_params=(AUTOMATON,),
+        )
+    )
+
+
+def generate(drafter, known, temperature: float, grammar=GRAMMAR, eos=EOS, **options):
+    model, params = target()
+    return jax.device_get(
+        speculative_generate(
+            *(Params(params, known, (AUTOMATON,)), prompt(BATCH), KEY),
+            target=model,
+            drafter=drafter,
+            sampling=Sampling(temperature, processors=(grammar,), **options),
+            max_new_tokens=NEW_TOKENS,
+            eos=eos,
+        )
+    )
+
+
+def whole_texts(temperature: float):
+    """Prompts and true continuations: what an oracle knows."""
+    start, (tokens, lengths) = prompt(BATCH), truth(temperature)
+    texts = np.full((BATCH, int(start.length.max()) + NEW_TOKENS), -1, np.int32)
+    for number, (before, length) in enumerate(zip(start.length.tolist(), lengths, strict=True)):
+        texts[number, :before] = start.tokens[number, :before]
+        texts[number, before : before + length] = tokens[number, :length]
+    return jnp.asarray(texts)
+
+
+def texts_of(tokens, lengths) -> list[tuple[str, bool]]:
+    """The text of each sequence, and whether it has ended."""
+    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    return [
+        (b"".join(TOKENS[token] for token in row if token not in EOS).decode(), row[-1] in EOS)
+        for row in rows
+    ]
+
+
+def assert_matches(tokens, lengths) -> None:
+    for text, is_ended in texts_of(tokens, lengths):
+        assert bool(re.fullmatch(REGEX, text)) or not is_ended
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", slow_except([*ORACLES, *FREELY], "tree", "chain", "grammar"))
+def test_a_grammar_gives_the_tokens_of_plain_decoding(name, temperature):
+    tokens, lengths = truth(temperature)
+    assert_matches(tokens, lengths)
+    drafter, known = FREELY.get(name) or (ORACLES[name], whole_texts(temperature))
+    out = generate(drafter, known, temperature)
+    np.testing.assert_array_equal(out.length, lengths)
+    np.testing.assert_array_equal(out.tokens, tokens)
+    if name not in ("never", "pld"):
+        assert out.stats.accepted.sum() > 0
+        assert name == "grammar" or out.stats.accepted.sum() < out.stats.drafted.sum()
+
+
+def test_an_automaton_that_does_not_follow_a_rejected_branch_back_is_noticed():
+    out = generate(ORACLES["chain"], whole_texts(0.8), 0.8, Forgetful())
+    assert out.tokens.tolist() != truth(0.8)[0].tolist()
+
+
+def test_texts_end_with_a_match_where_there_is_room():
+    ends = [is_ended for _, is_ended in texts_of(*truth(0.8))]
+    assert any(ends)
+
+
+@pytest.mark.slow
+def test_rejection_keeps_to_the_grammar():
+    out = generate(DrawnChain(), bigram(VOCAB), 0.8, verification="rejection")
+    assert_matches(out.tokens, out.length)
+
+
+def test_a_grammar_without_its_automaton_or_an_end_token_is_an_error():
+    with pytest.raises(SpecjaxError, match=r"eos=target\.eos"):
+        generate(ORACLES["chain"], whole_texts(0.8), 0.8, eos=())
+    model, params = target()
+    with pytest.raises(SpecjaxError, match="load_grammar"):
+        speculative_generate(
+            *(Params(params), prompt(BATCH), KEY),
+            target=model,
+            drafter=PromptLookup(),
+            sampling=Sampling(processors=(GRAMMAR,)),
+            eos=EOS,
+        )

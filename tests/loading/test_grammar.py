@@ -1,0 +1,168 @@
+"""Texts of a grammar are what it describes; unsupported schemas are named."""
+
+import json
+import random
+from datetime import date
+
+import jax
+import jsonschema
+import numpy as np
+import pytest
+
+import specjax
+from specjax.core.errors import SpecjaxError
+from specjax.decoding.automaton import DEAD, FREE
+from specjax.loading.grammar import load_grammar, token_bytes
+from specjax.loading.json_schema import schema_regex
+
+STRING = {"type": "string"}
+SCHEMAS = {
+    "scalars": {
+        "type": "object",
+        "properties": {"a.b": STRING, 'q"': {"type": ["number", "null"]}, "é": {"const": "x+\n"}},
+        "required": ["a.b", "é"],
+    },
+    "optional": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}, "c": {"enum": [1, "u"]}},
+        "additionalProperties": False,
+    },
+    "arrays": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2},
+        "maxItems": 3,
+    },
+    "references": {
+        "$defs": {"day": {"type": "string", "format": "date"}},
+        "anyOf": [
+            {"$ref": "#/$defs/day"},
+            {"type": "array", "prefixItems": [{"$ref": "#/$defs/day"}, {"type": "null"}]},
+        ],
+    },
+    "strings": {
+        "type": "object",
+        "properties": {
+            "short": STRING | {"minLength": 2, "maxLength": 3},
+            "code": STRING | {"pattern": "^[A-Z]{2}[0-9]$"},
+            "mail": STRING | {"format": "email"},
+        },
+        "required": ["short", "code", "mail"],
+    },
+    "free": {"type": "object", "properties": {"x": {}}, "required": ["x"]},
+    "map": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "none": {"type": "array", "items": STRING, "maxItems": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return specjax.load("pocket")
+
+
+def random_texts(target, automaton, count: int) -> list[str]:
+    """Random walks to an end, which turn to the nearest one after a while."""
+    next_state, class_of = map(np.asarray, (automaton.next_state, automaton.class_of))
+    distance = np.full(len(next_state) + 1, np.inf)  # to an end; the last entry is DEAD's
+    distance[:-1][next_state[:, class_of[target.eos[0]]] != DEAD] = 0
+    for _ in range(len(next_state)):
+        distance[:-1] = np.minimum(distance[:-1], distance[next_state].min(axis=1) + 1)
+    texts = token_bytes(target.tokenizer)
+    walks = [_walk(next_state[:, class_of], distance, target.eos, seed) for seed in range(count)]
+    for tokens in walks:
+        text = b"".join(texts[token] for token in tokens)
+        assert target.tokenizer.decode(tokens).encode() == text
+    return [target.tokenizer.decode(tokens) for tokens in walks]
+
+
+def _walk(next_state, distance, eos: tuple[int, ...], seed: int) -> list[int]:
+    rng, state, tokens = random.Random(seed), 0, []
+    while True:
+        after = next_state[state]
+        if len(tokens) > 12:
+            after = np.where(distance[after] < distance[state], after, DEAD)
+            if distance[state] == 0:
+                return tokens
+        token = rng.choice(np.flatnonzero(after != DEAD).tolist())
+        if token in eos:
+            return tokens
+        state, tokens = after[token], [*tokens, token]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_all_texts_of_a_schema_parse_and_validate(name, pocket):
+    automaton = load_grammar(pocket, json_schema=SCHEMAS[name])
+    texts = set(random_texts(pocket, automaton, 30))
+    for text in texts:
+        value = json.loads(text)
+        jsonschema.validate(value, SCHEMAS[name])
+        if name == "references":
+            date.fromisoformat(value if isinstance(value, str) else value[0])
+    assert len(texts) > (0 if name == "none" else 5)
+
+
+def test_tokens_without_a_choice_are_those_of_the_tokenizer(pocket):
+    automaton = load_grammar(pocket, json_schema=SCHEMAS["strings"])
+    next_state, class_of, likely = map(np.asarray, jax.tree.leaves(automaton))
+    tokens, text = [], '{"short": "ab", "code": "AB1", "mail": "a@b"}'
+    state, num_likely = 0, 0
+    for token in pocket.tokenizer(text)["input_ids"]:
+        if likely[state] != FREE:
+            num_likely += token == likely[state]
+            tokens.append(likely[state])
+        state = next_state[state, class_of[token]]
+    assert num_likely == len(tokens) > 5
+    choice = load_grammar(pocket, choices=["a longer text"])
+    assert likely_text(pocket, choice) == "a longer text"
+
+
+def likely_text(target, automaton) -> str:
+    next_state, class_of, likely = map(np.asarray, jax.tree.leaves(automaton))
+    state, tokens = 0, []
+    while likely[state] not in (FREE, *target.eos):
+        tokens.append(int(likely[state]))
+        state = next_state[state, class_of[tokens[-1]]]
+    return target.tokenizer.decode(tokens)
+
+
+def test_a_text_of_choices_is_one_of_them(pocket):
+    choices = ["yes", "no.", "ça (va)?", "a\nb"]
+    automaton = load_grammar(pocket, choices=choices)
+    assert set(random_texts(pocket, automaton, 60)) == set(choices)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "part"),
+    [
+        ({"type": "integer", "minimum": 3}, "#", "minimum"),
+        ({"type": "array", "items": STRING, "uniqueItems": True}, "#", "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"not": STRING}}}, "#/properties/a", "not"),
+        ({"type": "object", "patternProperties": {"a": STRING}}, "#", "patternProperties"),
+        ({"type": "object", "anyOf": [STRING]}, "#", "type"),
+        ({"allOf": [STRING]}, "#", "allOf"),
+        ({"maxLength": 3}, "#", "maxLength"),
+        ({"$ref": "#/$defs/a"}, "#/$ref", "#/$defs/a"),
+        ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
+         "#/$defs/a", "leads back"),
+        (STRING | {"format": "hostname"}, "#", "hostname"),
+        (STRING | {"pattern": ".*"}, "#", "quotes"),
+        (STRING | {"pattern": "a", "maxLength": 3}, "#", "one of"),
+        (STRING | {"minLength": 4, "maxLength": 3}, "#", "maxLength 3 is below"),
+        (STRING | {"minLength": -1}, "#", "minLength -1"),
+        ({"type": "object", "properties": {"a": STRING}, "required": ["b"]}, "#", "'b'"),
+        ({"type": "object", "properties": [1]}, "#", "[1]"),
+        ({"type": "text"}, "#", "type"),
+        ({"enum": []}, "#/enum", "empty"),
+        ({"type": "array", "items": True}, "#/items", "True"),
+    ],
+)  # fmt: skip
+def test_the_part_of_a_schema_that_is_not_supported_is_named(schema, place, part):
+    with pytest.raises(SpecjaxError) as error:
+        schema_regex(schema)
+    assert str(error.value).startswith(f"the JSON schema at {place}")
+    assert part in str(error.value)
+
+
+def test_a_grammar_is_one_of_three_kinds(pocket):
+    assert load_grammar(pocket) is None
+    with pytest.raises(SpecjaxError, match="keep one of them"):
+        load_grammar(pocket, regex="a", choices=["b"])
