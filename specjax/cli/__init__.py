@@ -17,6 +17,7 @@ from specjax.cli.environment import quiet
 from specjax.cli.generate import Generate
 from specjax.cli.methods import Methods
 from specjax.cli.parser import Commands, Group, parse
+from specjax.cli.serve import Serve
 from specjax.core.companions import companion
 from specjax.core.errors import SpecjaxError, exit_code
 from specjax.core.interrupts import Stopped
@@ -87,6 +88,7 @@ TUNE = Group(
 COMMANDS: Commands = {
     "generate": Generate,
     "chat": Chat,
+    "serve": Serve,
     "bench": BenchCommand,
     "report": ReportCommand,
     "reproduce": papers_command("command", "Reproduce"),

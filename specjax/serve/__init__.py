@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint of one model on one device."""

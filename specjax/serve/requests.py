@@ -1,0 +1,163 @@
+"""Reads the bodies of requests: what to continue, and how."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.settings import check_setting
+from specjax.decoding.prompt import chat_ids, encode
+from specjax.decoding.sampling import Sampling
+from specjax.loading.targets import LoadedTarget
+
+# Fields that change the answer in ways that are not supported, with the values that change nothing.
+UNSUPPORTED = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "tools": [], "functions": []}
+FILTERS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
+MAX_PROMPTS, MAX_STOPS = 64, 16
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """The prompts of one request, and how each is continued."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: Sampling
+    max_tokens: int | None  # None: as many as there is room for
+    stop: tuple[str, ...]
+    seed: int
+    json_schema: Mapping[str, Any] | None
+    is_chat: bool
+    is_stream: bool
+    with_usage: bool  # at the end of a stream
+
+
+def read_request(body: bytes, is_chat: bool, target: LoadedTarget) -> TextRequest:
+    """Reads a request; raises SpecjaxError that names the field if it is invalid."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SpecjaxError(f"the body is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise SpecjaxError("the body is not a JSON object")
+    values = {name: value for name, value in values.items() if value is not None}
+    for name, default in UNSUPPORTED.items():
+        if values.get(name, default) != default:
+            raise SpecjaxError(f"{name} {values[name]!r} is not supported; leave it out")
+    stop = _field(values, "stop", (str, list), [])
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stop) > MAX_STOPS or not all(isinstance(text, str) and text for text in stop):
+        raise SpecjaxError(f"stop must be at most {MAX_STOPS} texts, none of them empty")
+    seed = _field(values, "seed", int, secrets.randbelow(2**32))
+    if not 0 <= seed < 2**32:
+        raise SpecjaxError(f"seed must be at least 0 and below {2**32}, got {seed}")
+    default = None if is_chat else COMPLETION_TOKENS
+    max_tokens = _field(values, "max_tokens", int, default)
+    max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
+    check_at_least("max_tokens", 1 if max_tokens is None else max_tokens, 1)
+    return TextRequest(
+        prompts=_chat(values, target) if is_chat else _prompts(values, target),
+        sampling=_sampling(values, is_chat),
+        max_tokens=max_tokens,
+        stop=stop,
+        seed=seed,
+        json_schema=_schema(_field(values, "response_format", dict, {"type": "text"})),
+        is_chat=is_chat,
+        is_stream=_field(values, "stream", bool, False),
+        with_usage=bool(_field(values, "stream_options", dict, {}).get("include_usage")),
+    )
+
+
+def _field(values: Mapping[str, Any], name: str, kind: Any, default: Any) -> Any:
+    value = values.get(name, default)
+    is_wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
+    if name in values and is_wrong:
+        raise SpecjaxError(f"{name} {str(value)[:60]!r} is of the wrong type")
+    return value
+
+
+def _sampling(values: Mapping[str, Any], is_chat: bool) -> Sampling:
+    options: dict[str, Any] = {"temperature": 1.0}
+    options |= {name: values[name] for name in FILTERS if name in values}
+    if options.get("top_k") in (-1, 0):  # how others write "all"
+        del options["top_k"]
+    bias = _field(values, "logit_bias", dict, {})
+    try:
+        options["logit_bias"] = {int(token): float(number) for token, number in bias.items()}
+    except (TypeError, ValueError):
+        raise SpecjaxError("logit_bias must map token ids to numbers") from None
+    if not is_chat:
+        options["logprobs"] = values.get("logprobs")
+    elif _field(values, "logprobs", bool, False):
+        options["logprobs"] = values.get("top_logprobs", 0)
+    for name, value in options.items():
+        check_setting(Sampling, name, value)
+        is_number = name in FILTERS and name != "top_k"
+        options[name] = float(value) if is_number else value
+    return Sampling(**options)
+
+
+def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    kind = form.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    schema = form.get("json_schema")
+    schema = schema.get("schema") if isinstance(schema, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise SpecjaxError(
+            "response_format must have the type text, json_object, or json_schema with a "
+            "json_schema.schema"
+        )
+    return schema
+
+
+def _chat(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int, ...], ...]:
+    messages = _field(values, "messages", list, [])
+    read = [
+        {"role": message["role"], "content": _content(message.get("content"))}
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("role"), str)
+    ]
+    if not messages or len(read) < len(messages):
+        raise SpecjaxError("messages must be a list of objects with role and content")
+    return (tuple(chat_ids(target.require_tokenizer(), read)),)
+
+
+def _content(content: Any) -> str:
+    """Returns the text of a message, which may come in parts."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    is_text = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    )
+    if not is_text:
+        raise SpecjaxError("the content of a message must be text, or parts of type text")
+    return "".join(part["text"] for part in parts)
+
+
+def _prompts(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int, ...], ...]:
+    prompt = _field(values, "prompt", (str, list), "")
+    is_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+    prompts: Sequence[Any] = prompt if is_many else [prompt]
+    if len(prompts) > MAX_PROMPTS:
+        raise SpecjaxError(f"prompt holds {len(prompts)} prompts, and {MAX_PROMPTS} are the limit")
+    return tuple(_ids(prompt, target) for prompt in prompts)
+
+
+def _ids(prompt: Any, target: LoadedTarget) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        ids = encode(target.require_tokenizer(), [prompt])
+        return tuple(ids.tokens[0, : int(ids.length[0])].tolist())
+    size = target.config.vocab_size
+    if not isinstance(prompt, list) or not all(
+        type(token) is int and 0 <= token < size for token in prompt
+    ):
+        raise SpecjaxError(f"prompt must be text, or token ids below {size}, or a list of these")
+    return tuple(prompt)

@@ -1,0 +1,335 @@
+"""`specjax serve` answers OpenAI's client, with the texts of the command line."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import jsonschema
+import openai
+import pytest
+import uvicorn
+
+import specjax
+from specjax.cli import main
+from specjax.serve.app import MAX_BODY_BYTES, make_app
+from specjax.serve.worker import Worker
+from tests.cli.target import write_target
+
+LIMIT = 24
+PROMPT = "def longest_run(values):\n"
+KEY = "a key"
+SCHEMA = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["yes", "no"]}, "is_sure": {"type": "boolean"}},
+    "required": ["verdict", "is_sure"],
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
+    write_target(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def worker(folder):
+    target = specjax.load(folder)
+    return Worker(target, specjax.load_drafter("pld", target), LIMIT, max_waiting=16)
+
+
+@contextmanager
+def serving(app):
+    """Runs the application at a free port, and yields the address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(worker):
+    with serving(make_app(worker, KEY)) as url:
+        yield url
+    assert not worker._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+
+@pytest.fixture
+def complete(client):
+    def create(prompt=PROMPT, **options):
+        options = {"max_tokens": LIMIT, "temperature": 0.8, "seed": 5} | options
+        return client.completions.create(model="tiny", prompt=prompt, **options)
+
+    return create
+
+
+def test_texts_are_those_of_the_command_line(complete, folder, capsys):
+    options = ["--target", str(folder), "--max-new-tokens", str(LIMIT), "--temperature", "0.8"]
+    assert main(["generate", PROMPT, "--json", *options, "--seed", "5"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    answer = complete()
+    assert answer.choices[0].text == expected["text"] != ""
+    assert answer.choices[0].finish_reason == {"eos": "stop"}.get(
+        expected["finish_reason"], expected["finish_reason"]
+    )
+    assert answer.usage.completion_tokens == len(expected["tokens"])
+    assert complete(seed=6).choices[0].text != expected["text"]
+
+
+def test_fewer_tokens_are_a_beginning_of_more(complete):
+    long, short = complete(), complete(max_tokens=7)
+    assert short.usage.completion_tokens == 7
+    assert short.choices[0].finish_reason == "length"
+    assert long.choices[0].text.startswith(short.choices[0].text)
+
+
+def test_a_stream_has_the_same_text_in_parts(complete):
+    events = list(complete(stream=True, stream_options={"include_usage": True}))
+    parts = [event.choices[0] for event in events[:-1]]
+    whole = complete()
+    assert "".join(part.text for part in parts) == whole.choices[0].text
+    assert len(parts) > 2
+    assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1].finish_reason == whole.choices[0].finish_reason
+    assert events[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_nothing_after_a_stop_text_is_shown(complete, is_stream):
+    whole = complete().choices[0].text
+    stop = whole[len(whole) // 2 :][:3]
+    answer = complete(stop=[stop, "never"], stream=is_stream)
+    choices = [event.choices[0] for event in answer] if is_stream else answer.choices
+    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_several_prompts_are_answered_in_their_order(complete):
+    prompts = [PROMPT, "import os\n", PROMPT]
+    texts = [choice.text for choice in complete(prompts).choices]
+    assert texts == [complete(prompt).choices[0].text for prompt in prompts]
+    parts = [event.choices[0] for event in complete(prompts, stream=True)]
+    for index, text in enumerate(texts):
+        assert "".join(part.text for part in parts if part.index == index) == text
+
+
+def test_log_probabilities_belong_to_the_tokens(complete, client):
+    greedy = {"temperature": 0, "max_tokens": 5}
+    logprobs = complete(logprobs=2, **greedy).choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 5
+    for token, logprob, top in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert logprob == max(top.values()) == top[token] < 0
+    events = complete(logprobs=2, stream=True, **greedy)
+    streamed = [e.choices[0].logprobs.token_logprobs for e in events]
+    assert [x for part in streamed for x in part] == logprobs.token_logprobs
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Rename it."}],
+        logprobs=True,
+        top_logprobs=2,
+        **greedy,
+    )
+    entries = chat.choices[0].logprobs.content
+    assert [len(entry.top_logprobs) for entry in entries] == [2] * 5
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_chat_follows_a_json_schema(client, is_stream):
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Are you sure?"}]}],
+        response_format=FORM,
+        stream=is_stream,
+        temperature=1,
+    )
+    if is_stream:
+        deltas = [event.choices[0] for event in answer]
+        assert deltas[0].delta.role == "assistant"
+        text, reason = "".join(d.delta.content for d in deltas), deltas[-1].finish_reason
+    else:
+        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    if reason == "length":  # 24 tokens of a small vocabulary may not be enough
+        assert text.startswith("{")
+        return
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_eight_clients_at_once_get_their_own_texts(complete):
+    seeds = [*range(8)]
+    alone = [complete(seed=seed).choices[0].text for seed in seeds]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda seed: complete(seed=seed).choices[0].text, seeds))
+    assert together == alone
+    assert len(set(alone)) > 4
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_hangs_up_frees_the_device(url, worker, complete, is_stream, monkeypatch):
+    complete()
+    steps, slow = [], type(worker)._run
+
+    def counted(self, job):
+        put = job.put
+
+        def note(part):
+            steps.append(job.is_cancelled)
+            time.sleep(0.2)
+            put(part)
+
+        job.put = note
+        slow(self, job)
+
+    monkeypatch.setattr(Worker, "_run", counted)
+    body = {"prompt": PROMPT, "max_tokens": LIMIT, "temperature": 0.8, "seed": 5}
+    port = int(url.split(":")[2].split("/")[0])
+    content = json.dumps(body | {"stream": is_stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + content)
+        while not steps:
+            time.sleep(0.01)
+    time.sleep(3)  # longer than the whole text takes
+    num_steps = len(steps)
+    assert complete(max_tokens=2).usage.completion_tokens == 2
+    assert num_steps < 5  # of the six that the whole text takes
+
+
+RUBBISH = [
+    b"",
+    b"{",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"prompt": "a", "temperature": NaN}',
+    *(
+        json.dumps({"prompt": "ab", "max_tokens": 2} | change).encode()
+        for change in (
+            {"prompt": None},
+            {"prompt": ""},
+            {"prompt": {"a": 1}},
+            {"prompt": [1, -1]},
+            {"prompt": [1, 10**9]},
+            {"prompt": ["ab", 3]},
+            {"prompt": "\ud800"},
+            {"prompt": ["ab"] * 100},
+            {"prompt": "ab " * 2000},
+            {"max_tokens": 0},
+            {"max_tokens": LIMIT + 1},
+            {"max_tokens": True},
+            {"max_tokens": 1.5},
+            {"temperature": -1},
+            {"temperature": "hot"},
+            {"top_p": 0},
+            {"seed": -1},
+            {"seed": 2**40},
+            {"stop": [""]},
+            {"stop": 3},
+            {"stop": ["a"] * 17},
+            {"n": 2},
+            {"echo": True},
+            {"logprobs": 21},
+            {"logit_bias": {"a": 1}},
+            {"logit_bias": {"999999": 1}},
+            {"stream": "yes"},
+            {"response_format": {"type": "xml"}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        )
+    ),
+]
+
+
+HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+
+
+def send(url: str, method: str, path: str, body: bytes = b"", headers=HEADERS):
+    """Returns the status and the body of an answer."""
+    host, _ = url.removeprefix("http://").split("/")
+    connection = http.client.HTTPConnection(host, timeout=60)
+    connection.request(method, f"/v1/{path}", body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("body", RUBBISH, ids=range(len(RUBBISH)))
+def test_rubbish_gets_a_message_and_nothing_breaks(url, body):
+    status, text = send(url, "POST", "completions", body)
+    assert status == 400, text
+    assert json.loads(text)["error"]["message"]
+
+
+def test_what_has_no_key_or_another_type_or_no_end_is_turned_away(url):
+    body = b'{"prompt": "ab"}'
+    without, wrong = {}, {"Authorization": "Bearer é".encode()}
+    for headers in (without, wrong):
+        headers |= {"Content-Type": "application/json"}
+        assert send(url, "POST", "completions", body, headers)[0] == 401
+        assert send(url, "GET", "models", headers=headers)[0] == 401
+    text = HEADERS | {"Content-Type": "text/plain"}
+    assert send(url, "POST", "completions", body, text)[0] == 415
+    assert send(url, "POST", "completions", b" " * (MAX_BODY_BYTES + 1))[0] == 413
+
+
+def test_a_full_queue_turns_requests_away(complete):
+    with pytest.raises(openai.RateLimitError):
+        complete(["ab"] * 17)
+    assert complete(max_tokens=1).choices
+
+
+def test_others_need_a_key(folder, error_line, monkeypatch):
+    monkeypatch.delenv("SPECJAX_API_KEY", raising=False)
+    assert main(["serve", "--target", str(folder), "--host", "0.0.0.0"]) == 2
+    assert "SPECJAX_API_KEY" in error_line()
+
+
+@pytest.fixture
+def error_line(capsys):
+    return lambda: capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_server_after_the_texts_it_is_generating(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "specjax", "serve", "--target", str(folder)]
+    process = subprocess.Popen([*command, "--port", str(port)], env=os.environ.copy())
+    try:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        for _ in range(600):
+            try:
+                assert [model.id for model in client.models.list()] == [str(folder)]
+                break
+            except openai.APIConnectionError:
+                time.sleep(0.2)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(
+                client.completions.create, model="tiny", prompt=PROMPT, max_tokens=LIMIT
+            )
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            assert answer.result().choices[0].finish_reason
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
