@@ -247,7 +247,8 @@ struct Layers : Call {
       });
       thread.share(rows, 1, each(add_and_norm));
       thread.share(layer.up.weight.num_panels, 2, [&](int64_t first, int64_t last) {
-        feed_forward(layer, first, last);
+        const int64_t most = std::max<int64_t>(2, 4096 / rows);  // panels, which bounds its buffer
+        for (; first < last; first += most) feed_forward(layer, first, std::min(first + most, last));
       });
       thread.share(wide / kPanel, 2, [&](int64_t first, int64_t last) {
         project_back(layer.down, inner, first, last);

@@ -202,9 +202,7 @@ class Reproduction(Inputs):
                 continue
             methods.append(f"{name}={variant.method}")
             drafters += [f"{name}={source}"] if source else []
-            row = METHODS[variant.method]
-            published = {key: row.settings[key] for key in row.on_cpu}
-            chosen = {**published, **variant.settings}
+            chosen = METHODS[variant.method].published(target.config) | dict(variant.settings)
             settings += [f"{name}.{key}={value}" for key, value in chosen.items()]
         options = BenchOptions(
             methods=",".join(methods) or "plain",

@@ -135,9 +135,10 @@ class TrainHead(TargetOptions):
             )
         held_out, conversations = split(conversations, self.eval_prompts)
         method = self.training.measured_as or self.method
-        drafter = METHODS.make(method, target.config, {}, head)
+        published = METHODS[method].published(target.config)
+        drafter = METHODS.make(method, target.config, published, head)
         if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
-            drafter = METHODS.make(method, target.config, {"tree": "dynamic"}, head)
+            drafter = METHODS.make(method, target.config, published | {"tree": "dynamic"}, head)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
             file = out / "distilled.jsonl"

@@ -39,8 +39,11 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
     """Returns the settings of a drafter that are not the method's defaults for the target."""
     row = METHODS[method]
     defaults = row.settings | row.fitted(target.config)
-    return {
+    changed = {
         name: getattr(drafter, name)
         for name, default in defaults.items()
         if getattr(drafter, name) != default
     }
+    if changed.get("tree") == "static":  # which reads none of the others of `on_cpu`
+        return {name: changed[name] for name in changed if name == "tree" or name not in row.on_cpu}
+    return changed

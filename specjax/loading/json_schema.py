@@ -45,6 +45,7 @@ FORMATS = {
     "email": r"[a-z0-9_-]+(\.[a-z0-9_-]+)*@[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+",
 }
 ANY_DEPTH = 2  # of objects and arrays in a value without a schema
+MAX_LENGTH = 2**18  # characters of an expression
 
 
 def schema_regex(schema: Mapping[str, Any]) -> str:
@@ -69,6 +70,12 @@ class _Reader:
         self._open: list[str] = []  # references that are being followed
 
     def regex(self, schema: Any, place: str) -> str:
+        regex = self._regex(schema, place)
+        if len(regex) > MAX_LENGTH:  # references multiply what they lead to
+            raise _error(place, "it is too large; use fewer references and optional properties")
+        return regex
+
+    def _regex(self, schema: Any, place: str) -> str:
         if not isinstance(schema, Mapping):
             raise _error(place, f"{schema!r} is not an object")
         used = {key: value for key, value in schema.items() if key not in DESCRIBING}
@@ -85,7 +92,11 @@ class _Reader:
             return f"({self._any(ANY_DEPTH)})"
         types = used.get("type", ())
         types = [types] if isinstance(types, str) else types
-        if not types or not isinstance(types, (list, tuple)) or set(types) - set(KEYWORDS):
+        if (
+            not types
+            or not isinstance(types, (list, tuple))
+            or any(name not in list(KEYWORDS) for name in types)
+        ):
             raise _error(place, f"it needs a type of {', '.join(KEYWORDS)}, beside {sorted(used)}")
         self._check_keywords(used, {"type"}.union(*(KEYWORDS[name] for name in types)), place)
         readers = {"string": self._string, "array": self._array, "object": self._object}
@@ -121,7 +132,7 @@ class _Reader:
         if len({"length" if key.endswith("Length") else key for key in used} - {"type"}) > 1:
             raise _error(place, "a string may have one of pattern, format, and limits of length")
         if "format" in used:
-            if used["format"] not in FORMATS:
+            if used["format"] not in list(FORMATS):  # it may be unhashable
                 raise _error(place, f"the format {used['format']!r} is not {', '.join(FORMATS)}")
             return f'"({FORMATS[used["format"]]})"'
         if "pattern" in used:
@@ -140,8 +151,8 @@ class _Reader:
     def _object(self, used: Mapping[str, Any], place: str) -> str:
         properties = _checked(used.get("properties", {}), Mapping, place)
         required = _checked(used.get("required", ()), (list, tuple), place)
-        if missing := set(required) - set(properties):
-            raise _error(place, f"`required` holds {min(missing)!r}, which `properties` lacks")
+        if missing := [key for key in required if key not in list(properties)]:
+            raise _error(place, f"`required` holds {missing[0]!r}, which `properties` lacks")
         others = used.get("additionalProperties", True)
         if not properties and others is not False:
             value = self._any(1) if others is True else self.regex(others, f"{place}/*")
@@ -158,6 +169,8 @@ class _Reader:
         ]
         # One alternative for each property that may come first.
         num_first = is_required.index(True) + 1 if any(is_required) else len(members)
+        if num_first * sum(map(len, after)) > 4 * MAX_LENGTH:
+            raise _error(place, "it is too large; use fewer optional properties")
         starts = [members[n] + "".join(after[n + 1 :]) for n in range(num_first)]
         starts += [] if any(is_required) else [""]
         return rf"\{{{SPACE}({'|'.join(starts)}){SPACE}\}}"
@@ -201,6 +214,10 @@ def _checked_pattern(pattern: Any, place: str) -> str:
     from specjax.decoding.byte_automaton import DEAD, byte_automaton
 
     pattern = re.sub(r"^\^|(?<!\\)\$$", "", _checked(pattern, str, place))
+    try:
+        re.compile(pattern)  # whose parentheses match
+    except (re.error, RecursionError) as error:
+        raise _error(place, f"the pattern {pattern!r} is invalid ({error})") from None
     table = byte_automaton(pattern)
     if (table[:, [*range(0x20), *b'"\\']] != DEAD).any():
         raise _error(

@@ -246,10 +246,22 @@ class Method:
             if field.default is not MISSING
         }
 
-    def fitted(self, config: TransformerConfig) -> dict[str, Any]:
-        """Returns the settings that fit a target and the default device, in place of defaults."""
-        on_cpu = self.on_cpu if jax.default_backend() == "cpu" else {}
+    def fitted(
+        self, config: TransformerConfig, settings: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns what fits a target and the default device, in place of defaults.
+
+        A static tree, which `settings` may choose, reads none of `on_cpu`.
+        """
+        settings = settings or {}
+        is_static = "choices" in settings or settings.get("tree") == "static"
+        on_cpu = self.on_cpu if jax.default_backend() == "cpu" and not is_static else {}
         return {**self.settings_for(config), **on_cpu}
+
+    def published(self, config: TransformerConfig) -> dict[str, Any]:
+        """Returns the settings that a CPU replaces, as they are on other devices."""
+        elsewhere = {**self.settings, **self.settings_for(config)}
+        return {name: elsewhere[name] for name in self.on_cpu}
 
     def split(
         self, settings: Mapping[str, Any]
@@ -288,7 +300,7 @@ class Registry(dict[str, Method]):
         method = self[name]
         if len(parts) != len(fields(method.drafter)) - len(method.settings):
             raise SpecjaxError(f"method {name!r} needs {method.needs}; use specjax.load_drafter")
-        return method.drafter(*parts, **{**method.fitted(config), **settings})
+        return method.drafter(*parts, **{**method.fitted(config, settings), **settings})
 
     def check(self, name: str, settings: Mapping[str, Any]) -> None:
         """Checks a method's name and each of its settings, before there is a target."""

@@ -43,8 +43,10 @@ from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 
-SHORT = {"num_tokens": 7}  # with the root 8 tokens, which on a CPU cost little more than one
-BEAM = {"top_k": 4, "depth": 3} | SHORT
+# Passes of 8 tokens, which on a CPU cost little more than those of one.
+CHAIN_OF_7 = {"num_tokens": 7}  # without the root
+TREE_OF_8 = {"num_tokens": 8}  # with the root
+BEAM = {"top_k": 4, "depth": 3} | TREE_OF_8
 COPIED = (3, 10, 31)  # tokens of a chain that is copied
 PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
 CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
@@ -71,7 +73,7 @@ _ROWS = {
         "what followed an earlier occurrence of the last 3 tokens (or 2, or 1)",
         "nothing",
         "Prompt Lookup Decoding (Saxena, 2023)",
-        on_cpu=SHORT,
+        on_cpu=CHAIN_OF_7,
         copies=True,
         search_space=({"num_tokens": COPIED, "allow_shorter": (True,)},),
     ),
@@ -81,7 +83,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
-        on_cpu=SHORT,
+        on_cpu=CHAIN_OF_7,
         copies=True,
         tuned=("layer", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -92,7 +94,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
-        on_cpu=SHORT,
+        on_cpu=CHAIN_OF_7,
         copies=True,
         tuned=("heads", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -140,7 +142,7 @@ _ROWS = {
         "a tree from heads that each predict one depth",
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
-        on_cpu={"tree": "dynamic"} | SHORT,
+        on_cpu={"tree": "dynamic"} | TREE_OF_8,
         part="medusa",
         head=MEDUSA,
         load=load_with_head,
@@ -213,7 +215,7 @@ _ROWS = {
         "Medusa's tree from one pass of one layer over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
-        on_cpu={"tree": "dynamic"} | SHORT,
+        on_cpu={"tree": "dynamic"} | TREE_OF_8,
         part="parallel-medusa",
         head=PARALLEL,
         load=load_with_head,
@@ -226,7 +228,7 @@ _ROWS = {
         "EAGLE's tree from one pass of an EAGLE head over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
-        on_cpu={"tree": "dynamic"} | SHORT,
+        on_cpu={"tree": "dynamic"} | TREE_OF_8,
         part="parallel-eagle",
         head=PARALLEL,
         load=load_with_head,
@@ -245,7 +247,7 @@ _ROWS = {
         "what two other methods draft, in one tree; by default `pld-plus` and `hass`",
         "what both need",
         "two methods in one tree",
-        on_cpu=SHORT,
+        on_cpu=TREE_OF_8,
         load=load_parts,
         parts={"copy": "copy_source", "head": ""},
     ),

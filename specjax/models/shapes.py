@@ -31,6 +31,8 @@ def expected_shapes(module: Any) -> dict[str, tuple[int, ...]]:
     traced, num_layers = layers()
     shapes = shapes_of(jax.eval_shape(traced.initialise, jax.random.key(0)))
     first = {name: shape for name, shape in shapes.items() if name.startswith("layers_0.")}
+    if not num_layers:
+        shapes = {name: shape for name, shape in shapes.items() if name not in first}
     for layer in range(1, num_layers):
         shapes |= {name.replace("_0", f"_{layer}", 1): shape for name, shape in first.items()}
     return dict(sorted(shapes.items(), key=lambda item: item[0].split(".")))

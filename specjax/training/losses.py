@@ -23,7 +23,7 @@ LossAndMetrics = tuple[Float[Array, ""], Metrics]
 LossFn = Callable[[PyTree, PyTree, PyTree, Key[Array, ""]], LossAndMetrics]
 
 DistributionLoss = Literal["cross-entropy", "lk-lambda", "lk-alpha"]
-KL_DECAY = 3.0  # of the divergence's share, per unit of overlap: the paper's best
+KL_DECAY = 3.0  # of the divergence's share, per unit of overlap: as in the LK paper
 MIN_OVERLAP = 1e-5  # below it, `lk-alpha` is constant
 
 TopLoss = Literal[

@@ -52,6 +52,13 @@ SCHEMAS = {
     "map": {"type": "object", "additionalProperties": {"type": "integer"}},
     "none": {"type": "array", "items": STRING, "maxItems": 0},
 }
+DOUBLING = {  # what the last reference leads to has 2^30 alternatives
+    "$defs": {
+        "0": STRING,
+        **{str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, 31)},
+    },
+    "$ref": "#/$defs/30",
+}
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +160,13 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         ({"type": "text"}, "#", "type"),
         ({"enum": []}, "#/enum", "empty"),
         ({"type": "array", "items": True}, "#/items", "True"),
+        ({"type": [{}]}, "#", "type"),
+        (STRING | {"format": []}, "#", "format"),
+        ({"type": "object", "properties": {"a": STRING}, "required": [{}]}, "#", "{}"),
+        (STRING | {"pattern": "a)|(b"}, "#", "invalid"),
+        (DOUBLING, "#/$defs/", "too large"),
+        ({"type": "object", "properties": dict.fromkeys(map(str, range(500)), STRING)},
+         "#", "too large"),
     ],
 )  # fmt: skip
 def test_the_part_of_a_schema_that_is_not_supported_is_named(schema, place, part):

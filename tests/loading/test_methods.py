@@ -9,8 +9,27 @@ import pytest
 import specjax
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError, bounds_of
+from specjax.loading.drafters import settings_of
 from specjax.loading.methods import METHODS
 from tests.rejected import rejected_values
+
+
+@pytest.mark.parametrize("method", ["medusa", "parallel-medusa", "parallel-eagle"])
+@pytest.mark.parametrize("settings", [{"tree": "static"}, {"choices": ((0,), (0, 0), (1,))}])
+def test_a_static_tree_is_possible_on_a_cpu(method, settings):
+    target = specjax.load("pocket")
+    drafter, _ = specjax.load_drafter(method, target, **settings)
+    assert drafter.tree == "static"
+    again, _ = specjax.load_drafter(method, target, **settings_of(drafter, method, target))
+    assert again == drafter
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="passes are short there")
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu])
+def test_passes_of_a_cpu_have_at_most_8_nodes(method):
+    drafter, _ = specjax.load_drafter(method, specjax.load("pocket"))
+    assert 2 <= drafter.num_nodes <= 8
+
 
 REJECTED = [
     (method, name, value)
