@@ -31,7 +31,7 @@ from benchmarks.claims.evidence import (
 )
 from benchmarks.claims.papers import PAPERS, Claim
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
-from specjax.bench.results import Condition, Curve, Point, keep_curve, open_results
+from specjax.bench.results import TRACES, Condition, Curve, Point, keep_curve, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt
@@ -222,7 +222,9 @@ def folder(tmp_path):
         results.add_trial(Condition(0.0, 1), turn)
         results.add_trial(Condition(0.0, 4), turn)  # which no claim reads
     results.write_rows(summarise([*plain, *eagle], {PLAIN: Program(), "eagle": Program()}))
-    results.write_traces({"temperature": 0.0, "methods": [{"method": "eagle", **traced(1, 2, 3)}]})
+    results.folder.write_json(
+        TRACES, {"temperature": 0.0, "methods": [{"method": "eagle", **traced(1, 2, 3)}]}
+    )
     keep_curve(tmp_path, curves_of(new={10: 2.0})[0])
     return tmp_path
 

@@ -154,7 +154,8 @@ def load_with_draft_model(request: Request) -> Loaded:
 def load_parts(request: Request) -> Loaded:
     """Loads a drafter made of other methods, which `Method.parts` names."""
     method = request.method
-    settings, of_parts = method.split({**method.settings, **request.settings})
+    defaults = {**method.settings, **method.fitted(request.target.config)}
+    settings, of_parts = method.split({**defaults, **request.settings})
     loaded = {}
     for part, option in method.parts.items():
         source = settings[option] or None if option else request.source

@@ -10,6 +10,7 @@ from specjax.bench.report import plots
 from specjax.bench.report.markdown import PASSED, write_report
 from specjax.bench.results import (
     CURVES,
+    TRACES,
     Condition,
     Curve,
     Point,
@@ -78,7 +79,7 @@ def fill(folder) -> None:
     figures = {f"{part}_seconds": 0.002 for part in ("draft", "verify", "rest")}
     figures |= {"round_seconds": 0.006, "accepted_length": 2.25, "num_rounds": 3}
     methods = [{"method": name, "excerpt": [1, 3, 2], **figures} for name in ("plain", "medusa")]
-    results.write_traces({"temperature": 0.0, "device": "cpu", "methods": methods})
+    results.folder.write_json(TRACES, {"temperature": 0.0, "device": "cpu", "methods": methods})
     points = [Point(5, 2.5, 101.0), Point(10, 3.25, 99.0)]
     keep_curve(folder, Curve("PLD+ over K", "num_tokens", {"PLD+": points}))
 

@@ -43,7 +43,7 @@ def test_a_row_with_logits_that_are_not_finite_ends_and_is_reported(value, sampl
             assert POISONED not in tokens[:-1]
         else:
             assert len(tokens) < 64
-    with pytest.raises(SpecjaxError, match="logits are NaN or infinite after"):
+    with pytest.raises(SpecjaxError, match="logits are NaN or infinite"):
         out.check()
 
 

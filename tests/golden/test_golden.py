@@ -39,6 +39,7 @@ from specjax.decoding.drafters.recycling import Recycling, successors_of
 from specjax.decoding.engine import Engine
 from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree, Verification
+from specjax.loading import methods
 
 FOLDER = Path(__file__).parent
 PROMPTS = json.loads((FOLDER / "prompts.json").read_text())
@@ -75,7 +76,8 @@ class Published(Recycling):
 
 def loaded(method: str, target: specjax.LoadedTarget, **settings: Any) -> tuple[Drafter, Any]:
     if method != "recycling":
-        return specjax.load_drafter(method, target, **settings)
+        published = methods.METHODS[method].published(target.config)
+        return specjax.load_drafter(method, target, **{**published, **settings})
     drafter = Published()
     return drafter, successors_of(target.model, target.params, drafter.num_successors)
 

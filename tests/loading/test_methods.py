@@ -10,6 +10,7 @@ import specjax
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError, bounds_of
 from specjax.loading.drafters import settings_of
+from specjax.loading.method import Request
 from specjax.loading.methods import METHODS
 from tests.rejected import rejected_values
 
@@ -27,8 +28,8 @@ def test_a_static_tree_is_possible_on_a_cpu(method, settings):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="passes are short there")
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu])
 def test_passes_of_a_cpu_have_at_most_8_nodes(method):
-    drafter, _ = specjax.load_drafter(method, specjax.load("pocket"))
-    assert 2 <= drafter.num_nodes <= 8
+    untuned = Request(METHODS, method, specjax.load("pocket"), uses_tuned=False)
+    assert 2 <= untuned.load()[0].num_nodes <= 8
 
 
 REJECTED = [

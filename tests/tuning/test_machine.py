@@ -59,14 +59,14 @@ def made_up(monkeypatch):
         def timed(runner, batch, number, repeat) -> Sample:
             width = runner.engine.drafter.num_nodes
             seen.append((width, batch[0].ids))
-            seconds = cost_of(width) * (60 // width) * (50 if len(seen) in hiccups else 1)
-            text = GeneratedText((0,) * 60, 60 // width)
+            seconds = cost_of(width) * (max(1, 60 // width)) * (50 if len(seen) in hiccups else 1)
+            text = GeneratedText((0,) * 60, max(1, 60 // width))
             return Sample(runner.name, "", batch, number, repeat, (text,), 0.0, seconds, 0)
 
         monkeypatch.setattr(measure, "_timed", timed)
         monkeypatch.setattr(Engine, "warm_up", lambda *_: None)
         monkeypatch.setattr(Runner, "run", lambda *_: None)
-        rounds = lambda runner, _: 60 // runner.engine.drafter.num_nodes  # noqa: E731
+        rounds = lambda runner, _: max(1, 60 // runner.engine.drafter.num_nodes)  # noqa: E731
         monkeypatch.setattr(Runner, "num_drafting_rounds", rounds)
         return seen
 
