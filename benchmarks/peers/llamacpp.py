@@ -33,7 +33,10 @@ def check(target: LoadedTarget) -> None:
 
 
 def make(work: Work) -> list[Contestant]:
-    """Makes the contestants of llama.cpp: plain, prompt lookup, and drafts by the draft model."""
+    """Makes the contestants of llama.cpp: plain, prompt lookup, and drafts by the draft model.
+
+    A target from a GGUF file also runs with the weights as that file stores them.
+    """
     from llama_cpp.llama_speculative import (  # pyright: ignore[reportMissingImports]
         LlamaPromptLookupDecoding,
     )
@@ -45,10 +48,15 @@ def make(work: Work) -> list[Contestant]:
         drafters[" draft-model"] = drafts = Drafts(partial(_continuation, draft), draft.reset)
         finalize(drafts, draft.close)
     models = _load(work.target, work, list(drafters.values()))
-    contestants: list[Contestant] = []
-    for name, model in zip(drafters, models, strict=True):
-        contestants.append(LlamaCpp(f"llama.cpp{name}", work, model))
-        finalize(contestants[-1], model.close)  # by itself it fails when Python ends
+    contestants: list[Contestant] = [
+        LlamaCpp(f"llama.cpp{name}", work, model)
+        for name, model in zip(drafters, models, strict=True)
+    ]
+    if (file := Path(work.target.name)).suffix == ".gguf":
+        [model] = _load(work.target, work, [None], file)
+        contestants.append(LlamaCpp("llama.cpp stored", work, model, "stored"))
+    for contestant in contestants:
+        finalize(contestant, contestant.model.close)  # by itself it fails when Python ends
     return contestants
 
 
@@ -84,11 +92,15 @@ class LlamaCpp(Peer):
     idle: beside other work two threads may be slower than one.
     """
 
+    weights: str = ""  # their dtype, if it is not the target's
+
     max_rows = 1
 
     @property
     def dtype(self) -> str:
         """The dtype of the weights, and of compute if that is another."""
+        if self.weights:
+            return f"{self.weights} (float32)"
         weights = self.work.target.dtype.name
         return weights if weights == "float32" else f"{weights} (float32)"
 
@@ -110,8 +122,10 @@ class LlamaCpp(Peer):
         return (replayed(*result),)
 
 
-def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) -> list[Any]:
-    """Loads the model once for each drafter; the weights are in memory once."""
+def _load(
+    model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None], file: Path | None = None
+) -> list[Any]:
+    """Loads the model, or a file of it, once for each drafter; the weights are in memory once."""
     from llama_cpp import (  # pyright: ignore[reportMissingImports]
         GGML_TYPE_F16,
         GGML_TYPE_F32,
@@ -121,8 +135,9 @@ def _load(model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None]) ->
     cache_type = GGML_TYPE_F32 if model.dtype == np.float32 else GGML_TYPE_F16
     num_slots = work.max_prompt_length + work.max_new_tokens + PLD_TOKENS
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "model.gguf"
-        save_gguf(path, model.config, model.params, model.dtype)
+        path = file or Path(folder) / "model.gguf"
+        if file is None:
+            save_gguf(path, model.config, model.params, model.dtype)
         return [
             Llama(
                 str(path),
