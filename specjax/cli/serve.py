@@ -51,7 +51,7 @@ class Serve(MethodOptions):
         target.require_tokenizer()
         worker = Worker(target, drafter, self.max_new_tokens, self.max_waiting)
         uvicorn.run(
-            make_app(worker, key),
+            make_app(worker, key, self.host),
             host=self.host,
             port=self.port,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from specjax.core.errors import SpecjaxError, warn_once
+from specjax.core.errors import SpecjaxError, check_characters, warn_once
 from specjax.core.files import expand_user, readable
 from specjax.core.interrupts import bounded
 
@@ -41,6 +41,7 @@ def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     text = chat_text(tokenizer, messages, is_answer_next=True)
+    check_characters("the chat", text)
     return tuple(encode_chat(tokenizer, text)["input_ids"])
 
 

@@ -46,6 +46,12 @@ def throttled() -> Callable[[str], None]:
     return note
 
 
+def check_characters(name: str, text: str) -> None:
+    """Raises SpecjaxError for halves of characters, which tokenizers and files cannot hold."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise SpecjaxError(f"{name} has an unpaired surrogate; pass whole characters")
+
+
 def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:
     """Raises SpecjaxError if the setting `name` is below its minimum."""
     if value < minimum:

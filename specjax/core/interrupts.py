@@ -57,7 +57,8 @@ def stop(number: int) -> None:
 def bounded(seconds: float, growth: int) -> Iterator[None]:
     """Raises TimeoutError if the block takes longer, MemoryError if it allocates more bytes.
 
-    It does nothing outside of the main thread; memory is bounded on Linux alone.
+    It does nothing outside of the main thread. Memory is bounded on Linux alone, and only without
+    other threads, whose allocations would count too.
     """
     if not _is_main_thread():
         yield
@@ -70,7 +71,7 @@ def bounded(seconds: float, growth: int) -> Iterator[None]:
     # It expires again if the exception is lost in a callback of the garbage collector.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 10)
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    if STATM.exists():
+    if STATM.exists() and threading.active_count() == 1:
         num_bytes = int(STATM.read_text().split()[0]) * resource.getpagesize() + growth
         most = num_bytes if limits[0] < 0 else min(num_bytes, limits[0])
         resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))

@@ -114,7 +114,7 @@ def token_automaton(
     missing = [(0, _bucket(size) - size) for size in after.shape]
     after = np.pad(after, missing, constant_values=DEAD)
     likely = np.pad(likely, missing[0], constant_values=FREE)
-    arrays = after.astype(np.int16), class_of.astype(np.int16), likely.astype(np.int32)
+    arrays = after.astype(np.int16), class_of.astype(np.int32), likely.astype(np.int32)
     return Automaton(*map(jnp.asarray, arrays))
 
 

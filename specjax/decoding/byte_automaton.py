@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_characters
 
 MAX_STATES = 10_000
 MAX_SECONDS, MAX_BYTES = 60, 2**32  # of the process
@@ -27,6 +27,7 @@ def byte_automaton(regex: str) -> np.ndarray:
 
     Column FINAL holds 1 in the states where the text may end.
     """
+    check_characters("the regular expression", regex)
     command = [sys.executable, "-P", __file__]
     try:
         process = subprocess.run(
@@ -37,7 +38,13 @@ def byte_automaton(regex: str) -> np.ndarray:
     if process.returncode == INVALID:
         raise SpecjaxError(process.stderr.decode())
     if process.returncode:
-        raise _too_large(regex)
+        problem = process.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        if process.returncode < 0 or "MemoryError" in problem:
+            raise _too_large(regex)
+        raise SpecjaxError(
+            f"the automaton of {regex[:60]!r} cannot be built ({problem}); reinstall outlines-core "
+            "if this happens with every expression, or simplify this one"
+        )
     table = np.load(io.BytesIO(process.stdout))
     if len(table) > MAX_STATES:
         raise SpecjaxError(
@@ -63,6 +70,7 @@ def _build(regex: str) -> np.ndarray:
         ) from None
     try:
         bytes_of = Vocabulary(FINAL, {bytes([byte]): [byte] for byte in range(NUM_BYTES)})
+        Index(regex, bytes_of)  # an error if its parentheses do not match
         index = Index(f"({regex}){TERMINATOR}", bytes_of)
     except ValueError as error:
         raise SpecjaxError(
@@ -89,8 +97,13 @@ def _build(regex: str) -> np.ndarray:
 def _main() -> None:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    limits = {resource.RLIMIT_CPU: MAX_SECONDS}
+    if sys.platform == "linux":
+        limits[resource.RLIMIT_AS] = MAX_BYTES
+    for kind, limit in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
     try:
         np.save(sys.stdout.buffer, _build(sys.stdin.buffer.read().decode()))
     except SpecjaxError as error:

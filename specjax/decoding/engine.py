@@ -90,10 +90,17 @@ class Engine:
             max_rounds = min(max_rounds, self.max_new_tokens)
         return _generate(params, prompt, key, max_rounds, engine=self)
 
-    def check(self, params: Params, prompt: Prompt, room: int | None = None) -> None:
+    def check(
+        self,
+        params: Params,
+        prompt: Prompt,
+        room: int | None = None,
+        with_memory: bool = True,
+    ) -> None:
         """Validates a request before compilation; `room` new tokens must fit the positions.
 
-        Under an outer `jit` only shapes are checked.
+        Under an outer `jit` only shapes are checked. Without `with_memory` the request may need
+        more memory than there is now.
         """
         check_type("params", params, Params, "specjax.Params(target.params, drafter_params)")
         check_type("prompt", prompt, Prompt, "specjax.encode(tokenizer, [text])")
@@ -110,8 +117,9 @@ class Engine:
             processor.check(arrays, self.target.config.vocab_size, self.eos)
         if (batch := prompt.tokens.shape[0]) > 1:
             check_batch(self.mesh, batch, "a batch of")
-        shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
-        check_memory(params, shape, self.pass_width, slots, self.target, self.mesh)
+        if with_memory:
+            shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
+            check_memory(params, shape, self.pass_width, slots, self.target, self.mesh)
 
     @property
     def pass_width(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from specjax.core.chat import VICUNA, chat_ids
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError, check_at_least, check_characters
 from specjax.core.pytree import pytree
 
 __all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
@@ -72,6 +72,5 @@ def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
         if not isinstance(text, str) or not text:
             problem = "is not a string" if text else "is empty"
             raise SpecjaxError(f"prompt {number} {problem}; write some text")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise SpecjaxError(f"prompt {number} has an unpaired surrogate; pass whole characters")
+        check_characters(f"prompt {number}", text)
     return from_ids([tokenizer(text)["input_ids"] for text in texts], bucket)

@@ -52,11 +52,12 @@ def load_grammar(
 
 def with_grammar(
     sampling: Sampling, automaton: Automaton | None
-) -> tuple[Sampling, tuple[Automaton, ...]]:
+) -> tuple[Sampling, tuple[Automaton | None, ...]]:
     """Returns the sampling with the processor of a grammar, and `Params.processors`."""
     if automaton is None:
         return sampling, ()
-    return replace(sampling, processors=(*sampling.processors, Grammar())), (automaton,)
+    arrays = *[None] * len(sampling.processors), automaton
+    return replace(sampling, processors=(*sampling.processors, Grammar())), arrays
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes]:

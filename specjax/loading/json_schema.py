@@ -45,7 +45,8 @@ FORMATS = {
     "email": r"[a-z0-9_-]+(\.[a-z0-9_-]+)*@[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+",
 }
 ANY_DEPTH = 2  # of objects and arrays in a value without a schema
-MAX_LENGTH = 2**18  # characters of an expression
+MAX_LENGTH = 2**21  # characters of all parts' expressions
+MAX_PATTERNS = 16  # different ones; each is built in a process, which takes its time
 
 
 def schema_regex(schema: Mapping[str, Any]) -> str:
@@ -68,10 +69,13 @@ class _Reader:
     def __init__(self, root: Mapping[str, Any]):
         self._root = root
         self._open: list[str] = []  # references that are being followed
+        self._written = 0  # characters so far: references multiply what they lead to
+        self._patterns: set[str] = set()  # that are checked
 
     def regex(self, schema: Any, place: str) -> str:
         regex = self._regex(schema, place)
-        if len(regex) > MAX_LENGTH:  # references multiply what they lead to
+        self._written += len(regex)
+        if self._written > MAX_LENGTH:
             raise _error(place, "it is too large; use fewer references and optional properties")
         return regex
 
@@ -136,8 +140,18 @@ class _Reader:
                 raise _error(place, f"the format {used['format']!r} is not {', '.join(FORMATS)}")
             return f'"({FORMATS[used["format"]]})"'
         if "pattern" in used:
-            return f'"({_checked_pattern(used["pattern"], place)})"'
+            return f'"({self._pattern(used["pattern"], f"{place}/pattern")})"'
         return f'"{CHARACTER}{_count(used, "minLength", "maxLength", place)}"'
+
+    def _pattern(self, pattern: Any, place: str) -> str:
+        """Returns a pattern for the inside of a string, whose texts are valid there."""
+        pattern = re.sub(r"^\^|(?<!\\)\$$", "", _checked(pattern, str, place))
+        if pattern not in self._patterns:
+            self._patterns.add(pattern)
+            if len(self._patterns) > MAX_PATTERNS:
+                raise _error(place, f"a schema may have {MAX_PATTERNS} patterns; use fewer")
+            _check_pattern(pattern, place)
+        return pattern
 
     def _array(self, used: Mapping[str, Any], place: str) -> str:
         if "prefixItems" in used:
@@ -151,7 +165,10 @@ class _Reader:
     def _object(self, used: Mapping[str, Any], place: str) -> str:
         properties = _checked(used.get("properties", {}), Mapping, place)
         required = _checked(used.get("required", ()), (list, tuple), place)
-        if missing := [key for key in required if key not in list(properties)]:
+        if invalid := [key for key in required if not isinstance(key, str)]:
+            raise _error(place, f"`required` holds {invalid[0]!r}, which is not a text")
+        required = set(required)
+        if missing := sorted(required - properties.keys()):
             raise _error(place, f"`required` holds {missing[0]!r}, which `properties` lacks")
         others = used.get("additionalProperties", True)
         if not properties and others is not False:
@@ -169,7 +186,7 @@ class _Reader:
         ]
         # One alternative for each property that may come first.
         num_first = is_required.index(True) + 1 if any(is_required) else len(members)
-        if num_first * sum(map(len, after)) > 4 * MAX_LENGTH:
+        if num_first * sum(map(len, after)) > MAX_LENGTH:
             raise _error(place, "it is too large; use fewer optional properties")
         starts = [members[n] + "".join(after[n + 1 :]) for n in range(num_first)]
         starts += [] if any(is_required) else [""]
@@ -188,19 +205,20 @@ class _Reader:
 
 def _listed(start: str, item: str, used: Mapping[str, Any], place: str, end: str) -> str:
     """Returns items separated by commas, as many as `minItems` and `maxItems` allow."""
-    least, most = (used.get(name) for name in ("minItems", "maxItems"))
-    fewer = {"minItems": max((least or 0) - 1, 0), "maxItems": most if not most else most - 1}
     _count(used, "minItems", "maxItems", place)
+    least, most = used.get("minItems") or 0, used.get("maxItems")
     if most == 0:
         return f"{start}{SPACE}{end}"
-    count = _count({k: v for k, v in fewer.items() if v is not None}, "minItems", "maxItems", place)
+    fewer = {"minItems": max(least - 1, 0), "maxItems": most and most - 1}
+    count = _count(fewer, "minItems", "maxItems", place)
     items = f"{item}({COMMA}{item}){count}"
     return f"{start}{SPACE}{items if least else f'({items})?'}{SPACE}{end}"
 
 
 def _count(used: Mapping[str, Any], least: str, most: str, place: str) -> str:
     """Returns how often something may come."""
-    low, high = used.get(least, 0), used.get(most)
+    low, high = used.get(least), used.get(most)
+    low = 0 if low is None else low
     for name, value in ((least, low), (most, high)):
         if value is not None and (type(value) is not int or value < 0):
             raise _error(place, f"{name} {value!r} is not a whole number from 0")
@@ -209,23 +227,19 @@ def _count(used: Mapping[str, Any], least: str, most: str, place: str) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
-def _checked_pattern(pattern: Any, place: str) -> str:
-    """Returns a pattern for the inside of a string, whose texts are valid there."""
+def _check_pattern(pattern: str, place: str) -> None:
     from specjax.decoding.byte_automaton import DEAD, byte_automaton
 
-    pattern = re.sub(r"^\^|(?<!\\)\$$", "", _checked(pattern, str, place))
     try:
-        re.compile(pattern)  # whose parentheses match
-    except (re.error, RecursionError) as error:
-        raise _error(place, f"the pattern {pattern!r} is invalid ({error})") from None
-    table = byte_automaton(pattern)
+        table = byte_automaton(pattern)
+    except SpecjaxError as error:
+        raise _error(place, str(error)) from None
     if (table[:, [*range(0x20), *b'"\\']] != DEAD).any():
         raise _error(
             place,
             f"the pattern {pattern!r} allows quotes, backslashes or control characters, which JSON "
             r'escapes; exclude them, as [^"\\\x00-\x1F] does',
         )
-    return pattern
 
 
 def _checked(value: Any, kind: Any, place: str) -> Any:

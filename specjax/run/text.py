@@ -170,7 +170,8 @@ def _with_settings(sampling: Sampling, settings: dict[str, Any], tokenizer: Any)
             f"{unknown[0]} is not an option of generate_text; sampling has {', '.join(names)}"
         )
     if "bad_words" in settings:
-        settings["bad_words"] = token_ids(tokenizer, settings["bad_words"])
+        words = settings["bad_words"]
+        settings["bad_words"] = token_ids(tokenizer, [words] if isinstance(words, str) else words)
     return replace(sampling, **settings)
 
 
@@ -195,21 +196,22 @@ def completion(
         text=ending.text[: None if reason else ending.num_settled],
         tokens=read,
         finish_reason=reason,
-        logprobs=_logprobs(generation, sequence, read),
+        logprobs=_logprobs(generation, sequence, read, ending.records),
         rounds=rounds,
         mean_accepted_length=float(counts @ np.arange(len(counts)) / max(rounds, 1)),
     )
 
 
 def _logprobs(
-    generation: Generation, sequence: int, tokens: Sequence[int]
+    generation: Generation, sequence: int, tokens: Sequence[int], records: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], ...] | None:
     if generation.logprobs is None:
         return None
-    records: list[dict[str, Any]] = [{"token": token} for token in tokens]
+    num_known = len(records)
+    records += [{"token": token} for token in tokens[num_known:]]
     kinds = {"raw": generation.logprobs.raw, "processed": generation.logprobs.processed}
     for name, values in jax.device_get(kinds).items():
-        for place, record in enumerate(records):
+        for place, record in enumerate(records[num_known:], num_known):
             top = zip(
                 *(x[sequence, place].tolist() for x in (values.top_tokens, values.top)), strict=True
             )

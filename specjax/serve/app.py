@@ -5,27 +5,38 @@ import hmac
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.text import UNFINISHED
+from specjax.loading.grammar import token_bytes
 from specjax.run.text import Completion
 from specjax.serve.requests import TextRequest, read_request
 from specjax.serve.worker import Busy, Job, Worker
 
 MAX_BODY_BYTES = 2**20
+LOCAL_HOSTS = "localhost", "127.0.0.1", "::1", "[::1]"
 
 
-def make_app(worker: Worker, api_key: str | None = None) -> Starlette:
-    """Returns the application; it stops the worker when it shuts down."""
-    name = worker.target.name
+def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1") -> Starlette:
+    """Returns the application; it stops the worker when it shuts down.
+
+    Without a key it answers only under `host` and this machine's own names.
+    """
+    name, tokenizer = worker.target.name, worker.target.require_tokenizer()
+    try:
+        bytes_of = token_bytes(tokenizer)
+    except SpecjaxError:  # of another kind
+        bytes_of = {}
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"}]})
@@ -42,7 +53,7 @@ def make_app(worker: Worker, api_key: str | None = None) -> Starlette:
             return _error(400, str(error))
         except Busy:
             return _error(429, "too many requests are waiting; try again later")
-        return await _answer(request, Answer(wanted, jobs, name, worker.target.tokenizer))
+        return await _answer(request, Answer(wanted, jobs, name, tokenizer, bytes_of))
 
     def checked(endpoint: Any) -> Any:
         async def check(request: Request) -> Response:
@@ -67,7 +78,10 @@ def make_app(worker: Worker, api_key: str | None = None) -> Starlette:
         Route("/v1/completions", checked(answer), methods=["POST"]),
         Route("/v1/chat/completions", checked(answer), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    # A page of another site can send requests to this machine under another name.
+    hosts = [*LOCAL_HOSTS, host, f"[{host}]"] if api_key is None else ["*"]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
 
 
 async def _body(request: Request) -> bytes | None:
@@ -82,6 +96,7 @@ async def _body(request: Request) -> bytes | None:
 
 def _error(status: int, message: str) -> Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
+    message = message.encode(errors="replace").decode()  # it may quote halves of characters
     error = {"message": message, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": error}, status)
 
@@ -92,7 +107,7 @@ async def _answer(request: Request, answer: "Answer") -> Response:
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        if gone.done() or not work.done():
             raise asyncio.CancelledError
         result = work.result()
     except SpecjaxError as error:
@@ -120,8 +135,16 @@ async def _disconnected(request: Request) -> None:
 class Answer:
     """The answer to one request, as a whole or in events."""
 
-    def __init__(self, wanted: TextRequest, jobs: Sequence[Job], model: str, tokenizer: Any):
-        self.wanted, self._jobs, self._tokenizer = wanted, jobs, tokenizer
+    def __init__(
+        self,
+        wanted: TextRequest,
+        jobs: Sequence[Job],
+        model: str,
+        tokenizer: Any,
+        bytes_of: Mapping[int, bytes],
+    ):
+        self.wanted, self._jobs = wanted, jobs
+        self._tokenizer, self._bytes_of = tokenizer, bytes_of
         kind = "chat.completion" if wanted.is_chat else "text_completion"
         kind += ".chunk" if wanted.is_chat and wanted.is_stream else ""
         number = uuid.uuid4().hex
@@ -187,10 +210,12 @@ class Answer:
 
     def _logprob(self, record: dict[str, Any]) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = self._tokenizer.decode([token])
+            raw = self._bytes_of.get(token)
+            text = self._tokenizer.decode([token]) if raw is None else raw.decode(errors="replace")
+            raw = text.encode() if raw is None else raw
             if UNFINISHED in text:  # a part of a character: the vocabulary's spelling is unique
                 text = self._tokenizer.convert_ids_to_tokens(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            return {"token": text, "logprob": logprob, "bytes": list(raw)}
 
         top = [entry(*other) for other in record["top_raw"]]
         return entry(record["token"], record["raw"]) | {"top_logprobs": top}

@@ -45,6 +45,7 @@ class Job:
     # Of the text so far, again and again, or of the exception that ended the job.
     parts: asyncio.Queue = field(default_factory=asyncio.Queue)
     is_cancelled: bool = False
+    has_begun: bool = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -75,6 +76,7 @@ class Worker:
         self._drafter, self._max_waiting = drafter, max_waiting
         self._is_stopped = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._waiting: list[Job] = []  # some of which have begun since
         self._programs: set[Any] = set()
         self._grammar = lru_cache(MAX_GRAMMARS)(self._load_grammar)
         self._thread = threading.Thread(target=self._work, name="specjax", daemon=True)
@@ -92,9 +94,12 @@ class Worker:
                 )
             jobs.append(Job(request, ids, max_tokens))
             engine, params = self._request(request)
-            engine.check(params, _padded(ids), max_tokens)
-        if self._jobs.qsize() + len(jobs) > self._max_waiting:
+            # Memory is checked when the job begins, and the one before has freed its own.
+            engine.check(params, _padded(ids), max_tokens, with_memory=False)
+        waiting = [job for job in self._waiting if not (job.is_cancelled or job.has_begun)]
+        if len(waiting) + len(jobs) > self._max_waiting:
             raise Busy
+        self._waiting = waiting + jobs
         for job in jobs:
             self._jobs.put(job)
         return jobs
@@ -109,6 +114,7 @@ class Worker:
 
     def _work(self) -> None:
         while not self._is_stopped and (job := self._jobs.get()) is not None:
+            job.has_begun = True
             if job.is_cancelled:
                 continue
             try:
@@ -125,6 +131,7 @@ class Worker:
         automaton = None if schema is None else self._grammar(json.dumps(schema))
         engine, params = self._request(request, automaton)
         prompt = _padded(job.ids)
+        engine.check(params, prompt, job.max_tokens)
         shapes = [leaf.shape for leaf in jax.tree.leaves((prompt, automaton))]
         self._limit_programs((engine, *shapes))
         state = engine.prefill(params, prompt, jax.random.key(request.seed))

@@ -72,6 +72,9 @@ def test_log_probabilities_come_with_every_token(target, generate):
         assert math.exp(record["raw"]) < 1 and len(record["top_raw"]) == 2
         assert record["top_raw"][0][1] >= record["top_raw"][1][1]
         assert sum(math.exp(value) for _, value in record["top_processed"]) <= 1 + 1e-5
+    parts = [*specjax.stream_text(target, PROMPT, **SETTINGS, **controls)]
+    assert parts[-1] == text
+    assert parts[-1].logprobs[0] is parts[0].logprobs[0]  # each record is made once
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,8 @@ def test_the_command_line_takes_the_same_controls(target, generate):
     text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
     assert generate(PROMPT, *OPTIONS, *options, word)["tokens"] == list(text.tokens)
     assert not text.text.startswith(word)
+    controls["bad_words"] = word
+    assert specjax.generate_text(target, PROMPT, **SETTINGS, **controls) == text
 
 
 @pytest.mark.parametrize(

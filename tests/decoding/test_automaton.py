@@ -74,11 +74,34 @@ def test_grammars_of_similar_size_share_a_program():
         ("^ab$", "leave out"),
         ("(?=a)b", "not supported"),
         ("[", "not supported"),
+        ("a)|(b", "not supported"),
     ],
 )
 def test_an_expression_that_is_not_supported_is_an_error(regex, problem):
     with pytest.raises(SpecjaxError, match=re.escape(problem)):
         toy(regex)
+
+
+@pytest.mark.parametrize(
+    ("failure", "problem"),
+    [
+        ("raise OSError('no space')", "no space"),
+        ("raise MemoryError", "counted repetitions"),
+        ("import os; os.abort()", "counted repetitions"),
+    ],
+)
+def test_only_a_process_that_outgrew_its_limits_is_called_too_large(
+    failure, problem, tmp_path, monkeypatch
+):
+    script = tmp_path / "fails.py"
+    script.write_text(failure)
+    monkeypatch.setattr(byte_automaton, "__file__", str(script))
+    with pytest.raises(SpecjaxError, match=problem):
+        toy("a")
+
+
+def test_the_number_of_classes_is_not_that_of_states():
+    assert toy("a").class_of.dtype == np.int32  # a vocabulary may have a class per token
 
 
 def test_the_number_of_states_is_limited(monkeypatch):

@@ -399,6 +399,14 @@ def test_log_probabilities_are_those_of_the_text_without_a_draft(name):
 # ---- Settings -----------------------------------------------------------------------------------
 
 
+def test_prefill_does_not_depend_on_the_values_of_processors_without_a_state():
+    one = Sampling(0.5, logit_bias={1: 1.0}, bad_words=((1,),), min_new_tokens=1)
+    other = Sampling(0.7, logit_bias={2: 3.0}, bad_words=((2, 3),), min_new_tokens=5)
+    assert one.for_prefill == other.for_prefill
+    penalties = [Sampling(repetition_penalty=value).for_prefill for value in (1.1, 1.2)]
+    assert penalties[0] != penalties[1]
+
+
 def test_settings_out_of_bounds_are_rejected():
     assert_rejects_values_out_of_bounds(Sampling())
     with pytest.raises(SpecjaxError, match="`bad_words` holds an empty sequence"):

@@ -2,9 +2,11 @@
 
 import json
 import random
+from dataclasses import dataclass
 from datetime import date
 
 import jax
+import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import specjax
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.automaton import DEAD, FREE
+from specjax.decoding.processors import Processor
 from specjax.loading.grammar import load_grammar, token_bytes
 from specjax.loading.json_schema import schema_regex
 
@@ -58,6 +61,13 @@ DOUBLING = {  # what the last reference leads to has 2^30 alternatives
         **{str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, 31)},
     },
     "$ref": "#/$defs/30",
+}
+NESTING = {  # each definition is short, but not all of them together
+    "$defs": {
+        "0": {"const": "a"},
+        **{str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 10} for n in range(1, 5)},
+    },
+    "anyOf": [{"$ref": "#/$defs/4"}] * 100,
 }
 
 
@@ -163,8 +173,14 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         ({"type": [{}]}, "#", "type"),
         (STRING | {"format": []}, "#", "format"),
         ({"type": "object", "properties": {"a": STRING}, "required": [{}]}, "#", "{}"),
-        (STRING | {"pattern": "a)|(b"}, "#", "invalid"),
+        (STRING | {"pattern": "a)|(b"}, "#/pattern", "not supported"),
+        (STRING | {"pattern": "a{99999999999}"}, "#/pattern", "not supported"),
+        (STRING | {"pattern": "\ud800"}, "#/pattern", "surrogate"),
+        ({"type": "array", "minItems": "3"}, "#", "minItems '3'"),
+        ({"anyOf": [STRING | {"pattern": f"a{n}"} for n in range(17)]},
+         "#/anyOf/16/pattern", "16 patterns"),
         (DOUBLING, "#/$defs/", "too large"),
+        (NESTING, "#/$defs/", "too large"),
         ({"type": "object", "properties": dict.fromkeys(map(str, range(500)), STRING)},
          "#", "too large"),
     ],
@@ -174,6 +190,49 @@ def test_the_part_of_a_schema_that_is_not_supported_is_named(schema, place, part
         schema_regex(schema)
     assert str(error.value).startswith(f"the JSON schema at {place}")
     assert part in str(error.value)
+
+
+@pytest.mark.parametrize("pattern", [r"\p{L}{1,2}", "(?<sign>[+-])[0-9]"])
+def test_a_pattern_has_the_syntax_of_the_library_that_reads_it(pattern):
+    assert schema_regex(STRING | {"pattern": pattern}) == f'("({pattern})")'
+
+
+def test_equal_patterns_count_once():
+    assert schema_regex({"anyOf": [STRING | {"pattern": "a"}] * 20})
+
+
+def test_limits_that_are_null_are_none():
+    limits = {"minItems": None, "maxItems": 3}
+    assert schema_regex({"type": "array"} | limits) == schema_regex(
+        {"type": "array", "maxItems": 3}
+    )
+
+
+def test_very_many_members_are_read_in_linear_time():
+    keys = [str(number) for number in range(40_000)]
+    with pytest.raises(SpecjaxError, match="too large"):
+        schema_regex(
+            {"type": "object", "properties": dict.fromkeys(keys, STRING), "required": keys}
+        )
+
+
+@dataclass(frozen=True)
+class Without(Processor):
+    """Bans one token, without arrays."""
+
+    token: int
+
+    def apply(self, params, logits, state, nodes):
+        return logits.at[..., self.token].set(-jnp.inf)
+
+
+def test_a_grammar_goes_with_other_processors(pocket):
+    first = pocket.tokenizer("yes")["input_ids"][0]
+    settings = {"choices": ["yes", "no"], "max_new_tokens": 8}
+    sampling = specjax.Sampling(processors=(Without(first),))
+    answer = specjax.generate_text(pocket, "Is it?", sampling=sampling, **settings)
+    assert first not in answer.tokens
+    assert answer.finish_reason == "length" or answer.text in ("yes", "no")
 
 
 def test_a_grammar_is_one_of_three_kinds(pocket):

@@ -1,5 +1,6 @@
 """`specjax serve` answers OpenAI's client, with the texts of the command line."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -11,6 +12,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import openai
@@ -19,8 +22,10 @@ import uvicorn
 
 import specjax
 from specjax.cli import main
-from specjax.serve.app import MAX_BODY_BYTES, make_app
-from specjax.serve.worker import Worker
+from specjax.decoding import engine
+from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
+from specjax.serve.requests import read_request
+from specjax.serve.worker import Busy, Worker
 from tests.cli.target import write_target
 
 LIMIT = 24
@@ -31,7 +36,13 @@ SCHEMA = {
     "properties": {"verdict": {"enum": ["yes", "no"]}, "is_sure": {"type": "boolean"}},
     "required": ["verdict", "is_sure"],
 }
-FORM = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
+
+
+def schema_form(schema):
+    return {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
+
+
+FORM = schema_form(SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +163,8 @@ def test_log_probabilities_belong_to_the_tokens(complete, client):
     )
     entries = chat.choices[0].logprobs.content
     assert [len(entry.top_logprobs) for entry in entries] == [2] * 5
+    text = b"".join(bytes(entry.bytes) for entry in entries)
+    assert text.decode(errors="replace") == chat.choices[0].message.content
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -252,6 +265,11 @@ RUBBISH = [
             {"logprobs": 21},
             {"logit_bias": {"a": 1}},
             {"logit_bias": {"999999": 1}},
+            {"logit_bias": {"1": 10**400}},
+            {"logit_bias": {"1": float("nan")}},
+            {"logit_bias": {"1": 1e39}},
+            {"response_format": schema_form({"type": "array", "minItems": "3"})},
+            {"response_format": schema_form({"properties": {"\ud800": 3}, "type": "object"})},
             {"stream": "yes"},
             {"response_format": {"type": "xml"}},
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
@@ -277,6 +295,99 @@ def test_rubbish_gets_a_message_and_nothing_breaks(url, body):
     status, text = send(url, "POST", "completions", body)
     assert status == 400, text
     assert json.loads(text)["error"]["message"]
+
+
+def test_a_chat_with_half_a_character_gets_a_message(url):
+    body = json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}).encode()
+    status, text = send(url, "POST", "chat/completions", body)
+    assert status == 400
+    assert "surrogate" in json.loads(text)["error"]["message"]
+
+
+def test_without_a_key_only_names_of_this_machine_are_answered(worker):
+    def status(app, host):
+        async def get():
+            sent = []
+            scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b""}
+            scope["headers"] = [(b"host", host.encode())]
+
+            async def send(message):
+                sent.append(message)
+
+            await app(scope, None, send)
+            return sent[0]["status"]
+
+        return asyncio.run(get())
+
+    app = make_app(worker, host="127.0.0.2")
+    hosts = "localhost:8000", "127.0.0.1", "[::1]:8000", "127.0.0.2:1"
+    assert [status(app, host) for host in hosts] == [200] * 4
+    assert status(app, "evil.com") == 400
+    assert status(make_app(worker, KEY), "evil.com") == 401
+
+
+def test_a_client_that_has_gone_is_noticed_beside_the_first_part():
+    class Gone:
+        async def receive(self):
+            return {"type": "http.disconnect"}
+
+    class Ready:
+        wanted = SimpleNamespace(is_stream=True)
+        is_cancelled = False
+
+        async def start(self):
+            return "a part"
+
+        def cancel(self):
+            self.is_cancelled = True
+
+        async def events(self, first):
+            yield first
+
+    ready = Ready()
+    assert asyncio.run(_answer(Gone(), ready)).status_code == 499
+    assert ready.is_cancelled
+
+
+def test_memory_is_checked_when_a_text_begins(complete, monkeypatch):
+    checked_in, check = [], engine.check_memory
+
+    def noted(*request):
+        checked_in.append(threading.current_thread().name)
+        check(*request)
+
+    monkeypatch.setattr(engine, "check_memory", noted)
+    complete(max_tokens=1)
+    assert checked_in == ["specjax"]
+
+
+def test_cancelled_and_running_texts_leave_room_in_the_queue(worker, monkeypatch):
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def run(self, job):
+        has_begun.set()
+        may_end.wait()
+
+    monkeypatch.setattr(Worker, "_run", run)
+    body = json.dumps({"prompt": ["ab"] * 16}).encode()
+    many = read_request(body, False, worker.target)
+    one = replace(many, prompts=many.prompts[:1])
+
+    async def fill():
+        worker.submit(one)
+        assert await asyncio.to_thread(has_begun.wait, 60)
+        first = worker.submit(many)
+        with pytest.raises(Busy):
+            worker.submit(one)
+        for job in first:
+            job.cancel()
+        for job in worker.submit(many):
+            job.cancel()
+
+    try:
+        asyncio.run(fill())
+    finally:
+        may_end.set()
 
 
 def test_what_has_no_key_or_another_type_or_no_end_is_turned_away(url):
