@@ -223,10 +223,9 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Two panels at once hide the latency of their chains, if the registers hold them; a row of floats
-  // waits for memory alone, which is read best in one stream.
-  const bool is_read_bound = rows.tile == 1 && R::kBytesOfPair >= 64;
-  if (kVectors < 4 && rows.tile <= kTile / 2 && !is_read_bound)
+  // Two panels at once hide the latency of their chains, if the registers hold them. Few rows of
+  // floats wait for memory alone, which is read best in one stream.
+  if (kVectors < 4 && rows.tile <= kTile / 2 && R::kBytesOfPair < 64)
     for (; panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
