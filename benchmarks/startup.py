@@ -1,7 +1,7 @@
 """Measures the seconds from a command to its first token: python -m benchmarks.startup FILE.gguf
 
 specjax starts cold, with an empty cache of compiled programs, and then warm; transformers and
-llama.cpp, where they are installed, run the same file.
+llama.cpp run the same file, where `accelerate` with torch and `llama-cpp-python` are installed.
 """
 
 import os
@@ -39,7 +39,7 @@ chat = [{"role": "user", "content": sys.argv[2]}]
 for part in model.create_chat_completion(chat, stream=True, max_tokens=16):
     print(part["choices"][0]["delta"].get("content", ""), end="", flush=True)
 """
-PEERS = {"transformers": ("torch", TRANSFORMERS), "llama.cpp": ("llama_cpp", LLAMA_CPP)}
+PEERS = {"transformers": ("accelerate", TRANSFORMERS), "llama.cpp": ("llama_cpp", LLAMA_CPP)}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def seconds_to_first_token(command: Sequence[str], variables: Mapping[str, str])
         seconds = time.perf_counter() - started
         process.stdout.read()
     if not character or process.returncode:
-        raise SpecjaxError(f"{' '.join(command[:4])} failed; run it by hand to see why")
+        raise SpecjaxError(f"{' '.join(command)} failed; run it by hand to see why")
     return seconds
 
 
