@@ -45,5 +45,6 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
         if getattr(drafter, name) != default
     }
     if changed.get("tree") == "static":  # which reads none of the others of `on_cpu`
-        return {name: changed[name] for name in changed if name == "tree" or name not in row.on_cpu}
+        names = set(row.on_cpu) - (set() if "choices" in changed else {"tree"})
+        return {name: value for name, value in changed.items() if name not in names}
     return changed

@@ -130,7 +130,7 @@ class PackedWeight(StoredWeight):
             pairs = lax.bitcast_convert_type(panels[panel, :, lane], self.dtype)
         else:
             pairs = panels[panel, :, :, lane]
-        codes = pairs.reshape(*pairs.shape[:-2], -1)[..., : self.shape[1]]
+        codes = lax.collapse(pairs, pairs.ndim - 2)[..., : self.shape[1]]
         if scales is None:
             return codes
         codes = codes.astype(self.kind)

@@ -113,7 +113,7 @@ def test_a_head_follows_paths_that_were_copied(is_sure):
     heads = [each.after.drafter.parts[1].num_pending.max() for each in played]
     assert max(heads) > EAGLE2.drafter.max_depth + 1, "no long copy was ever accepted"
     asked = [(each.proposed.drafted[1].num_valid() > 1).any() for each in played[:-1]]
-    assert asked[0] and all(asked) != is_sure
+    assert asked[0] and (not all(asked) if is_sure else np.mean(asked) > 0.5)
 
 
 def test_a_match_is_long_if_five_tokens_before_copy_and_source_are_equal():

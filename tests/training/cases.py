@@ -166,7 +166,7 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
         over_all = {"logit_loss": -jnp.sum(p * log_q), "token_loss": -log_q[token]}
         if case.training.distribution_loss == "lk-alpha":
             overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)))
-            over_all = dict.fromkeys(over_all, -jnp.log(overlap))
+            over_all = dict.fromkeys(over_all, -jnp.log(jnp.maximum(overlap, 1e-5)))
         return {
             **over_all,
             "feature_loss": jnp.mean(jnp.where(distance < 1, distance**2 / 2, distance - 0.5)),
