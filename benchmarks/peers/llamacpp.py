@@ -48,7 +48,7 @@ def make(work: Work) -> list[Contestant]:
         drafters[" draft-model"] = drafts = Drafts(partial(_continuation, draft), draft.reset)
         finalize(drafts, draft.close)
     models = _load(work.target, work, list(drafters.values()))
-    contestants: list[Contestant] = [
+    contestants = [
         LlamaCpp(f"llama.cpp{name}", work, model)
         for name, model in zip(drafters, models, strict=True)
     ]
@@ -57,7 +57,7 @@ def make(work: Work) -> list[Contestant]:
         contestants.append(LlamaCpp("llama.cpp stored", work, model, "stored"))
     for contestant in contestants:
         finalize(contestant, contestant.model.close)  # by itself it fails when Python ends
-    return contestants
+    return [*contestants]
 
 
 class Drafts:
@@ -146,7 +146,7 @@ def _load(
                 n_threads_batch=num_cores(),
                 type_k=cache_type,
                 type_v=cache_type,
-                draft_model=drafts,
+                draft_model=drafts,  # pyright: ignore[reportArgumentType]
                 logits_all=drafts is not None,
                 verbose=False,
             )
