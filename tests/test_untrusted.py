@@ -6,9 +6,7 @@ Beside these: a tokenizer's code in loading/test_targets.py, pickles in models/t
 import ast
 import json
 import os
-import resource
 import struct
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ import specjax
 from specjax.core import chat, memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import bounded_lines, read_bytes
-from specjax.core.interrupts import bounded
 from specjax.data.conversations import read_conversations
 from specjax.data.datastore import load_datastore
 from specjax.data.documents import read_documents
@@ -107,18 +104,6 @@ def test_a_template_neither_escapes_nor_runs_for_ever(
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "pwned").exists()
     assert render("{{ messages[0].content }}") == "hi"
-
-
-def test_the_memory_of_other_threads_is_not_bounded():
-    limits, is_done = resource.getrlimit(resource.RLIMIT_AS), threading.Event()
-    thread = threading.Thread(target=is_done.wait)
-    thread.start()
-    try:
-        with bounded(60.0, 2**29):
-            assert resource.getrlimit(resource.RLIMIT_AS) == limits
-    finally:
-        is_done.set()
-        thread.join()
 
 
 # ---- Sizes -------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def bounded(seconds: float, growth: int) -> Iterator[None]:
     # It expires again if the exception is lost in a callback of the garbage collector.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 10)
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    if STATM.exists() and threading.active_count() == 1:
+    if STATM.exists():
         num_bytes = int(STATM.read_text().split()[0]) * resource.getpagesize() + growth
         most = num_bytes if limits[0] < 0 else min(num_bytes, limits[0])
         resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
