@@ -1,9 +1,10 @@
-"""Kills training and benchmarks with SIGKILL at random moments: python -m benchmarks.faults WORK
+"""Kills long commands with SIGKILL at random moments: python -m benchmarks.faults WORK
 
-WORK is train or bench, on pocket. The same command starts over and over, and is killed after a
-random part of the time that a whole run takes, until a start comes to its end. Then the folder must
-hold what one run without a kill leaves: the same weights to the bit and a line of metrics per step,
-or the same tokens of every method and one timed run of each. Then the next folder begins.
+WORK is train, distill, bench, reproduce or tune, on pocket. The same command starts over and over,
+and is killed after a random part of the time that a whole run takes, until a start comes to its
+end. Then the folder must hold what one run without a kill leaves: the same weights to the bit and a
+line of metrics per step, the same tokens of every method and one timed run of each, or the same
+settings. Then the next folder begins.
 """
 
 import json
@@ -25,11 +26,22 @@ from benchmarks.harness import at_least_1, main, table
 from specjax import SpecjaxError, cli
 from specjax.core.errors import throttled
 
-CHATS = "chats.jsonl"  # within the folder of all runs
+CHATS = "chats.jsonl"  # within the folder of all runs, as are the questions of `reproduce`
+QUESTIONS = "questions"
+SETTINGS = "tuned.json"  # within the folder of a run that tunes
 TRAIN = f"""train eagle --resume --data {CHATS} --num-steps 24 --save-every 1 --log-every 1
  --eval-every 24 --eval-prompts 2 --eval-tokens 4 --batch-size 2 --longest 96"""
 BENCH = f"bench --methods pld --tasks {CHATS} --limit 4 --runs 12 --max-new-tokens 16"
-WORKS = {"train": TRAIN.split(), "bench": BENCH.split()}
+DISTILL = f"{TRAIN} --distill --limit 12 --distill-tokens 24 --distill-batch 4"
+REPRODUCE = "reproduce pld-plus-table-7 --target pocket --limit 1 --runs 1 --max-new-tokens 16"
+TUNE = "tune induction-heads --limit 1 --max-new-tokens 32"
+WORKS = {
+    "train": TRAIN.split(),
+    "distill": DISTILL.split(),
+    "bench": BENCH.split(),
+    "reproduce": [*REPRODUCE.split(), "--data", QUESTIONS],
+    "tune": TUNE.split(),
+}
 WORDS = "total value best for in return count max if while".split()
 IMPORTS = ("specjax.cli.train_heads", "specjax.bench.run", "transformers", "orbax.checkpoint")
 TIMES = ("tokens_per_second", "seconds")  # of the metrics; the rest must be equal
@@ -40,7 +52,7 @@ SHOWN = 3  # lines about lost checkpoints
 class FaultOptions:
     """The options of this benchmark."""
 
-    work: Positional[str]  # train or bench
+    work: Positional[str]  # one of WORKS
     kills: int = 50  # processes to kill
     seed: int = 0  # seed of the moments
 
@@ -66,7 +78,7 @@ def inject(options: FaultOptions) -> None:
     draw, note = random.Random(options.seed), throttled()
     with TemporaryDirectory() as place:
         folders = Path(place)
-        _write_chats(folders / CHATS)
+        _write_inputs(folders)
         _run(options.work, folders / "compiling", None)  # fills XLA's cache, if there is one
         started = time.perf_counter()
         _run(options.work, folders / "whole", None)
@@ -91,13 +103,16 @@ def inject(options: FaultOptions) -> None:
         raise SpecjaxError(f"{len(log.different)} folders differ from that of a whole run")
 
 
-def _write_chats(file: Path) -> None:
+def _write_inputs(folder: Path) -> None:
     draw = random.Random(0)
-    for _ in range(60):
-        row = {"prompt": " ".join(draw.choices(WORDS, k=3))}
-        row["response"] = " ".join(draw.choices(WORDS, k=12))
-        with file.open("a") as stream:
-            print(json.dumps(row), file=stream)
+    with (folder / CHATS).open("w") as chats:
+        for _ in range(60):
+            row = {"prompt": " ".join(draw.choices(WORDS, k=3))}
+            row["response"] = " ".join(draw.choices(WORDS, k=12))
+            print(json.dumps(row), file=chats)
+    (folder / QUESTIONS).mkdir()
+    question = {"category": "summarization", "turns": [" ".join(WORDS)]}
+    (folder / QUESTIONS / "spec_bench.jsonl").write_text(json.dumps(question))
 
 
 def _run(work: str, folder: Path, limit: float | None) -> tuple[bool, list[str]]:
@@ -120,19 +135,28 @@ def _work(work: str, folder: Path, log: Path) -> None:
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os._exit(cli.main([*WORKS[work], "--out", str(folder)]))
+    out = folder / SETTINGS if work == "tune" else folder
+    os._exit(cli.main([*WORKS[work], "--out", str(out)]))
 
 
 def contents(work: str, folder: Path) -> Any:
     """Returns the results that must not depend on kills."""
-    if work == "train":
+    if work == "tune":
+        return (folder / SETTINGS).read_text()
+    if work in ("train", "distill"):
         weights = sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest()
-        return weights, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
+        answers = folder / "distilled.jsonl"
+        text = answers.read_text() if work == "distill" else ""
+        return weights, text, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
+    return [_trials(file) for file in sorted(folder.rglob("samples.jsonl"))]
+
+
+def _trials(file: Path) -> dict[tuple[int, int], dict[str, list[list[int]]]]:
     trials = {}
-    for turn in _lines(folder / "samples.jsonl"):
+    for turn in _lines(file):
         place = turn["number"], turn["repeat"]
         if place in trials:
-            raise SpecjaxError(f"{folder}: turn {place} was measured twice")
+            raise SpecjaxError(f"{file}: turn {place} was measured twice")
         trials[place] = {
             run["method"]: [text["tokens"] for text in run["texts"]] for run in turn["runs"]
         }
