@@ -1,8 +1,9 @@
 """Decodes for long in one process: python -m benchmarks.soak
 
 Several threads share the programs of several methods; single greedy texts and drawn batches follow
-one another at random. Every text must be that of plain decoding. The memory of the
-process after the warm-up, in which each thread runs each program, is compared with that at the end.
+one another at random, some under all controls. Every text must be that of plain decoding. The
+memory of the process after the warm-up, in which each thread runs each program, is compared with
+that at the end.
 """
 
 import os
@@ -33,10 +34,22 @@ from specjax.bench.options import names_in
 from specjax.core.errors import throttled
 from specjax.decoding.prompt import padded_length
 
-METHODS = "pld,pld-plus,lookahead,rest,draft-model,medusa,eagle2,auto"
+METHODS = "pld,pld-plus,lookahead,recycling,rest,draft-model,medusa,eagle2,auto"
 PLAIN = "plain"
 MAX_GROWTH = 0.05
 NUM_SAMPLES = 20  # of the memory
+CONTROLLED = Sampling(
+    0.8,
+    top_p=0.95,
+    min_p=0.02,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias=((5, 2.0), (9, -3.0)),
+    bad_words=((7,), (11, 12)),
+    min_new_tokens=8,
+    logprobs=2,
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +60,9 @@ class SoakOptions:
     methods: str = METHODS  # methods, with commas between
     generations: int = 2000  # texts or batches to generate
     threads: int = 4  # threads that share them
-    batch: int = 3  # rows of every second request
+    batch: int = 3  # sequences of every third request
     prompts: int = 8  # prompts of each kind of task
-    max_new_tokens: int = 48  # new tokens per row
+    max_new_tokens: int = 48  # new tokens per sequence
     seed: int = 0  # seed of the order, the prompts and the noise
 
 
@@ -57,8 +70,8 @@ class Work(NamedTuple):
     """One request, without its method: plain decoding's tokens belong to it."""
 
     first: int  # prompt of a batch; the others follow it
-    num_rows: int
-    temperature: float
+    num_sequences: int
+    sampling: Sampling
     seed: int
 
 
@@ -94,7 +107,7 @@ class Soak:
             jax.random.key(work.seed),
             target=self.target.model,
             drafter=drafter,
-            sampling=Sampling(work.temperature),
+            sampling=work.sampling,
             max_new_tokens=self.options.max_new_tokens,
             eos=self.target.eos,
         )
@@ -103,20 +116,20 @@ class Soak:
 
     def prompt(self, work: Work) -> Prompt:
         """Returns the prompts of a request."""
-        ends = range(work.first, work.first + work.num_rows)
-        rows = [self.prompts[at % len(self.prompts)] for at in ends]
-        return from_ids(rows, padded_length(self.prompts))
+        chosen = range(work.first, work.first + work.num_sequences)
+        ids = [self.prompts[at % len(self.prompts)] for at in chosen]
+        return from_ids(ids, padded_length(self.prompts))
 
     def programs(self) -> Iterator[tuple[str, Work]]:
         """Yields one request for each program."""
         for method in (PLAIN, *self.drafters):
-            for num_rows, temperature in self.shapes:
-                yield method, Work(0, num_rows, temperature, 0)
+            for shape in self.shapes:
+                yield method, Work(0, *shape, 0)
 
     @property
-    def shapes(self) -> tuple[tuple[int, float], ...]:
-        """Rows and temperature: single texts are greedy, batches are drawn."""
-        return (1, 0.0), (self.options.batch, 0.8)
+    def shapes(self) -> tuple[tuple[int, Sampling], ...]:
+        """Sequences and sampling: greedy texts, sampled batches, and texts under all controls."""
+        return (1, Sampling()), (self.options.batch, Sampling(0.8)), (1, CONTROLLED)
 
 
 def soak(options: SoakOptions) -> None:
@@ -132,8 +145,8 @@ def soak(options: SoakOptions) -> None:
             list(pool.map(lambda each: run.tokens(*each), run.programs()))
         draw, note = random.Random(options.seed), throttled()
         works = [
-            Work(draw.randrange(len(requests)), num_rows, temperature, draw.randrange(4))
-            for num_rows, temperature in run.shapes
+            Work(draw.randrange(len(requests)), *shape, draw.randrange(4))
+            for shape in run.shapes
             for _ in range(32)
         ]
         plain = pool.map(lambda work: run.tokens(PLAIN, work), works)
