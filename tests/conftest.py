@@ -44,12 +44,14 @@ def pytest_collection_finish():
 
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 40_000
+STATM = Path("/proc/self/statm")
+MAX_RESIDENT = 3 << 30  # bytes; two processes run tests
 counted_at = 0.0  # CPU seconds of this process
 
 
 @pytest.fixture(autouse=True)
 def _release_programs():
-    """Lets go of compiled programs before they reach what Linux allows one process.
+    """Lets go of compiled programs before they fill memory, or reach what Linux allows one process.
 
     Each takes some hundred memory maps; at 65530 the next compilation ends in a segmentation fault.
     Counting them takes long once they are many, and compiling that many takes longer.
@@ -59,7 +61,10 @@ def _release_programs():
     if time.process_time() < counted_at + 2:
         return
     counted_at = time.process_time()
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
+    if not MAPS.exists():
+        return
+    resident = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident > MAX_RESIDENT or MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         import jax
 
         jax.clear_caches()
