@@ -17,7 +17,6 @@ from specjax.bench.report.terminal import print_grid
 from specjax.bench.results import Curve, keep_curve
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
-from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, expand_user, writable_folder
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
@@ -25,15 +24,14 @@ from specjax.loading import tuned as kept
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, Tuned
-from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, Tuned
+from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import read_tasks, task_prompts
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.machine import Result, tune_machine
 from specjax.tuning.runs import Workload
 from specjax.tuning.settings import tune_attention, tune_hidden, tune_length
-from specjax.tuning.tree import tune_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,42 +205,12 @@ class TuneLength(SweepCommand):
         return Tuned({method: {**fixed, **settings, TUNED_DRAFT: draft, OTHER_RULES: others}})
 
 
-@dataclass(frozen=True)
-class TuneTree(TuneCommand):
-    """Grow a head's static tree from how often each of its tokens is right at each depth.
-
-    specjax tune tree --method medusa
-    """
-
-    method: Annotated[str, arg(metavar="METHOD")] = ""
-    """The method whose tree to grow; by default the first of `specjax methods` that has one."""
-    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """The head: a folder or a hub id; by default pocket's own."""
-    num_choices: Annotated[int | None, arg(metavar="N")] = setting(None, at_least=1)
-    """The number of nodes without the root; by default as many as in the published tree."""
-
-    def check(self) -> None:
-        if self.method and self.method not in _tree_methods():
-            raise SpecjaxError(
-                f"--method {self.method!r} has no static tree; use {', '.join(_tree_methods())}"
-            )
-
-    def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        method = self.method or _tree_methods()[0]
-        published = METHODS[method].settings["choices"]
-        drafter: Any
-        drafter, params = load_drafter(method, workload.target, self.drafter, choices=published)
-        choices = tune_tree(workload, drafter.head, params, published, self.num_choices, print)
-        return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
-
-
 TUNE_COMMANDS: dict[str, type] = {
     "machine": TuneMachine,
     "pld-plus": TunePldPlus,
     "pld-plus-attention": TunePldPlusAttention,
     "induction-heads": TuneInductionHeads,
     "length": TuneLength,
-    "tree": TuneTree,
 }
 
 
@@ -254,11 +222,6 @@ def show_results(title: str, results: Sequence[Result]) -> None:
         figures = number(result.speed), number(result.accepted_length)
         rows.append((result.name, *figures, f"{result.tokens_per_second:.0f}"))
     print_grid(Grid(title, columns, rows))
-
-
-def _tree_methods() -> list[str]:
-    """Returns the methods whose static trees can be tuned."""
-    return [name for name, method in METHODS.items() if "choices" in method.tuned]
 
 
 def _absolute(source: str) -> str:

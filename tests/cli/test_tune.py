@@ -5,24 +5,17 @@ import re
 import shutil
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from benchmarks import harness
 from specjax.bench.results import read_curves
 from specjax.cli import main
 from specjax.cli.tune import TuneInductionHeads
-from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import load
 from specjax.loading.tuned import auto_choice, machine_of, tuned_file
-from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from specjax.models.io.formats.medusa import MEDUSA
-from specjax.models.io.head_files import save_head
 from specjax.run import distillation
 from specjax.tuning import machine, settings
-from tests.cli.target import VOCABULARY
 
 
 def tuning_prompts(target, tasks):
@@ -113,28 +106,6 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found,
     ids = ("generate", "--target", str(tiny), "--prompt-ids", "5,6,5", *FEW[2:], "--json")
     assert main([*ids, "--method", "pld-plus-attention", "--compare"]) == 0
     assert json.loads(capsys.readouterr().out)["identical"] is True
-
-
-def test_the_tree_of_a_head_is_kept_for_that_head_alone(
-    tiny, tune, found, tmp_path, error_line, capsys
-):
-    loaded = load(tiny)
-    head = MedusaHeads(MedusaConfig.for_target(loaded.config, num_heads=2))
-    for seed, name in enumerate(("own", "other")):
-        lm_head = jax.random.normal(jax.random.key(seed), (VOCABULARY, 32))
-        params = head.initialise(jax.random.key(seed), lm_head=lm_head)
-        save_head(tmp_path / name, MEDUSA, head, params, jnp.float32, target=loaded.config)
-    assert tune("tree", "--method", "pld") == 2
-    assert "--method 'pld' has no static tree" in error_line()
-    assert tune("tree", "--drafter", str(tmp_path / "own"), "--num-choices", "7") == 0
-    printed = capsys.readouterr().out
-    assert "over 24 positions" in printed
-    assert "new tree of 7 nodes" in printed and "7 in total)\nwritten to" in printed
-    choices = found()["settings"]["medusa"]["choices"]
-    assert choices[0] == [0]
-    assert len(choices) == 7
-    for name, expected in (("own", tuple(map(tuple, choices))), ("other", MEDUSA_TREE)):
-        assert load_drafter("medusa", loaded, tmp_path / name)[0].choices == expected
 
 
 @pytest.mark.slow
