@@ -25,7 +25,7 @@ from specjax.decoding.state import Generation
 from specjax.loading.hub import POCKET
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
-from specjax.run.attribution import Page, sources_in_prompt, spans_of
+from specjax.run.attribution import Span, sources_in_prompt, spans_of
 from specjax.run.runner import Round, Runner
 
 if TYPE_CHECKING:
@@ -46,6 +46,24 @@ KINDS = {  # kind of node: marker, area, fill, edge, sign inside, its colour
 VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 DRAFTED = "background: rgba(46, 160, 67, 0.25); text-decoration: underline"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Attribution</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(16rem, 1fr)); gap: 1.5rem }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #ccc; padding: 1rem }}
+.copied {{ background: #e4f0e4 }} .copied.on {{ background: #7fc97f }}
+</style>
+<h1>Where the output comes from</h1><p>{summary} Hover over a green part to see its source.</p>
+<main><section><h2>Context</h2><pre>{context}</pre></section>
+<section><h2>Output</h2><pre>{output}</pre></section></main>
+<script>
+const light = (target, on) => (target.dataset.spans ?? "").split(" ").filter(Boolean).forEach(
+  name => document.querySelectorAll("." + name).forEach(e => e.classList.toggle("on", on)));
+document.addEventListener("mouseover", event => light(event.target, true));
+document.addEventListener("mouseout", event => light(event.target, false));
+</script></html>
+"""
 Node = tuple[int, int, int, str]  # parent, depth, token and kind
 
 
@@ -108,9 +126,31 @@ def sources_of(target: LoadedTarget, prompt: Prompt, generation: Generation) -> 
     ids, tokens = prompt.tokens[0, : prompt.length[0]].tolist(), new_tokens(generation)
     source = sources_in_prompt(generation.source[0, : len(tokens)].tolist(), len(ids))
     prompt_texts, output_texts = (token_texts(target.tokenizer, part) for part in (ids, tokens))
-    page = escape(Page(prompt_texts, output_texts, spans_of(source)).html())
+    page = escape(attribution_page(prompt_texts, output_texts, spans_of(source)))
     style = "width: 100%; height: 480px; border: 1px solid #ccc"
     return HTML(f'<div><iframe srcdoc="{page}" style="{style}"></iframe></div>')
+
+
+def attribution_page(prompt: Sequence[str], output: Sequence[str], spans: Sequence[Span]) -> str:
+    """Returns a page with the tokens of prompt and output side by side, and the spans marked."""
+    sources = [range(span.source, span.source + span.end - span.start) for span in spans]
+    context = "".join(
+        _mark(text, [n for n, source in enumerate(sources) if at in source], at)
+        for at, text in enumerate(prompt)
+    )
+    owner = {at: n for n, span in enumerate(spans) for at in range(span.start, span.end)}
+    copied = "".join(
+        _mark(text, [owner[at]] if at in owner else []) for at, text in enumerate(output)
+    )
+    summary = f"{len(owner)} of {len(output)} output tokens were copied from the context."
+    return PAGE.format(summary=summary, context=context, output=copied)
+
+
+def _mark(text: str, spans: list[int], position: int | None = None) -> str:
+    classes = " ".join(f"s{number}" for number in spans)
+    title = "" if position is None else f' title="position {position}"'
+    kind = f' class="copied {classes}" data-spans="{classes}"' if spans else ""
+    return f"<span{kind}{title}>{escape(text)}</span>"
 
 
 def show_report(folder: Path) -> "Markdown":
