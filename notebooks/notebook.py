@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import jax
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from specjax.bench.report.plots import rounds_over_time
-from specjax.bench.rounds import round_figures
+from specjax.bench.rounds import PARTS, round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import device_bytes
@@ -64,6 +66,14 @@ document.addEventListener("mouseover", event => light(event.target, true));
 document.addEventListener("mouseout", event => light(event.target, false));
 </script></html>
 """
+PART_STYLES: dict[str, dict[str, Any]] = {
+    "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
+    "verify": {"facecolor": "0.55", "edgecolor": "black"},
+    "rest": {"facecolor": "white", "edgecolor": "black"},
+    "plain": {"facecolor": "0.85", "hatch": "..", "edgecolor": "0.4"},
+}
+PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
+BAR_HEIGHT = 0.7
 Node = tuple[int, int, int, str]  # parent, depth, token and kind
 
 
@@ -263,8 +273,57 @@ def draw_bars(values: Mapping[str, float], label: str, form: str = "{:.2f}") -> 
 
 def draw_timeline(methods: Mapping[str, Sequence[Round]], num_rounds: int = 5) -> None:
     """Draws rounds of each method over time, above steps of plain decoding, the first method."""
-    figures = [round_figures(name, rounds, num_rounds) for name, rounds in methods.items()]
-    _show(rounds_over_time(figures))
+    _show(rounds_over_time(methods, num_rounds))
+
+
+def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) -> Figure:
+    """Draws rounds of each method, and below them plain decoding's steps for the same tokens.
+
+    Plain decoding comes first. Bars are as long as the medians; the number on a round is how many
+    tokens it committed (ParallelSpec, figures 1 and 5). The rounds are consecutive ones whose
+    accepted length is closest to the average.
+    """
+    plain, *others = (round_figures(name, rounds) for name, rounds in methods.items())
+    figure = Figure(figsize=(10, 1.2 + 1.2 * len(others)), layout="constrained")
+    axes = figure.add_subplot()
+    labels = []
+    for method in others:
+        tokens = [one.num_tokens for one in methods[method["method"]]]
+        runs = [tokens[at : at + num_rounds] for at in range(max(1, len(tokens) - num_rounds + 1))]
+        excerpt = min(runs, key=lambda run: abs(fmean(run) - method["accepted_length"]))
+        _draw_rounds(axes, len(labels), method, excerpt)
+        labels.append(method["method"])
+        _draw_steps(axes, len(labels), 1e3 * plain["round_seconds"], sum(excerpt))
+        labels.append(f"plain, {sum(excerpt)} tokens")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    handles = [
+        Patch(label=PART_NAMES.get(name, name), **style) for name, style in PART_STYLES.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
+def _draw_rounds(axes: Axes, row: int, method: Mapping[str, Any], excerpt: Sequence[int]) -> None:
+    length = 1e3 * method["round_seconds"]
+    place, offset = (row - BAR_HEIGHT / 2, BAR_HEIGHT), 0.0
+    for part in PARTS:
+        width = 1e3 * method[f"{part}_seconds"]
+        bars = [(number * length + offset, width) for number in range(len(excerpt))]
+        axes.broken_barh(bars, place, linewidth=0.8, label=part, **PART_STYLES[part])
+        offset += width
+    middle = 1e3 * (method["draft_seconds"] + method["verify_seconds"] / 2)
+    for number, num_tokens in enumerate(excerpt):
+        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        text = {"ha": "center", "va": "center", "fontsize": 8, "bbox": box}
+        axes.text(number * length + middle, row, f"+{num_tokens}", **text)
+
+
+def _draw_steps(axes: Axes, row: int, length: float, num_steps: int) -> None:
+    bars = [(number * length, length) for number in range(num_steps)]
+    place = row - BAR_HEIGHT / 2, BAR_HEIGHT
+    axes.broken_barh(bars, place, linewidth=0.8, label="plain", **PART_STYLES["plain"])
 
 
 def _show(figure: Figure) -> None:

@@ -11,13 +11,12 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.measure import with_progress
 from specjax.bench.options import names_in, parse_variants
-from specjax.bench.report.plots import save_curve
-from specjax.bench.report.tables import Grid, curve_table, number
+from specjax.bench.report.tables import Grid, number, sweep_table
 from specjax.bench.report.terminal import print_grid
-from specjax.bench.results import Curve, keep_curve
+from specjax.bench.results import Point
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
-from specjax.core.files import check_writable, expand_user, writable_folder
+from specjax.core.files import check_writable, expand_user
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
 from specjax.loading import tuned as kept
@@ -51,7 +50,6 @@ class TuneCommand(TargetOptions, ABC):
     """The file to write; by default one in the user's cache, for this target."""
 
     def run(self) -> None:
-        self.check()
         if self.out is not None:
             check_writable(expand_user(self.out), is_file=True)
         target = self.load_target()
@@ -67,9 +65,6 @@ class TuneCommand(TargetOptions, ABC):
             parts = [f"{name}={short(settings[name])}" for name in settings if name in shown]
             print(f"{method}: {', '.join(parts)}")
         print(f"written to {path}")
-
-    def check(self) -> None:  # most options need no check
-        """Checks the options before the target loads."""
 
     @abstractmethod
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
@@ -117,36 +112,17 @@ class TuneMachine(TuneCommand):
 
 
 @dataclass(frozen=True)
-class SweepCommand(TuneCommand):
-    """A subcommand that sweeps settings and shows curves."""
-
-    plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Draw the curves into this folder."""
-
-    def check(self) -> None:
-        if self.plots is not None:
-            writable_folder(self.plots)
-
-    def show_curve(self, curve: Curve) -> None:
-        print_grid(curve_table(curve))
-        if self.plots is not None:
-            folder = self.plots.expanduser()
-            print(f"drawn in {save_curve(curve, folder)}")
-            keep_curve(folder, curve)
-
-
-@dataclass(frozen=True)
-class TunePldPlus(SweepCommand):
+class TunePldPlus(TuneCommand):
     """Pick the layer and the number of tokens of PLD+ by hidden states.
 
-    specjax tune pld-plus --plots runs/plots
+    specjax tune pld-plus --by speed
     """
 
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """Maximise new tokens per round, or per second."""
 
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        return Tuned({"pld-plus": tune_hidden(workload, self.by, self.show_curve)})
+        return Tuned({"pld-plus": tune_hidden(workload, self.by, show_sweep)})
 
 
 @dataclass(frozen=True)
@@ -157,7 +133,7 @@ class TunePldPlusAttention(TunePldPlus):
         is_ranked = bool(earlier.induction_heads)
         heads = Tuned() if is_ranked else TuneInductionHeads().tune(workload, earlier)
         ranking = earlier.updated(heads).induction_heads
-        settings = tune_attention(workload, ranking, self.by, self.show_curve)
+        settings = tune_attention(workload, ranking, self.by, show_sweep)
         return replace(heads, settings={"pld-plus-attention": settings})
 
 
@@ -177,7 +153,7 @@ class TuneInductionHeads(TuneCommand):
 
 
 @dataclass(frozen=True)
-class TuneLength(SweepCommand):
+class TuneLength(TuneCommand):
     """Pick the number of tokens that a draft model drafts, by speed.
 
     specjax tune length --rule fixed
@@ -196,7 +172,7 @@ class TuneLength(SweepCommand):
             fixed["classifier"] = _absolute(self.classifier)
         drafter: Any
         drafter, params = load_drafter(method, workload.target, self.drafter, **fixed)
-        settings = tune_length(workload, drafter, params, self.show_curve)
+        settings = tune_length(workload, drafter, params, show_sweep)
         draft = fingerprint(drafter.draft.config, params["draft"])
         before = dict(earlier.settings.get(method, {}))
         is_same_draft = before.pop(TUNED_DRAFT, "") == draft
@@ -212,6 +188,11 @@ TUNE_COMMANDS: dict[str, type] = {
     "induction-heads": TuneInductionHeads,
     "length": TuneLength,
 }
+
+
+def show_sweep(title: str, setting: str, points: Sequence[Point]) -> None:
+    """Prints the figures of all values of a setting."""
+    print_grid(sweep_table(title, setting, points))
 
 
 def show_results(title: str, results: Sequence[Result]) -> None:

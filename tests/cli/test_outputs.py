@@ -9,7 +9,6 @@ WRITING = {
     "train a head": ("train", "eagle", "--out"),
     "train disco": ("train", "disco", "--out"),
     "tune": ("tune", "machine", "--out"),
-    "plots": ("tune", "pld-plus", "--plots"),
     "datastore": ("datastore", "build", __file__, "--out"),
     "convert a head": ("convert", "nosuch", "--head-of", "nosuch"),
     "convert": ("convert", "nosuch"),
