@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import jax
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from specjax.bench.report.plots import rounds_over_time
-from specjax.bench.rounds import round_figures
+from specjax.bench.rounds import PARTS, round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import device_bytes
@@ -25,7 +27,7 @@ from specjax.decoding.state import Generation
 from specjax.loading.hub import POCKET
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
-from specjax.run.attribution import Page, sources_in_prompt, spans_of
+from specjax.run.attribution import Span, sources_in_prompt, spans_of
 from specjax.run.runner import Round, Runner
 
 if TYPE_CHECKING:
@@ -46,6 +48,32 @@ KINDS = {  # kind of node: marker, area, fill, edge, sign inside, its colour
 VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 DRAFTED = "background: rgba(46, 160, 67, 0.25); text-decoration: underline"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Attribution</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff }}
+main {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(16rem, 1fr)); gap: 1.5rem }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #ccc; padding: 1rem }}
+.copied {{ background: #e4f0e4 }} .copied.on {{ background: #7fc97f }}
+</style>
+<h1>Where the output comes from</h1><p>{summary} Hover over a green part to see its source.</p>
+<main><section><h2>Context</h2><pre>{context}</pre></section>
+<section><h2>Output</h2><pre>{output}</pre></section></main>
+<script>
+const light = (target, on) => (target.dataset.spans ?? "").split(" ").filter(Boolean).forEach(
+  name => document.querySelectorAll("." + name).forEach(e => e.classList.toggle("on", on)));
+document.addEventListener("mouseover", event => light(event.target, true));
+document.addEventListener("mouseout", event => light(event.target, false));
+</script></html>
+"""
+PART_STYLES: dict[str, dict[str, Any]] = {
+    "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
+    "verify": {"facecolor": "0.55", "edgecolor": "black"},
+    "rest": {"facecolor": "white", "edgecolor": "black"},
+    "plain": {"facecolor": "0.85", "hatch": "..", "edgecolor": "0.4"},
+}
+PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
+BAR_HEIGHT = 0.7
 Node = tuple[int, int, int, str]  # parent, depth, token and kind
 
 
@@ -108,9 +136,31 @@ def sources_of(target: LoadedTarget, prompt: Prompt, generation: Generation) -> 
     ids, tokens = prompt.tokens[0, : prompt.length[0]].tolist(), new_tokens(generation)
     source = sources_in_prompt(generation.source[0, : len(tokens)].tolist(), len(ids))
     prompt_texts, output_texts = (token_texts(target.tokenizer, part) for part in (ids, tokens))
-    page = escape(Page(prompt_texts, output_texts, spans_of(source)).html())
+    page = escape(attribution_page(prompt_texts, output_texts, spans_of(source)))
     style = "width: 100%; height: 480px; border: 1px solid #ccc"
     return HTML(f'<div><iframe srcdoc="{page}" style="{style}"></iframe></div>')
+
+
+def attribution_page(prompt: Sequence[str], output: Sequence[str], spans: Sequence[Span]) -> str:
+    """Returns a page with the tokens of prompt and output side by side, and the spans marked."""
+    sources = [range(span.source, span.source + span.end - span.start) for span in spans]
+    context = "".join(
+        _mark(text, [n for n, source in enumerate(sources) if at in source], at)
+        for at, text in enumerate(prompt)
+    )
+    owner = {at: n for n, span in enumerate(spans) for at in range(span.start, span.end)}
+    copied = "".join(
+        _mark(text, [owner[at]] if at in owner else []) for at, text in enumerate(output)
+    )
+    summary = f"{len(owner)} of {len(output)} output tokens were copied from the context."
+    return PAGE.format(summary=summary, context=context, output=copied)
+
+
+def _mark(text: str, spans: list[int], position: int | None = None) -> str:
+    classes = " ".join(f"s{number}" for number in spans)
+    title = "" if position is None else f' title="position {position}"'
+    kind = f' class="copied {classes}" data-spans="{classes}"' if spans else ""
+    return f"<span{kind}{title}>{escape(text)}</span>"
 
 
 def show_report(folder: Path) -> "Markdown":
@@ -223,8 +273,57 @@ def draw_bars(values: Mapping[str, float], label: str, form: str = "{:.2f}") -> 
 
 def draw_timeline(methods: Mapping[str, Sequence[Round]], num_rounds: int = 5) -> None:
     """Draws rounds of each method over time, above steps of plain decoding, the first method."""
-    figures = [round_figures(name, rounds, num_rounds) for name, rounds in methods.items()]
-    _show(rounds_over_time(figures))
+    _show(rounds_over_time(methods, num_rounds))
+
+
+def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) -> Figure:
+    """Draws rounds of each method, and below them plain decoding's steps for the same tokens.
+
+    Plain decoding comes first. Bars are as long as the medians; the number on a round is how many
+    tokens it committed (ParallelSpec, figures 1 and 5). The rounds are consecutive ones whose
+    accepted length is closest to the average.
+    """
+    plain, *others = (round_figures(name, rounds) for name, rounds in methods.items())
+    figure = Figure(figsize=(10, 1.2 + 1.2 * len(others)), layout="constrained")
+    axes = figure.add_subplot()
+    labels = []
+    for method in others:
+        tokens = [one.num_tokens for one in methods[method["method"]]]
+        runs = [tokens[at : at + num_rounds] for at in range(max(1, len(tokens) - num_rounds + 1))]
+        excerpt = min(runs, key=lambda run: abs(fmean(run) - method["accepted_length"]))
+        _draw_rounds(axes, len(labels), method, excerpt)
+        labels.append(method["method"])
+        _draw_steps(axes, len(labels), 1e3 * plain["round_seconds"], sum(excerpt))
+        labels.append(f"plain, {sum(excerpt)} tokens")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    handles = [
+        Patch(label=PART_NAMES.get(name, name), **style) for name, style in PART_STYLES.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
+def _draw_rounds(axes: Axes, row: int, method: Mapping[str, Any], excerpt: Sequence[int]) -> None:
+    length = 1e3 * method["round_seconds"]
+    place, offset = (row - BAR_HEIGHT / 2, BAR_HEIGHT), 0.0
+    for part in PARTS:
+        width = 1e3 * method[f"{part}_seconds"]
+        bars = [(number * length + offset, width) for number in range(len(excerpt))]
+        axes.broken_barh(bars, place, linewidth=0.8, label=part, **PART_STYLES[part])
+        offset += width
+    middle = 1e3 * (method["draft_seconds"] + method["verify_seconds"] / 2)
+    for number, num_tokens in enumerate(excerpt):
+        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+        text = {"ha": "center", "va": "center", "fontsize": 8, "bbox": box}
+        axes.text(number * length + middle, row, f"+{num_tokens}", **text)
+
+
+def _draw_steps(axes: Axes, row: int, length: float, num_steps: int) -> None:
+    bars = [(number * length, length) for number in range(num_steps)]
+    place = row - BAR_HEIGHT / 2, BAR_HEIGHT
+    axes.broken_barh(bars, place, linewidth=0.8, label="plain", **PART_STYLES["plain"])
 
 
 def _show(figure: Figure) -> None:

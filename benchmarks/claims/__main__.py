@@ -1,9 +1,8 @@
 """Compares the papers' claims with a finished benchmark: python -m benchmarks.claims FOLDER
 
 FOLDER is that of `specjax bench --methods all --temperature 0,1 --trace --out FOLDER`; the claims
-read what is there. `specjax tune pld-plus --plots FOLDER` and `python -m
-benchmarks.claims.ablations --out FOLDER` add evidence; claims without any are listed with the
-command that would measure them.
+read what is there. `python -m benchmarks.claims.ablations --out FOLDER` adds evidence; claims
+without any are listed with the command that would measure them.
 """
 
 from collections import Counter

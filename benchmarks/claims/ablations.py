@@ -1,8 +1,9 @@
 """Sweeps the settings of PLD+'s ablations: python -m benchmarks.claims.ablations --out FOLDER
 
-Adds the curves of PLD and PLD+ over K (figure 4), of thresholds (table 7) and of whole layers of
-attention heads (figure 3) to FOLDER, where `benchmarks.claims` and `specjax report` read them. Run
-`specjax tune pld-plus` first: other settings are those tuned for the target.
+Adds the curves of PLD and PLD+ over K (figure 4), of thresholds (table 7), of the number of
+induction heads (table 6) and of whole layers of attention heads (figure 3) to FOLDER, where
+`benchmarks.claims` reads them. Run `specjax tune pld-plus` and `specjax tune induction-heads` first:
+other settings, and the ranking of the heads, are those tuned for the target.
 """
 
 from collections.abc import Mapping
@@ -10,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims.curves import Curve, keep_curve
 from benchmarks.harness import at_least_1, main, requests_for
 from specjax import load, load_drafter
-from specjax.bench.report.plots import save_curve
-from specjax.bench.results import Curve, keep_curve
+from specjax.bench.report.tables import sweep_table
+from specjax.bench.report.terminal import print_grid
 from specjax.core.files import writable_folder
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlusAttention
+from specjax.loading.tuned import tuned_for
 from specjax.tuning.induction_heads import all_heads
 from specjax.tuning.runs import Workload
-from specjax.tuning.settings import FIRST_NUM_TOKENS, NUM_TOKENS
+from specjax.tuning.settings import FIRST_NUM_TOKENS, NUM_TOKENS, head_counts
 
 THRESHOLDS = (-1.0, -0.75, -0.5, 0.0, 0.5, 0.75)
 
@@ -44,6 +47,7 @@ def ablations(workload: Workload) -> Mapping[tuple[str, str], Mapping[str, Mappi
         for layer in range(config.num_hidden_layers)
     } | {"all": all_heads(config)}
     attention = PromptLookupPlusAttention(num_tokens=FIRST_NUM_TOKENS)
+    ranked = tuple((layer, head) for layer, head, _ in tuned_for(workload.target).induction_heads)
     return {
         ("PLD+ (h) and PLD over K (Figure 4)", "num_tokens"): {
             "PLD+ (h)": {count: replace(hidden, num_tokens=count) for count in NUM_TOKENS},
@@ -51,6 +55,11 @@ def ablations(workload: Workload) -> Mapping[tuple[str, str], Mapping[str, Mappi
         },
         ("PLD+ (h) over thresholds (Table 7)", "min_similarity"): {
             "accepted length": {x: replace(hidden, min_similarity=x) for x in THRESHOLDS}
+        },
+        ("PLD+ (a) over the number of heads, K=10 (Table 6)", "number of heads"): {
+            "accepted length": {
+                n: replace(attention, heads=ranked[:n]) for n in head_counts(ranked)
+            }
         },
         ("PLD+ (a) with all heads of a layer, K=10 (Figure 3)", "layer"): {
             name: {
@@ -63,7 +72,7 @@ def ablations(workload: Workload) -> Mapping[tuple[str, str], Mapping[str, Mappi
 
 
 def run(options: AblationOptions) -> None:
-    """Sweeps all settings and draws their curves."""
+    """Sweeps all settings, prints their figures and keeps their curves."""
     at_least_1(options, "limit", "max_new_tokens")
     folder, target = writable_folder(options.out), load(options.target)
     requests = requests_for(target, options.tasks, options.limit, options.max_new_tokens)
@@ -73,9 +82,9 @@ def run(options: AblationOptions) -> None:
             name: workload.sweep({value: (drafter, None) for value, drafter in drafters.items()})
             for name, drafters in series.items()
         }
-        curve = Curve(title, setting, points)
-        keep_curve(folder, curve)
-        print(f"drawn in {save_curve(curve, folder)}")
+        keep_curve(folder, Curve(title, setting, points))
+        for name, line in points.items():
+            print_grid(sweep_table(f"{title}: {name}", setting, line))
 
 
 if __name__ == "__main__":

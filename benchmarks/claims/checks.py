@@ -173,7 +173,6 @@ class Spot:
 class Sweep(Check):
     """A curve is higher at one value than at another, or gains more than another curve."""
 
-    tuned: str  # the argument of `specjax tune` that draws the curves
     first: Spot
     second: Spot
     than: tuple[Spot, Spot] | None = None
@@ -182,7 +181,7 @@ class Sweep(Check):
 
     def __call__(self, evidence: Evidence) -> Finding:
         def figure(spot: Spot) -> float:
-            point = evidence.point(spot.setting, spot.series, spot.value, self.tuned)
+            point = evidence.point(spot.setting, spot.series, spot.value)
             return point.tokens_per_second if self.is_speed else point.accepted_length
 
         first, second = figure(self.first), figure(self.second)

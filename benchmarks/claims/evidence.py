@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from benchmarks.claims.curves import Curve, read_curves
 from recipes.pocket import edits
 from specjax.bench.measure import Sample
-from specjax.bench.results import Curve, Point, read_curves, read_results, read_samples
+from specjax.bench.results import Point, read_results, read_samples
 from specjax.bench.summary import Measurement
 from specjax.run.tasks import COMPLETE
 
@@ -105,7 +106,7 @@ class Evidence:
             raise NotMeasured("specjax bench --methods all --trace --out FOLDER")
         return self.traces[method]
 
-    def point(self, setting: str, series: str, value: Any, tuned: str) -> Point:
+    def point(self, setting: str, series: str, value: Any) -> Point:
         """Returns a point of a swept setting, or the best for the value "best"."""
         for curve in self.curves:
             points = curve.series.get(series, ()) if curve.setting == setting else ()
@@ -114,10 +115,7 @@ class Evidence:
             for point in points:
                 if point.value == value:
                     return point
-        raise NotMeasured(
-            f"specjax tune {tuned} --plots FOLDER, then "
-            "python -m benchmarks.claims.ablations --out FOLDER"
-        )
+        raise NotMeasured("python -m benchmarks.claims.ablations --out FOLDER")
 
 
 def read_evidence(folder: Path) -> Evidence:

@@ -96,27 +96,27 @@ PLD_PLUS = (
     Claim(
         "the best induction heads rank better than all heads together",
         "1.11x: 3.21 / 2.90 accepted, 50 of 1024 heads (table 6)",
-        Sweep("pld-plus-attention", BEST_HEADS, ALL_HEADS),
+        Sweep(BEST_HEADS, ALL_HEADS),
     ),
     Claim(
         "and better than all heads of one layer",
         "best of all ways (figure 3)",
-        Sweep("pld-plus-attention", BEST_HEADS, ONE_LAYER),
+        Sweep(BEST_HEADS, ONE_LAYER),
     ),
     Claim(
         "long drafts pay: K=70 over K=10",
         "K=70 is best of 10 to 100 (section 5.5, figure 4)",
-        Sweep("pld-plus", _pld_plus(70), _pld_plus(10)),
+        Sweep(_pld_plus(70), _pld_plus(10)),
     ),
     Claim(
         "and more so than with PLD",
         "PLD+ gains from a larger K (section 7.2, figure 4)",
-        Sweep("pld-plus", _pld_plus(70), _pld_plus(10), than=(_pld(70), _pld(10))),
+        Sweep(_pld_plus(70), _pld_plus(10), than=(_pld(70), _pld(10))),
     ),
     Claim(
         f"the accepted length levels off: K=70 over K=100 (ratio > {CLOSE})",
         "K=70 is best of 10 to 100 (section 5.5, figure 4)",
-        Sweep("pld-plus", _pld_plus(70), _pld_plus(100), bar=CLOSE),
+        Sweep(_pld_plus(70), _pld_plus(100), bar=CLOSE),
     ),
     Claim(
         "the last hidden state ranks better than the mean of the last four",
@@ -126,7 +126,7 @@ PLD_PLUS = (
     Claim(
         "a strict threshold costs speed: none over cosine >= 0.75",
         "1.60x: 92.26 / 57.73 tokens/s (table 7)",
-        Sweep("pld-plus", _threshold(-1.0), _threshold(0.75), is_speed=True),
+        Sweep(_threshold(-1.0), _threshold(0.75), is_speed=True),
     ),
     Claim(
         "drafting costs next to nothing: less than a tenth of a round",

@@ -19,6 +19,7 @@ from benchmarks.claims.checks import (
     Sweep,
     share_ratio,
 )
+from benchmarks.claims.curves import Curve, keep_curve
 from benchmarks.claims.evidence import (
     CLOSE,
     EDITS,
@@ -31,7 +32,7 @@ from benchmarks.claims.evidence import (
 )
 from benchmarks.claims.papers import PAPERS, Claim
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
-from specjax.bench.results import TRACES, Condition, Curve, Point, keep_curve, open_results
+from specjax.bench.results import TRACES, Condition, Point, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt
@@ -174,7 +175,7 @@ def test_curves_decide_beyond_a_margin():
 
     def sweep(first, second, **others):
         spots = Spot("K", "new", first), Spot("K", "new", second)
-        return Sweep("pld-plus", *spots, **others)(found)
+        return Sweep(*spots, **others)(found)
 
     assert sweep(70, 10).verdict == Verdict.HOLDS
     assert sweep(70, 10).spread.figure == pytest.approx(1.5)
@@ -184,7 +185,7 @@ def test_curves_decide_beyond_a_margin():
     assert sweep("best", 10, is_speed=True).spread.figure == pytest.approx(1.515)
     old = Spot("K", "old", 70), Spot("K", "old", 10)
     assert sweep(70, 10, than=old).spread.figure == pytest.approx(3.0)
-    with pytest.raises(NotMeasured, match="specjax tune pld-plus --plots FOLDER"):
+    with pytest.raises(NotMeasured, match="ablations --out FOLDER"):
         sweep(70, 50)
 
 

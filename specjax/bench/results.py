@@ -6,11 +6,10 @@ samples.jsonl    one line per trial, with a timed run of every method
 bandwidth.jsonl  bytes per second that the device read meanwhile
 rows.jsonl       one line per method and kind of task: `Measurement`
 traces.json      the times of the rounds' parts, if requested
-curves.jsonl     the curves of settings that `specjax tune` swept
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -24,9 +23,8 @@ from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS, TRACES = "bandwidth.jsonl", "rows.jsonl", "traces.json"
-CURVES = "curves.jsonl"
 COMMAND = "command"  # of run.json; that of the first start is kept
-WRITTEN_BY_OTHERS = ("*.png", CURVES)  # the report shows these too
+WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl")  # the latter by benchmarks.claims
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 Converted = TypeVar("Converted")
 
@@ -160,42 +158,12 @@ def read_samples(path: Path) -> dict[Condition, list[Sample]]:
     return samples
 
 
-# ---- Curves -------------------------------------------------------------------------------------
-
-
 class Point(NamedTuple):
     """The outcome of one value of a setting over all prompts."""
 
     value: Any
     accepted_length: float
     tokens_per_second: float  # prefill counts, compiling does not
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One swept setting; a series per method, over the same values."""
-
-    title: str
-    setting: str
-    series: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-
-
-def keep_curve(folder: Path, curve: Curve) -> None:
-    """Adds a curve to those in the folder; one of the same title is replaced."""
-    others = [other for other in read_curves(folder) if other.title != curve.title]
-    RunFolder(folder).write_records(CURVES, map(asdict, [*others, curve]))
-
-
-def read_curves(folder: Path) -> list[Curve]:
-    """Returns the curves in the folder."""
-
-    def convert(line: Record) -> Curve:
-        series = {
-            name: [Point(*point) for point in line["series"][name]] for name in line["series"]
-        }
-        return Curve(line["title"], line["setting"], series)
-
-    return list(RunFolder(folder).records(CURVES, convert))
 
 
 # ---- Lines of the files --------------------------------------------------------------------------

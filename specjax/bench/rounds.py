@@ -14,7 +14,6 @@ from specjax.bench.measure import with_progress
 from specjax.run.runner import Round, Runner
 
 PARTS = ("draft", "verify", "rest")
-NUM_SHOWN = 5  # rounds of a method that a report draws over time
 
 
 def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -28,25 +27,18 @@ def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[d
     ]
 
 
-def round_figures(name: str, rounds: Sequence[Round], num_shown: int = NUM_SHOWN) -> dict[str, Any]:
-    """Returns the figures of a method's rounds for tables and pictures; seconds are medians.
-
-    The excerpt has the tokens of `num_shown` consecutive rounds, those closest to the average.
-    """
+def round_figures(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
+    """Returns the figures of a method's rounds; seconds are medians."""
     seconds = {f"{part}_seconds": median(getattr(one, part) for one in rounds) for part in PARTS}
-    tokens = [one.num_tokens for one in rounds]
-    accepted_length = fmean(tokens)
-    runs = [tokens[at : at + num_shown] for at in range(max(1, len(tokens) - num_shown + 1))]
     shares = [one.draft / one.seconds for one in rounds]
     return {
         "method": name,
         "num_rounds": len(rounds),
-        "accepted_length": accepted_length,
+        "accepted_length": fmean(one.num_tokens for one in rounds),
         **seconds,
         "draft_quartiles": np.percentile([one.draft for one in rounds], (25, 75)).tolist(),
         "draft_share_quartiles": np.percentile(shares, (25, 50, 75)).tolist(),
         "round_seconds": sum(seconds.values()),
-        "excerpt": min(runs, key=lambda run: abs(fmean(run) - accepted_length)),
     }
 
 

@@ -35,8 +35,7 @@ class BenchCommand(PassOptions, BenchOptions):
 class ReportCommand:
     """Write the results of `specjax bench --out FOLDER` as a Markdown file with charts.
 
-    FOLDER/report.md refers to PNG files beside it. It includes the curves that `specjax tune
-    pld-plus --plots FOLDER` has written.
+    FOLDER/report.md refers to PNG files beside it.
 
       specjax bench --out runs/bench && specjax report runs/bench
     """

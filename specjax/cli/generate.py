@@ -46,8 +46,6 @@ class Generate(DecodingOptions):
     """Also run plain decoding, in turn with the method, and compare."""
     attribute: bool = False
     """Also print which part of the prompt each part of the output was copied from."""
-    attribute_html: Path | None = None
-    """Write a page with prompt and output side by side; hovering over a copy shows its source."""
     json: bool = False
     """Print one JSON object and nothing else."""
     logprobs: int | None = setting(None, at_least=0, at_most=20)
@@ -57,14 +55,15 @@ class Generate(DecodingOptions):
     def run(self) -> None:
         options = self.prompt, self.prompt_file, self.prompt_ids, self.chat, self.system
         source = read_source(*options, has_example=self.prompts is None)
-        self._check_attribution()
+        if self.attribute:
+            self._check_copies()
         if self.logprobs is not None and not self.json and self.prompts is None:
             raise SpecjaxError("--logprobs is part of the JSON output; add --json or --prompts")
         if self.prompts is not None:
-            if source or self.compare or self.attribute_html:
+            if source or self.compare:
                 raise SpecjaxError(
-                    "--prompts cannot be used with another prompt, --compare or --attribute-html; "
-                    "leave one of them out"
+                    "--prompts cannot be used with another prompt or --compare; leave one of them "
+                    "out"
                 )
             self._run_all(read_sources(self.prompts, self.chat, self.system))
             return
@@ -93,8 +92,6 @@ class Generate(DecodingOptions):
             if self.attribute:
                 output.sources(results[0])
             output.figures(results, sum(compile_seconds))
-        if self.attribute_html is not None:
-            output.page(results[0], self.attribute_html)
 
     def _run_all(self, sources: list[Source]) -> None:
         """Continues every prompt of a file, in one compiled program."""
@@ -118,13 +115,9 @@ class Generate(DecodingOptions):
             output.warn(results)
             output.json(source, results, [seconds], self.attribute)
 
-    def _check_attribution(self) -> None:
-        from specjax.core.files import check_writable, expand_user
+    def _check_copies(self) -> None:
         from specjax.loading.methods import METHODS
 
-        page = self.attribute_html
-        if not self.attribute and page is None:
-            return
         METHODS.read_settings(self.method, self.set)
         if not METHODS[self.method].copies:
             copying = ", ".join(name for name, method in METHODS.items() if method.copies)
@@ -132,5 +125,3 @@ class Generate(DecodingOptions):
                 f"--method {self.method!r} does not copy text, so there are no sources to show; "
                 f"choose one of {copying}"
             )
-        if page is not None:
-            check_writable(expand_user(page), is_file=True)

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,11 +16,9 @@ from specjax.bench.acceptance import advice_on
 from specjax.cli.generation import GenerationRequest, TimedText
 from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.cli.prompts import INSTRUCTION, Source
-from specjax.core.files import expand_user, writable
 from specjax.core.text import safe_console, token_texts
 from specjax.decoding.automaton import Grammar
 from specjax.decoding.sampling import LOSSY
-from specjax.run.attribution import Page
 from specjax.run.runner import TimedRun
 
 UNFINISHED = "the text ended before its grammar did; raise --max-new-tokens"
@@ -128,16 +125,6 @@ class GenerateOutput:
                     table.add_row(_range(first, last), copied, text)
             position = end
         self.output.print(table)
-
-    def page(self, result: TimedText, path: Path) -> None:
-        """Writes the sources as an HTML page."""
-        ids = result.request.prompt_ids, result.tokens
-        prompt, output = (token_texts(result.request.target.tokenizer, tokens) for tokens in ids)
-        file = expand_user(path)
-        with writable(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(Page(prompt, output, result.spans).html(), encoding="utf-8")
-        self.notes.print(f"sources written to {path}")
 
 
 def _range(start: int, end: int) -> str:

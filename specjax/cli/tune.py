@@ -11,29 +11,26 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.measure import with_progress
 from specjax.bench.options import names_in, parse_variants
-from specjax.bench.report.plots import save_curve
-from specjax.bench.report.tables import Grid, curve_table, number
+from specjax.bench.report.tables import Grid, number, sweep_table
 from specjax.bench.report.terminal import print_grid
-from specjax.bench.results import Curve, keep_curve
+from specjax.bench.results import Point
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
-from specjax.core.errors import SpecjaxError
-from specjax.core.files import check_writable, expand_user, writable_folder
+from specjax.core.files import check_writable, expand_user
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
 from specjax.loading import tuned as kept
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, Tuned
-from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, Tuned
+from specjax.models.fingerprint import fingerprint
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import read_tasks, task_prompts
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.machine import Result, tune_machine
 from specjax.tuning.runs import Workload
 from specjax.tuning.settings import tune_attention, tune_hidden, tune_length
-from specjax.tuning.tree import tune_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,6 @@ class TuneCommand(TargetOptions, ABC):
     """The file to write; by default one in the user's cache, for this target."""
 
     def run(self) -> None:
-        self.check()
         if self.out is not None:
             check_writable(expand_user(self.out), is_file=True)
         target = self.load_target()
@@ -69,9 +65,6 @@ class TuneCommand(TargetOptions, ABC):
             parts = [f"{name}={short(settings[name])}" for name in settings if name in shown]
             print(f"{method}: {', '.join(parts)}")
         print(f"written to {path}")
-
-    def check(self) -> None:  # most options need no check
-        """Checks the options before the target loads."""
 
     @abstractmethod
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
@@ -119,36 +112,17 @@ class TuneMachine(TuneCommand):
 
 
 @dataclass(frozen=True)
-class SweepCommand(TuneCommand):
-    """A subcommand that sweeps settings and shows curves."""
-
-    plots: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Draw the curves into this folder."""
-
-    def check(self) -> None:
-        if self.plots is not None:
-            writable_folder(self.plots)
-
-    def show_curve(self, curve: Curve) -> None:
-        print_grid(curve_table(curve))
-        if self.plots is not None:
-            folder = self.plots.expanduser()
-            print(f"drawn in {save_curve(curve, folder)}")
-            keep_curve(folder, curve)
-
-
-@dataclass(frozen=True)
-class TunePldPlus(SweepCommand):
+class TunePldPlus(TuneCommand):
     """Pick the layer and the number of tokens of PLD+ by hidden states.
 
-    specjax tune pld-plus --plots runs/plots
+    specjax tune pld-plus --by speed
     """
 
     by: Literal["accepted-length", "speed"] = "accepted-length"
     """Maximise new tokens per round, or per second."""
 
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        return Tuned({"pld-plus": tune_hidden(workload, self.by, self.show_curve)})
+        return Tuned({"pld-plus": tune_hidden(workload, self.by, show_sweep)})
 
 
 @dataclass(frozen=True)
@@ -159,7 +133,7 @@ class TunePldPlusAttention(TunePldPlus):
         is_ranked = bool(earlier.induction_heads)
         heads = Tuned() if is_ranked else TuneInductionHeads().tune(workload, earlier)
         ranking = earlier.updated(heads).induction_heads
-        settings = tune_attention(workload, ranking, self.by, self.show_curve)
+        settings = tune_attention(workload, ranking, self.by, show_sweep)
         return replace(heads, settings={"pld-plus-attention": settings})
 
 
@@ -179,7 +153,7 @@ class TuneInductionHeads(TuneCommand):
 
 
 @dataclass(frozen=True)
-class TuneLength(SweepCommand):
+class TuneLength(TuneCommand):
     """Pick the number of tokens that a draft model drafts, by speed.
 
     specjax tune length --rule fixed
@@ -198,7 +172,7 @@ class TuneLength(SweepCommand):
             fixed["classifier"] = _absolute(self.classifier)
         drafter: Any
         drafter, params = load_drafter(method, workload.target, self.drafter, **fixed)
-        settings = tune_length(workload, drafter, params, self.show_curve)
+        settings = tune_length(workload, drafter, params, show_sweep)
         draft = fingerprint(drafter.draft.config, params["draft"])
         before = dict(earlier.settings.get(method, {}))
         is_same_draft = before.pop(TUNED_DRAFT, "") == draft
@@ -207,43 +181,18 @@ class TuneLength(SweepCommand):
         return Tuned({method: {**fixed, **settings, TUNED_DRAFT: draft, OTHER_RULES: others}})
 
 
-@dataclass(frozen=True)
-class TuneTree(TuneCommand):
-    """Grow a head's static tree from how often each of its tokens is right at each depth.
-
-    specjax tune tree --method medusa
-    """
-
-    method: Annotated[str, arg(metavar="METHOD")] = ""
-    """The method whose tree to grow; by default the first of `specjax methods` that has one."""
-    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """The head: a folder or a hub id; by default pocket's own."""
-    num_choices: Annotated[int | None, arg(metavar="N")] = setting(None, at_least=1)
-    """The number of nodes without the root; by default as many as in the published tree."""
-
-    def check(self) -> None:
-        if self.method and self.method not in _tree_methods():
-            raise SpecjaxError(
-                f"--method {self.method!r} has no static tree; use {', '.join(_tree_methods())}"
-            )
-
-    def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        method = self.method or _tree_methods()[0]
-        published = METHODS[method].settings["choices"]
-        drafter: Any
-        drafter, params = load_drafter(method, workload.target, self.drafter, choices=published)
-        choices = tune_tree(workload, drafter.head, params, published, self.num_choices, print)
-        return Tuned({method: {"choices": choices, TUNED_HEAD: params_fingerprint(params)}})
-
-
 TUNE_COMMANDS: dict[str, type] = {
     "machine": TuneMachine,
     "pld-plus": TunePldPlus,
     "pld-plus-attention": TunePldPlusAttention,
     "induction-heads": TuneInductionHeads,
     "length": TuneLength,
-    "tree": TuneTree,
 }
+
+
+def show_sweep(title: str, setting: str, points: Sequence[Point]) -> None:
+    """Prints the figures of all values of a setting."""
+    print_grid(sweep_table(title, setting, points))
 
 
 def show_results(title: str, results: Sequence[Result]) -> None:
@@ -254,11 +203,6 @@ def show_results(title: str, results: Sequence[Result]) -> None:
         figures = number(result.speed), number(result.accepted_length)
         rows.append((result.name, *figures, f"{result.tokens_per_second:.0f}"))
     print_grid(Grid(title, columns, rows))
-
-
-def _tree_methods() -> list[str]:
-    """Returns the methods whose static trees can be tuned."""
-    return [name for name, method in METHODS.items() if "choices" in method.tuned]
 
 
 def _absolute(source: str) -> str:

@@ -24,9 +24,9 @@ from specjax.loading.parts import (
     source_or_pocket,
 )
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, TUNED_HEAD, auto_choice, tuned_for
+from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, auto_choice, tuned_for
 from specjax.models.config import TransformerConfig
-from specjax.models.fingerprint import fingerprint, params_fingerprint
+from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.native import has_packed, pack_params
 from specjax.training.objectives.base import HeadTraining
@@ -80,19 +80,18 @@ class Request:
                 f"method {self.name!r} takes no drafter, got {str(self.source)!r}; leave it out"
             )
 
-    def tuned(self, owner: str = "", fingerprint: Callable[[], str] = str) -> dict[str, Any]:
-        """Returns the tuned settings, unless they were found for another head or draft model.
-
-        `owner` is the key of its fingerprint.
-        """
+    def tuned(self, draft: LoadedTarget | None = None) -> dict[str, Any]:
+        """Returns the tuned settings, unless they were found for another draft model."""
         if not (self.method.tuned and self.uses_tuned):
             return {}
         tuned = dict(tuned_for(self.target, self.tuned_file).settings.get(self.name, {}))
-        if not (owner and tuned) or tuned.pop(owner, None) == fingerprint():
+        if draft is None or not tuned:
+            return tuned
+        if tuned.pop(TUNED_DRAFT, None) == fingerprint(draft.config, draft.params):
             return tuned
         if self.tuned_file is not None:
             raise SpecjaxError(
-                f"{self.tuned_file} holds settings of {self.name!r} for another {owner}; tune this "
+                f"{self.tuned_file} holds settings of {self.name!r} for another draft; tune this "
                 "one, or leave the file out"
             )
         return {}
@@ -118,8 +117,7 @@ def load_with_head(request: Request) -> Loaded:
     """Loads a drafter with a trained head."""
     formats, expected = request.methods.head_formats, request.method.head
     head, params = load_head(request.part(), request.target, formats, expected)
-    tuned = request.tuned(TUNED_HEAD, lambda: params_fingerprint(params))
-    return request.make(head, **tuned), params
+    return request.make(head), params
 
 
 def load_with_datastore(request: Request) -> Loaded:
@@ -131,7 +129,7 @@ def load_with_datastore(request: Request) -> Loaded:
 def load_with_draft_model(request: Request) -> Loaded:
     """Loads a drafter with a draft model, and the classifier of its rule `disco`."""
     draft, chosen = load_draft(request.target, request.source), request.settings
-    tuned = request.tuned(TUNED_DRAFT, lambda: fingerprint(draft.config, draft.params))
+    tuned = request.tuned(draft)
     others, rule = tuned.pop(OTHER_RULES, {}), tuned.get("rule")
     if chosen.get("rule", rule) != rule:
         tuned = others.get(chosen["rule"], {})

@@ -147,7 +147,6 @@ _ROWS = {
         head=MEDUSA,
         load=load_with_head,
         training=MedusaTraining,
-        tuned=("choices",),
         search_space=DEPTH_TREES,
     ),
     "hydra": Method(
@@ -159,7 +158,6 @@ _ROWS = {
         head=HYDRA,
         load=load_with_head,
         training=HydraTraining,
-        tuned=("choices",),
         search_space=(PUBLISHED, CHAIN),
     ),
     "eagle": Method(
@@ -220,7 +218,6 @@ _ROWS = {
         head=PARALLEL,
         load=load_with_head,
         training=ParallelMedusaTraining,
-        tuned=("choices",),
         search_space=DEPTH_TREES,
     ),
     "parallel-eagle": Method(
@@ -233,7 +230,6 @@ _ROWS = {
         head=PARALLEL,
         load=load_with_head,
         training=ParallelEagleTraining,
-        tuned=("choices",),
         search_space=DEPTH_TREES,
     ),
     "grammar": Method(

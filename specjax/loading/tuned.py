@@ -23,9 +23,9 @@ from specjax.models.fingerprint import fingerprint
 
 FILE = "specjax.json"
 AUTO = "auto"  # the method whose entry is an `AutoChoice`
-# Keys beside tuned settings: the fingerprint of the draft, or of the head, they were found for.
-TUNED_DRAFT, TUNED_HEAD = "draft", "head"
-OTHER_RULES = "other_rules"  # key of the settings that were tuned before for other rules
+# Keys beside tuned settings of a draft model.
+TUNED_DRAFT = "draft"  # the fingerprint of the draft they were found for
+OTHER_RULES = "other_rules"  # the settings that were tuned before for other rules
 ADVICE = "`specjax tune machine` measures what is best"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
-from specjax.bench.results import Curve, Point
+from specjax.bench.results import Point
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
@@ -13,6 +13,7 @@ from specjax.run.runner import Runner
 
 Ids = Sequence[int]  # a prompt in tokens
 Goal = Literal["accepted-length", "speed"]
+Report = Callable[[str, str, Sequence[Point]], None]  # called with title, setting and points
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Workload:
         title: str,
         setting: str,
         candidates: Mapping[Any, tuple[Drafter, Any]],
-        report: Callable[[Curve], None],
+        report: Report,
         goal: Goal = "speed",
         tolerance: float = 1.0,
     ) -> Any:
-        """Sweeps a setting, reports its curve, and returns the best value; see `best`."""
+        """Sweeps a setting, reports the points, and returns the best value; see `best`."""
         points = self.sweep(candidates)
-        report(Curve(title, setting, {"accepted length": points}))
+        report(title, setting, points)
         return best(points, goal, tolerance)
 
 

@@ -1,12 +1,11 @@
 """Sweeps one setting of a method after the other, and keeps the best value of each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.bench.results import Curve
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule
@@ -15,9 +14,8 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.tuning.runs import Goal, Workload
+from specjax.tuning.runs import Goal, Report, Workload
 
-Report = Callable[[Curve], None]  # called with each curve
 Settings = dict[str, Any]
 
 FIRST_NUM_TOKENS = 10  # while the layer, or the number of heads, is swept (PLD+, section 5.5)
@@ -56,17 +54,21 @@ def tune_attention(
             "no head of this target copied; run `specjax tune induction-heads` on more prompts"
         )
     start = PromptLookupPlusAttention(num_tokens=FIRST_NUM_TOKENS)
-    counts = [count for count in NUM_HEADS if count < len(heads)] + [len(heads)]
     count = workload.pick(
         "PLD+ (a) over the number of heads, K=10 (Table 6)",
         "number of heads",
-        {count: (replace(start, heads=heads[:count]), None) for count in counts},
+        {count: (replace(start, heads=heads[:count]), None) for count in head_counts(heads)},
         report,
         goal,
     )
     best = replace(start, heads=heads[:count])
     num_tokens = _num_tokens("PLD+ (a)", best, workload, goal, report)
     return {"heads": best.heads, "num_tokens": num_tokens}
+
+
+def head_counts(heads: Sequence) -> list[int]:
+    """Returns the numbers of ranked heads to try."""
+    return [count for count in NUM_HEADS if count < len(heads)] + [len(heads)]
 
 
 def _num_tokens(name: str, drafter: Any, workload: Workload, goal: Goal, report: Report) -> int:

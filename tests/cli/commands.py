@@ -1,4 +1,4 @@
-"""Every command of the command line by its words, such as "tune tree"."""
+"""Every command of the command line by its words, such as "tune length"."""
 
 from specjax.cli import COMMANDS
 from specjax.cli.parser import Group

@@ -74,7 +74,7 @@ def undocumented_fields(owner: type) -> list[str]:
         ("generate --seed", ["--seed needs a value"]),
         ("generate --verification blind", ["'blind'", "coupled, rejection, typical"]),
         ("generate --methods=pld", ["no option --methods", "did you mean --method?"]),
-        ("tune tree --plots x", ["`specjax tune tree` has no option --plots"]),
+        ("tune machine --by x", ["`specjax tune machine` has no option --by"]),
     ],
 )
 def test_arguments_that_do_not_parse_are_one_line(error_line, arguments, parts):
@@ -86,7 +86,7 @@ def test_arguments_that_do_not_parse_are_one_line(error_line, arguments, parts):
 def test_completion_knows_commands_and_options(tmp_path):
     file = tmp_path / "completion"
     assert main(["--tyro-write-completion", "bash", str(file)]) == 0
-    words = ("generate", "max-new-tokens", "parallel-eagle", "num-choices")
+    words = ("generate", "max-new-tokens", "parallel-eagle", "num-steps")
     assert all(word in file.read_text() for word in words)
 
 

@@ -5,12 +5,10 @@ import pytest
 from specjax.cli import main
 
 WRITING = {
-    "generate": ("generate", "best", "--method", "pld", "--attribute-html"),
     "bench": ("bench", "--out"),
     "train a head": ("train", "eagle", "--out"),
     "train disco": ("train", "disco", "--out"),
     "tune": ("tune", "machine", "--out"),
-    "plots": ("tune", "pld-plus", "--plots"),
     "datastore": ("datastore", "build", __file__, "--out"),
     "convert a head": ("convert", "nosuch", "--head-of", "nosuch"),
     "convert": ("convert", "nosuch"),
@@ -30,12 +28,11 @@ def test_a_path_that_cannot_be_written_is_rejected_first(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file"]
 
 
-@pytest.mark.parametrize("command", ["generate", "tune"])
-def test_a_folder_instead_of_a_file_is_rejected_first(command, tmp_path, error_line):
-    assert main([*WRITING[command], str(tmp_path), "--target", "nosuch"]) == 2
+def test_a_folder_instead_of_a_file_is_rejected_first(tmp_path, error_line):
+    assert main([*WRITING["tune"], str(tmp_path), "--target", "nosuch"]) == 2
     assert f"cannot write {tmp_path} (Is a directory)" in error_line()
     page = tmp_path / "page"
     page.write_text("old")
-    assert main([*WRITING[command], str(page), "--target", "nosuch"]) == 2
+    assert main([*WRITING["tune"], str(page), "--target", "nosuch"]) == 2
     assert "nosuch" in error_line()
     assert [path.name for path in tmp_path.iterdir()] == ["page"] and page.read_text() == "old"

@@ -1,6 +1,4 @@
-"""Sources of copied tokens: spans and the page."""
-
-from html.parser import HTMLParser
+"""Sources of copied tokens, and their spans."""
 
 import jax
 import numpy as np
@@ -12,7 +10,7 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.state import NO_SOURCE
-from specjax.run.attribution import Page, Span, sources_in_prompt, spans_of
+from specjax.run.attribution import Span, sources_in_prompt, spans_of
 from tests.decoding.tiny import target
 
 
@@ -68,36 +66,3 @@ def test_plain_decoding_copies_nothing():
         max_new_tokens=8,
     )
     assert (out.source == NO_SOURCE).all()
-
-
-class Reader(HTMLParser):
-    """Collects the text of a page's two halves, and the classes of its spans."""
-
-    def __init__(self):
-        super().__init__()
-        self.texts, self.classes, self.inside = [], [], False
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "pre":
-            self.texts.append("")
-            self.classes.append([])
-            self.inside = True
-        elif tag == "span" and self.inside:
-            self.classes[-1].append(dict(attrs).get("data-spans"))
-
-    def handle_endtag(self, tag):
-        self.inside = self.inside and tag != "pre"
-
-    def handle_data(self, data):
-        if self.inside:
-            self.texts[-1] += data
-
-
-def test_the_page_shows_both_sides_and_escapes_them():
-    prompt, output = ["a", "<b>", " c", "d"], ["x", "<b>", " c", "&"]
-    page = Page(prompt, output, [Span(1, 3, 1)]).html()
-    reader = Reader()
-    reader.feed(page)
-    assert reader.texts == ["".join(prompt), "".join(output)]
-    assert reader.classes == [[None, "s0", "s0", None], [None, "s0", "s0", None]]
-    assert "2 of 4 output tokens" in page

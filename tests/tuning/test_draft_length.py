@@ -26,7 +26,7 @@ def tuned(monkeypatch):
         workload = Workload(LoadedTarget(model, params, None, model.config, "tiny"), [], 16)
         drafter = DraftModel(model, rule)
         rule_params = {"draft": params, "rule": "classifier"}
-        return tune_length(workload, drafter, rule_params, lambda curve: None), seen
+        return tune_length(workload, drafter, rule_params, lambda *points: None), seen
 
     monkeypatch.setattr(Workload, "sweep", sweep)
     return tune

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,15 +16,12 @@ from specjax.decoding.engine import Engine
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import TUNED_HEAD, AutoChoice, Tuned, machine_of, write_tuned
-from specjax.models.fingerprint import fingerprint, params_fingerprint
-from specjax.models.io.formats.medusa import MEDUSA
-from specjax.models.io.head_files import save_head
+from specjax.loading.tuned import AutoChoice, Tuned, machine_of, write_tuned
+from specjax.models.fingerprint import fingerprint
 from specjax.run.runner import Runner
 from specjax.tuning import machine
 from specjax.tuning.machine import tune_machine
 from specjax.tuning.runs import Workload
-from tests.decoding.heads import medusa_head
 from tests.decoding.tiny import target
 
 PLD = {"pld": MethodVariant("pld")}
@@ -145,23 +141,6 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
         path = keep(workload, "out.json", {**later, "auto": choice.record()})
         gate, _ = load_drafter("auto", workload.target, tuned=path)
         assert gate == Auto(chosen, choice.break_even)
-
-
-@pytest.mark.slow
-def test_a_choice_with_a_head_keeps_what_was_tuned_for_that_head(workload, monkeypatch):
-    monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
-    monkeypatch.setattr(machine, "NUM_REPEATS", 1)
-    set_space(monkeypatch, "medusa", {})
-    folder, (heads, params) = Path(workload.target.name) / "head", medusa_head()
-    save_head(folder, MEDUSA, heads, params, jnp.float32, target=workload.target.config)
-    choices = ((0,), (1,), (0, 0))
-    tuned = {"choices": choices, TUNED_HEAD: params_fingerprint(params)}
-    keep(workload, "specjax.json", {"medusa": tuned})
-    choice = tune_machine(workload, {"medusa": MethodVariant("medusa", str(folder))}, True)
-    assert (choice.settings, choice.widths) == ({"choices": choices}, (1, 4))
-    keep(workload, "specjax.json", {"auto": choice.record()})
-    gate, _ = load_drafter("auto", workload.target)
-    assert (gate.inner.choices, gate.break_even) == (choices, choice.break_even)
 
 
 def test_unavailable_methods_raise_if_named_and_are_skipped_otherwise(workload, made_up):

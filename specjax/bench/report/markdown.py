@@ -2,29 +2,29 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specjax.bench.checks import near_ties, problems
 from specjax.bench.report import plots
 from specjax.bench.report.tables import (
     MEANINGS,
     Grid,
-    curve_table,
     depth_table,
     main_table,
     overview,
     task_tables,
     trace_table,
 )
-from specjax.bench.results import Condition, FinishedResults, read_curves, read_results
+from specjax.bench.results import Condition, FinishedResults, read_results
 from specjax.bench.summary import ALL, Measurement, last_task_rows
 from specjax.core.files import check_writable, expand_user, writable
 from specjax.decoding.sampling import LOSSY, Sampling
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 REPORT = "report.md"
+SPEEDS = (
+    "Speed over plain decoding, with quartiles; methods slower than plain decoding (dashed line) "
+    "are hatched."
+)
 PASSED = (
     "All checks passed: every output matches plain decoding (near ties are listed), nothing was "
     "compiled while it was timed, and every trained drafter had tokens accepted."
@@ -84,12 +84,9 @@ class _Report:
             yield from self._under(condition, rows)
         yield "## What the columns mean"
         yield _bullets([f"{title}: {meaning}" for title, meaning in MEANINGS.items()])
-        yield from self._traces()
-        for curve in read_curves(self.folder):
-            yield f"## {_line(curve.title)}"
-            caption = f"{curve.title}: accepted length and tokens per second over {curve.setting}."
-            yield self._chart(f"curve-{curve.title}", plots.curve(curve), caption)
-            yield table(curve_table(curve))
+        if traces := self.results.traces:
+            yield f"## The parts of a round, T={traces['temperature']:g}"
+            yield table(trace_table(traces["methods"]))
 
     def _sampling(self, condition: Condition) -> Sampling:
         verification = self.results.about.get("verification", "coupled")
@@ -105,47 +102,14 @@ class _Report:
         overall = last_task_rows(rows)
         task = "all tasks" if overall[0].task == ALL else overall[0].task
         yield table(main_table(overall, self._sampling(condition), f"{condition}, {task}"))
-        yield self._chart(
-            f"speeds-{condition}",
-            plots.speeds(overall),
-            "Speed over plain decoding, with quartiles; methods slower than plain decoding (dashed "
-            "line) are hatched.",
-        )
+        chart = plots.save_png(plots.speeds(overall), self.folder, f"speeds-{condition}")
+        yield f"![Speeds, {condition}]({chart.name})\n\n{SPEEDS}"
         if notes := near_ties(rows):
             yield _bullets(notes)
         drafting = [row for row in overall if len(row.accepted_lengths) > 2]
         for grid in (*task_tables(rows), depth_table(drafting)):
             if grid.rows:
                 yield table(grid)
-        if drafting:
-            yield self._chart(
-                f"rounds-{condition}",
-                plots.histograms(drafting),
-                "Share of rounds by the number of tokens they committed, over all tasks; dashed: "
-                "the mean, which is the accepted length.",
-            )
-            yield self._chart(
-                f"depths-{condition}",
-                plots.rates(drafting),
-                "Acceptance rate by depth: of the rounds with n - 1 accepted drafted tokens, the "
-                "share that accepted one more; a round that drafted no more counts as rejected.",
-            )
-
-    def _traces(self) -> Iterator[str]:
-        methods = self.results.traces.get("methods", [])
-        if len(methods) > 1:
-            yield f"## Rounds over time, T={self.results.traces['temperature']:g}"
-            yield self._chart(
-                "rounds-over-time",
-                plots.rounds_over_time(methods),
-                "Rounds whose parts were timed separately, and below them plain decoding's steps "
-                "for the same tokens. The number on a round is how many tokens it committed.",
-            )
-            yield table(trace_table(methods))
-
-    def _chart(self, name: str, figure: "Figure", caption: str) -> str:
-        path = plots.save_png(figure, self.folder, name)
-        return f"![{_line(name)}]({path.name})\n\n{_line(caption)}"
 
 
 def table(grid: Grid) -> str:

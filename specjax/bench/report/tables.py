@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.checks import same
-from specjax.bench.results import Curve
+from specjax.bench.results import Point
 from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import Sampling
 
-MAX_DEPTHS = 10  # columns of the table of acceptance rates; the pictures show all
+MAX_DEPTHS = 10  # columns of the table of acceptance rates
 UNKNOWN = "-"
 
 
@@ -150,7 +150,10 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
         if row.rates:
             cells.append([row.method, *map(number, rates)])
     header = ["method", *map(str, range(1, max_depth + 1))]
-    return Grid("Acceptance rate by depth", header, cells)
+    caption = (
+        "Acceptance rate by depth: of the rounds that got that far, the share that accepted more"
+    )
+    return Grid(caption, header, cells)
 
 
 def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
@@ -168,17 +171,10 @@ def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid("Milliseconds per round: medians", header, cells)
 
 
-def curve_table(curve: Curve) -> Grid:
-    """Makes the table of accepted length and tokens per second of every series, by value."""
-    values = dict.fromkeys(str(point.value) for line in curve.series.values() for point in line)
-    header = [curve.setting]
-    cells = [[value] for value in values]
-    for name, line in curve.series.items():
-        of = f"{name}, " if len(curve.series) > 1 else ""
-        header += [f"{of}accepted length", f"{of}tokens/s"]
-        points = {str(point.value): point for point in line}
-        for row in cells:
-            point = points.get(row[0])
-            row.append(number(point.accepted_length if point else None))
-            row.append(number(point.tokens_per_second if point else None, 0))
-    return Grid(curve.title, header, cells)
+def sweep_table(title: str, setting: str, points: Sequence[Point]) -> Grid:
+    """Makes the table of accepted length and tokens per second by the value of a setting."""
+    cells = [
+        [str(point.value), number(point.accepted_length), number(point.tokens_per_second, 0)]
+        for point in points
+    ]
+    return Grid(title, [setting, "accepted length", "tokens/s"], cells)

@@ -1,0 +1,72 @@
+"""The pictures of the notebooks: pages of sources, and rounds over time."""
+
+from html.parser import HTMLParser
+
+import numpy as np
+
+from specjax import notebook
+from specjax.bench.rounds import PARTS
+from specjax.run.attribution import Span
+from specjax.run.runner import Round
+
+
+class Reader(HTMLParser):
+    """Collects the text of a page's two halves, and the classes of its spans."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.classes, self.inside = [], [], False
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "pre":
+            self.texts.append("")
+            self.classes.append([])
+            self.inside = True
+        elif tag == "span" and self.inside:
+            self.classes[-1].append(dict(attrs).get("data-spans"))
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "pre"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.texts[-1] += data
+
+
+def test_the_page_shows_both_sides_and_escapes_them():
+    prompt, output = ["a", "<b>", " c", "d"], ["x", "<b>", " c", "&"]
+    page = notebook.attribution_page(prompt, output, [Span(1, 3, 1)])
+    reader = Reader()
+    reader.feed(page)
+    assert reader.texts == ["".join(prompt), "".join(output)]
+    assert reader.classes == [[None, "s0", "s0", None], [None, "s0", "s0", None]]
+    assert "2 of 4 output tokens" in page
+
+
+def by_hand(draft: float, lengths: list[int]) -> list[Round]:
+    """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
+    return [Round(9.0, 9.0, 9.0, 1), *(Round(draft, 4e-3, 1e-3, length) for length in lengths)]
+
+
+PLAIN = by_hand(0.0, [1, 1, 1, 1])
+FAST = by_hand(3e-3, [1, 1, 4, 3, 4, 4])
+
+
+def test_rounds_are_drawn_to_scale_above_plain_steps():
+    axes = notebook.rounds_over_time({"plain": PLAIN, "fast": FAST, "again": FAST}, 3).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["fast", "plain, 8 tokens", "again", "plain, 8 tokens"]
+    assert [text.get_text() for text in axes.texts] == ["+1", "+4", "+3"] * 2
+    drawn = {}
+    for bars in axes.collections:
+        corners = np.stack([np.asarray(path.vertices)[:4] for path in bars.get_paths()])
+        row = round((corners[..., 1].min() + corners[..., 1].max()) / 2)
+        starts, ends = corners[..., 0].min(axis=1), corners[..., 0].max(axis=1)
+        drawn[row, bars.get_label()] = np.stack([starts, ends], axis=1)
+    assert len(drawn) == len(axes.collections) == 2 * (len(PARTS) + 1)
+    rounds, steps = 8.0 * np.arange(3)[:, None], 5.0 * np.arange(8)[:, None]
+    for row in (0, 2):
+        np.testing.assert_allclose(drawn[row, "draft"], np.add(rounds, (0, 3)))
+        np.testing.assert_allclose(drawn[row, "verify"], np.add(rounds, (3, 7)))
+        np.testing.assert_allclose(drawn[row, "rest"], np.add(rounds, (7, 8)))
+        np.testing.assert_allclose(drawn[row + 1, "plain"], np.add(steps, (0, 5)))
