@@ -11,8 +11,8 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
-from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadState
+from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Int
 
 import specjax
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters import eagle2
+from specjax.decoding.drafters import _trees
 from specjax.decoding.drafters._trees import Choices
 from specjax.decoding.drafters.lookahead import LookaheadState
 from specjax.decoding.drafters.recycling import Recycling, successors_of
@@ -200,7 +200,7 @@ def test_another_setting_is_noticed():
 
 @pytest.mark.slow
 def test_another_order_of_the_nodes_is_noticed(monkeypatch):
-    right = eagle2.best_of_pool
+    right = _trees.best_of_pool
 
     def swapped(*given: Any) -> DraftTree:
         tree, last = right(*given), given[5] - 1
@@ -209,7 +209,7 @@ def test_another_order_of_the_nodes_is_noticed(monkeypatch):
         is_apart = tree.parents[:, -1:] != last - 1
         return jax.tree.map(lambda *leaves: jnp.where(is_apart, *leaves), other, tree)
 
-    monkeypatch.setattr(eagle2, "best_of_pool", swapped)
+    monkeypatch.setattr(_trees, "best_of_pool", swapped)
     found, expected = generated("eagle2"), recorded("eagle2")
     assert found.texts == expected.texts
     names = {name for _, _, name in differences(found, expected)}

@@ -1,13 +1,10 @@
-"""Trees that several drafters build.
-
-- `level_tree`: a static tree whose nodes' children are each node's own best tokens.
-- `best_of_pool`: the most likely among many drafted nodes.
-"""
+"""The trees that drafters build: static ones level by level, dynamic ones by a beam search."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +14,25 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_tokens
-from specjax.decoding.drafter import Context
+from specjax.decoding.drafter import Context, Drafter
+from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
+from specjax.models.target import Target
 
 Choices = tuple[tuple[int, ...], ...]
 Nodes = TypeVar("Nodes")
+
+MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
+    *((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,)),
+    *((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (0, 9)),
+    *((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 0), (2, 1), (2, 2)),
+    *((3, 0), (3, 1), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 0, 7)),
+    *((0, 0, 8), (0, 0, 9), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0), (0, 2, 1), (0, 3, 0)),
+    *((0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1)),
+)
 
 # Penalty, in nats, for a token that the target's filters cut from the head's distribution. The
 # target may still keep it: removing it hurts lower-ranked guesses, no penalty hurts the first. On
@@ -75,6 +85,42 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
     return tuple(levels)
 
 
+@dataclass(frozen=True)
+class ChoiceTree(Drafter):
+    """Drafts with a head, by default a static tree; paths deeper than it predicts are left out."""
+
+    head: Any
+    choices: Choices = MEDUSA_TREE
+    """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
+
+    pass_widths = ()  # a draft always fills the tree
+
+    def check_settings(self) -> None:
+        levels_of(self.choices)  # checks them
+
+    @property
+    def num_depths(self) -> int:
+        """The depths that the head predicts."""
+        return max(map(len, self.choices))
+
+    @property
+    def used_choices(self) -> Choices:
+        """The choices within the depth that the head predicts."""
+        return tuple(choice for choice in set(self.choices) if len(choice) <= self.num_depths)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.used_choices) + 1
+
+    @property
+    def max_depth(self) -> int:
+        return max(map(len, self.used_choices))
+
+    def check(self, target: Target, params: Any) -> None:
+        check_head(self.head, target, params)
+        check_width(1 + max(map(max, self.used_choices)), self.head.config.num_drafted)
+
+
 def check_width(width: int, num_drafted: int) -> None:
     """Checks that no node has more children than the head has tokens."""
     if width > num_drafted:
@@ -90,7 +136,7 @@ def level_tree(
     draw: Draw,
     root: Nodes,
     logits_below: Callable[[Nodes, int], Float[Array, "B F V"]],
-    feed: Callable[[Nodes, Level, Int[Array, "B F"], int], Nodes],
+    feed: Callable[[Nodes, Level, Int[Array, "B F"], int], Nodes] = lambda nodes, *_: nodes,
 ) -> tuple[DraftTree, Nodes]:
     """Drafts a static tree level by level; a node's children are its own best tokens.
 
@@ -99,8 +145,8 @@ def level_tree(
 
     `root`, and what `feed` returns, are the head's values at the nodes of one depth that have
     children. `feed` takes such values, a level, the tokens of its `fed` nodes and their depth;
-    `logits_below` takes them and the depth of the children, from 1. Returns the tree, and the
-    values that were fed last.
+    `logits_below` takes them and the depth of the children, from 1. It may return logits that all
+    these nodes share, `[B, 1, V]`. Returns the tree, and the values that were fed last.
     """
     levels, nodes = levels_of(choices), root
     tokens, level_probs = [context.root[:, None]], []
@@ -111,13 +157,14 @@ def level_tree(
         if draw.sampling.needs_draft_probs:
             log_probs = draw.filtered(logits)
             scores = log_probs + draw.noise(position[:, None], log_probs.shape[-1])
-            level_probs.append(draw.over_vocabulary(jnp.exp(log_probs)))
+            probs = draw.over_vocabulary(jnp.exp(log_probs))
+            level_probs.append(jnp.broadcast_to(probs, (*is_real.shape, probs.shape[-1])))
         else:
             scores = with_coupled_noise(logits, position, draw)
         best, ranked = best_tokens(scores, level.width)
-        tokens.append(draw.tokens(ranked)[:, level.parent, level.rank])
-        exists = best[:, level.parent, level.rank] > -jnp.inf
-        valid.append(exists & is_real[:, level.parent])
+        place = np.minimum(level.parent, best.shape[1] - 1), level.rank
+        tokens.append(draw.tokens(ranked)[:, *place])
+        valid.append((best[:, *place] > -jnp.inf) & is_real[:, level.parent])
         if len(level.fed) == 0:
             break
         is_real = valid[-1][:, level.fed]
@@ -195,6 +242,53 @@ def most_likely(
         log_probs = jnp.minimum(log_probs, 0)  # rounding must not put a node above its parent
     best, ranked = best_tokens(log_probs, k)
     return best, draw.tokens(ranked)
+
+
+def pool_sizes(depth: int, top_k: int, beam: int) -> list[int]:
+    """Returns how many nodes `beam_tree` drafts at each depth."""
+    sizes = [top_k]
+    for _ in range(1, depth):
+        sizes.append(min(sizes[-1], beam) * top_k)
+    return sizes
+
+
+def beam_tree(
+    context: Context,
+    draw: Draw,
+    root: Nodes,
+    logits_below: Callable[[Nodes, int], Float[Array, "B F V"]],
+    feed: Callable[[Nodes, Int[Array, "B F"], Int[Array, "B F"], int], Nodes],
+    sizes: list[int],
+    beam: int,
+    num_nodes: int,
+    noise_share: float,
+) -> tuple[DraftTree, Nodes]:
+    """Drafts the best nodes of a beam search, by the product of the probabilities of their path.
+
+    The pool holds `sizes`, from `pool_sizes`, nodes per depth: the same number below the root and
+    below each of the `beam` best nodes of the depth above. `root`, `logits_below` and the result
+    are as in `level_tree`; `feed` takes the head's values at the nodes of one depth, the places
+    among them of the parents of the next ones, the tokens of these and their depth.
+    """
+    batch, top_k, nodes = len(context.length), sizes[0], root
+    scores, place = jnp.zeros((batch, 1)), jnp.full((batch, 1), -1)  # in the pool; -1 is the root
+    pool = []  # tokens, scores and parents of each depth
+    for depth in range(len(sizes)):
+        logits, position = logits_below(nodes, depth + 1), context.length + depth
+        log_probs, best = most_likely(logits, position, draw, noise_share, top_k)
+        below = (scores[..., None] + log_probs).reshape(batch, -1)
+        tokens = jnp.broadcast_to(best, (*scores.shape, top_k)).reshape(batch, -1)
+        pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
+        if depth == len(sizes) - 1:
+            break
+        scores, chosen = lax.top_k(below, min(beam, below.shape[1]))
+        fed = jnp.take_along_axis(tokens, chosen, axis=1)
+        nodes = feed(nodes, chosen // top_k, fed, depth + 1)
+        place = chosen + sum(sizes[:depth])
+    tokens, scores, parents = (jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True))
+    depths = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    pooled = tokens, scores, parents, depths
+    return best_of_pool(context.root, *pooled, num_nodes, top_k == 1), nodes
 
 
 def best_of_pool(

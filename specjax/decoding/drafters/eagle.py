@@ -1,14 +1,13 @@
 """EAGLE: a static tree from a head that predicts the target's features (Li et al. 2024)."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import Choices, Level, check_width, level_tree, levels_of
+from specjax.decoding.drafters._trees import Choices, ChoiceTree, Level, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -22,7 +21,7 @@ PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
 
 
 @dataclass(frozen=True)
-class Eagle(HeadDrafter):
+class Eagle(ChoiceTree, HeadDrafter):
     """EAGLE: a tree of fixed shape, the children of each node its own best tokens.
 
     Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Under
@@ -34,26 +33,10 @@ class Eagle(HeadDrafter):
     """
 
     choices: Choices = PUBLISHED_TREE
-    """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
-
-    def check_settings(self) -> None:
-        levels_of(self.choices)  # checks them
-
-    @property
-    def num_nodes(self) -> int:
-        return len(set(self.choices)) + 1
-
-    @property
-    def max_depth(self) -> int:
-        return len(levels_of(self.choices))
 
     @property
     def num_fed(self) -> int:
         return sum(len(level.fed) for level in levels_of(self.choices))
-
-    def check(self, target: Target, params: Any) -> None:
-        super().check(target, params)
-        check_width(1 + max(map(max, self.choices)), self.head.config.num_drafted)
 
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw

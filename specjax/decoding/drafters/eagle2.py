@@ -4,26 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from specjax.core.pytree import pytree
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import best_of_pool, check_width, most_likely
+from specjax.decoding.drafters._trees import beam_tree, check_width, pool_sizes
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
-
-
-@pytree
-class Beam:
-    """The F nodes of one depth that are expanded. H: hidden size."""
-
-    features: Float[Array, "B F H"]  # predicted, at the node
-    scores: Float[Array, "B F"]
-    place: Int[Array, "B F"]  # in the pool; -1 is the root
 
 
 @dataclass(frozen=True)
@@ -60,15 +48,13 @@ class Eagle2(HeadDrafter):
         check_width(self.top_k, self.head.config.num_drafted)
 
     @property
-    def pool_depth(self) -> np.ndarray:
-        """The depth of each node of the pool."""
-        top_k = self.top_k
-        deeper = np.repeat(np.arange(2, self.max_depth + 1), top_k**2)
-        return np.concatenate([np.ones(top_k, int), deeper])
+    def pool_sizes(self) -> list[int]:
+        """The nodes of each depth of the pool."""
+        return pool_sizes(self.max_depth, self.top_k, self.top_k)
 
     @property
     def num_nodes(self) -> int:
-        return min(self.num_tokens, len(self.pool_depth) + 1)
+        return min(self.num_tokens, sum(self.pool_sizes) + 1)
 
     @property
     def max_depth(self) -> int:
@@ -84,33 +70,29 @@ class Eagle2(HeadDrafter):
         head = self.bind(target, params)
         draw = head.restrict(draw)
         feature, state = self.catch_up(head, state, context)
-        cache = state.cache
-        batch, top_k = context.length.shape[0], self.top_k
-        beam = Beam(feature, jnp.zeros((batch, 1)), jnp.full((batch, 1), -1))
-        visible = jnp.zeros((batch, 1, 0), bool)
+        batch, top_k = len(context.length), self.top_k
         itself = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (batch, top_k, top_k))
-        pool = []  # tokens, scores and parents of each depth
-        for depth in range(self.max_depth):
-            position = context.length + depth
-            logits = head.logits(beam.features, state)
-            log_probs, best = most_likely(logits, position, draw, self.noise_share, top_k)
-            scores = (beam.scores[..., None] + log_probs).reshape(batch, -1)
-            tokens = best.reshape(batch, -1)
-            pool.append((tokens, scores, jnp.repeat(beam.place, top_k, axis=1)))
-            if depth == self.max_depth - 1:
-                break
-            kept, chosen = lax.top_k(scores, top_k)
-            parent = (chosen // top_k)[..., None]
-            above = jnp.take_along_axis(beam.features, parent, axis=1)
-            seen = jnp.take_along_axis(visible, parent, axis=1)
+
+        def feed(nodes, parents: Int[Array, "B F"], tokens: Int[Array, "B F"], depth: int):
+            features, visible, cache = nodes
+            above, seen = (
+                jnp.take_along_axis(values, parents[..., None], axis=1)
+                for values in (features, visible)
+            )
             visible = jnp.concatenate([seen, itself], axis=2)
-            fed = jnp.take_along_axis(tokens, chosen, axis=1)
-            features, cache = head.feed(cache, fed, above, visible, position - 1)
-            beam = Beam(features, kept, chosen + int(np.sum(self.pool_depth <= depth)))
-        tokens, scores, parents = (
-            jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True)
-        )
-        tree = best_of_pool(
-            context.root, tokens, scores, parents, self.pool_depth, self.num_nodes, top_k == 1
+            slot = context.length - 2 + depth  # a token's position, less one
+            features, cache = head.feed(cache, tokens, above, visible, slot)
+            return features, visible, cache
+
+        tree, (_, _, cache) = beam_tree(
+            context,
+            draw,
+            (feature, jnp.zeros((batch, 1, 0), bool), state.cache),
+            lambda nodes, _: head.logits(nodes[0], state),
+            feed,
+            self.pool_sizes,
+            top_k,
+            self.num_nodes,
+            self.noise_share,
         )
         return Proposal(tree), replace(state, cache=cache)

@@ -5,22 +5,20 @@ layer of Hydra++ has a cache, which holds no drafted tokens.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters._depth_trees import MEDUSA_TREE
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import Choices, Level, check_width, level_tree, levels_of
+from specjax.decoding.drafters._trees import ChoiceTree, Level, level_tree
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
-class Hydra(HeadDrafter):
+class Hydra(ChoiceTree, HeadDrafter):
     """Drafts with one head after the other; `params.drafter` is their weights.
 
     With the root at position r, the target's feature of r - 1 is known (passed through the prefix
@@ -33,29 +31,10 @@ class Hydra(HeadDrafter):
     """
 
     head: HydraHeads
-    choices: Choices = MEDUSA_TREE
-    """Paths of the static tree, as ranks ((0,), (0, 0), ...); each comes with its parent."""
-
-    def check_settings(self) -> None:
-        levels_of(self.choices)  # checks them
 
     @property
-    def used_choices(self) -> Choices:
-        """The choices for which there are heads."""
-        deepest = self.head.config.num_heads
-        return tuple(choice for choice in self.choices if len(choice) <= deepest)
-
-    @property
-    def num_nodes(self) -> int:
-        return len(set(self.used_choices)) + 1
-
-    @property
-    def max_depth(self) -> int:
-        return len(levels_of(self.used_choices))
-
-    def check(self, target: Target, params: Any) -> None:
-        super().check(target, params)
-        check_width(1 + max(map(max, self.used_choices)), target.config.vocab_size)
+    def num_depths(self) -> int:
+        return self.head.config.num_heads
 
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
