@@ -18,7 +18,7 @@ import optax
 from benchmarks.harness import at_least_1, device, in_turn, main, random_target, table
 from specjax import LoadedTarget, load
 from specjax.training import HeadTraining
-from specjax.training.objectives.base import target_features
+from specjax.training.objectives.base import hidden_states
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
 
@@ -53,7 +53,7 @@ def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callab
     @jax.jit
     def target_pass(params):
         places = (batch[name] for name in ("tokens", "positions", "segments"))
-        features = target_features(target.model, params, *places)
+        features = hidden_states(target.model, params, (-1,), *places)[:, :, 0]
         return jnp.sum(target.model.logits(params, features))
 
     def training_step(training: HeadTraining) -> Callable[[], Any]:

@@ -18,6 +18,7 @@ from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
@@ -198,7 +199,9 @@ def predicted(
     behind = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     cache = KVCache.create(module.config.layers, tokens.shape[0], tokens.shape[1])
     rows = causal_rows(behind, jnp.zeros(len(tokens), jnp.int32))
-    return module.run(params.drafter, target()[0], params.target, rows, features, cache)
+    return module.run(
+        HeadWeights(params.drafter, target()[0], params.target), rows, features, cache
+    )
 
 
 def padded(texts: list[list[int]]) -> Int[Array, "B {LONGEST}"]:

@@ -154,9 +154,9 @@ class Counted:
     """Mixed into a head: notes how many rows each of its passes has."""
 
     @nn.nowrap
-    def run(self, params, target, target_params, rows, features, cache):
+    def run(self, weights, rows, features, cache):
         CALLS.append(rows.tokens.shape[1])
-        return super().run(params, target, target_params, rows, features, cache)
+        return super().run(weights, rows, features, cache)
 
 
 class CountedEagle(Counted, EagleHead):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, TapNorm
 from specjax.models.target import causal_rows
 from tests.decoding.tiny import target
@@ -23,7 +24,7 @@ def outputs(norms: dict, factor=1.0, depth: int = 3) -> list[np.ndarray]:
     cache = KVCache.create(head.config.layers, 1, depth)
     for token in range(depth):
         rows = causal_rows(jnp.array([[token]]), cache.length)
-        feature, cache = head.run(params, MODEL, WEIGHTS, rows, feature, cache)
+        feature, cache = head.run(HeadWeights(params, MODEL, WEIGHTS), rows, feature, cache)
         cache = cache.advance(jnp.ones_like(cache.length))
         found.append(np.asarray(feature))
     return found

@@ -17,6 +17,7 @@ from jax import lax
 
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
@@ -118,7 +119,9 @@ def draft_from(head, params, target_params, text: Texts, first_drafted, own_toke
         if own_token is not None:
             token = jnp.where(slot < first_drafted, token, own_token(drafted)[:, None])
         rows = causal_rows(token, jnp.full((batch,), slot))
-        predicted, cache = head.run(params, TARGET, target_params, rows, feature[:, None], cache)
+        predicted, cache = head.run(
+            HeadWeights(params, TARGET, target_params), rows, feature[:, None], cache
+        )
         return (cache.advance(jnp.ones(batch, jnp.int32)), predicted[:, 0]), predicted[:, 0]
 
     empty = KVCache.create(head.config.layers, batch, length)
@@ -266,7 +269,7 @@ def one_pass(head, text: Texts, gap: int = 0):
     rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
     empty = KVCache.create(head.config.layers, *text.tokens.shape)
     params, target_params = weights(head)
-    return head.run(params, TARGET, target_params, rows, text.features, empty)[0]
+    return head.run(HeadWeights(params, TARGET, target_params), rows, text.features, empty)[0]
 
 
 @every_head

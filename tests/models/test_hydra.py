@@ -9,6 +9,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.target import causal_rows
 from tests.decoding.heads import hydra_head, hydra_logits
@@ -24,13 +25,17 @@ EMBEDDED = jax.random.normal(jax.random.key(4), (2, 3, 4, 32))
 # ---- Heads ---------------------------------------------------------------------------------------
 
 
+def weights_of(params) -> HeadWeights:
+    return HeadWeights(params, MODEL, TARGET_PARAMS)
+
+
 @pytest.mark.parametrize("has_lm_heads", [True, False])
 def test_heads_compute_what_the_formula_says(has_lm_heads):
     module, params = hydra_head(has_lm_heads=has_lm_heads)
     assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 3
     for depth in range(1, 5):
         embedded = EMBEDDED[:, :, :depth]
-        logits = module.logits_at(params, MODEL, TARGET_PARAMS, depth, FEATURES, embedded)
+        logits = module.logits_at(weights_of(params), depth, FEATURES, embedded)
         assert logits.shape == (2, 3, 40)
         for row in np.ndindex(2, 3):
             feature, tokens = np.asarray(FEATURES[row]), np.asarray(embedded[row])
@@ -52,7 +57,7 @@ def test_the_prefix_layer_computes_what_the_formula_says():
     features = jax.random.normal(jax.random.key(5), (2, 7, 32))
     rows = causal_rows(jnp.zeros((2, 7), jnp.int32), jnp.zeros(2, jnp.int32))
     cache = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(params, MODEL, TARGET_PARAMS, rows, features, cache)
+    found, cache = module.run(weights_of(params), rows, features, cache)
     for row in range(2):
         own, visible = np.asarray(features[row], np.float64), np.tri(7, dtype=bool)
         expected = literal_layer(module.config.layers, params["layers_0"], own, visible)
@@ -65,7 +70,7 @@ def test_without_a_prefix_layer_features_are_what_heads_read():
     module, params = hydra_head()
     rows = causal_rows(jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32))
     empty = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(params, MODEL, TARGET_PARAMS, rows, FEATURES, empty)
+    found, cache = module.run(weights_of(params), rows, FEATURES, empty)
     assert found is FEATURES and cache is empty and cache.keys == ()
 
 
@@ -81,7 +86,7 @@ def test_heads_begin_with_what_the_target_says_of_its_next_token():
 
     def logits(params, depth, embedded):
         own = embedded[:, :, :depth]
-        return module.logits_at(params, MODEL, TARGET_PARAMS, depth, FEATURES, own)
+        return module.logits_at(weights_of(params), depth, FEATURES, own)
 
     for depth in (1, 2):
         alone = logits(params, depth, jnp.zeros_like(embedded))
@@ -106,7 +111,7 @@ def test_random_params_have_the_dtype_asked_for():
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
     features, embedded = FEATURES.astype(jnp.bfloat16), EMBEDDED.astype(jnp.bfloat16)
-    logits = module.logits_at(params, MODEL, TARGET_PARAMS, 2, features, embedded[:, :, :2])
+    logits = module.logits_at(weights_of(params), 2, features, embedded[:, :, :2])
     assert logits.dtype == jnp.float32
 
 

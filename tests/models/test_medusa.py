@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from tests.decoding.heads import medusa_head, medusa_logits
 from tests.decoding.tiny import target
@@ -15,31 +16,35 @@ TABLE = MODEL.lm_head(TARGET_PARAMS)
 FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
 
 
+def weights_of(params) -> HeadWeights:
+    return HeadWeights(params, MODEL, TARGET_PARAMS)
+
+
 @pytest.mark.parametrize("has_lm_heads", [True, False])
 def test_heads_compute_what_the_formula_says(has_lm_heads):
     module, params = medusa_head(has_lm_heads=has_lm_heads)
     assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 2
-    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES)
+    logits = module.logits(weights_of(params), FEATURES)
     assert logits.shape == (2, 3, 4, 40)
     for row in np.ndindex(2, 3):
         expected = medusa_logits(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
-    fewer = module.logits(params, MODEL, TARGET_PARAMS, FEATURES, num_depths=2)
+    fewer = module.logits(weights_of(params), FEATURES, num_depths=2)
     np.testing.assert_array_equal(fewer, logits[:, :, :2])
-    third = module.logits_at(params, MODEL, TARGET_PARAMS, FEATURES, 3)
+    third = module.logits_at(weights_of(params), FEATURES, 3)
     np.testing.assert_array_equal(third, logits[:, :, 2])
 
 
 def test_heads_begin_with_what_the_target_says_of_its_next_token():
     module = MedusaHeads(MedusaConfig.for_target(MODEL.config, num_heads=2))
     params = module.initialise(jax.random.key(0), lm_head=TABLE)
-    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES)
+    logits = module.logits(weights_of(params), FEATURES)
     expected = MODEL.logits(TARGET_PARAMS, FEATURES)[:, :, None]
     np.testing.assert_array_equal(logits, np.broadcast_to(expected, logits.shape))
     assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
 
     def loss(params):
-        return jnp.sum(module.logits(params, MODEL, TARGET_PARAMS, FEATURES) ** 2)
+        return jnp.sum(module.logits(weights_of(params), FEATURES) ** 2)
 
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
         assert np.abs(leaf).max() > 0  # training must not get stuck at zeros
@@ -55,7 +60,7 @@ def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
     made = module.init(jax.random.key(0), FEATURES, 1)["params"]
     shapes = jax.tree.map(jnp.shape, params)
     assert {name: shapes[name] for name in made} == jax.tree.map(jnp.shape, made)
-    logits = module.logits(params, MODEL, TARGET_PARAMS, FEATURES.astype(jnp.bfloat16))
+    logits = module.logits(weights_of(params), FEATURES.astype(jnp.bfloat16))
     assert logits.dtype == jnp.float32
 
 

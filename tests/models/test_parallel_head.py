@@ -19,6 +19,7 @@ from jax.extend.core import jaxprs_in_params
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.heads import training_attention as attention
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
@@ -75,14 +76,14 @@ def drafts(head, params, target_params, text: Texts):
     num_masks = head.config.num_masks
     empty = KVCache.create(head.config.layers, batch, length + num_masks, prompt_length=length)
     rows = causal_rows(text.tokens, jnp.zeros(batch, jnp.int32))
-    real, written = head.run(params, TARGET, target_params, rows, text.features, empty)
+    real, written = head.run(HeadWeights(params, TARGET, target_params), rows, text.features, empty)
 
     def below(slot):
         own = written.advance(jnp.full((batch,), slot + 1))
         masks = jnp.broadcast_to(VOCAB + jnp.arange(num_masks), (batch, num_masks))
         rows = causal_rows(masks, own.length)
         nothing = jnp.full((batch, num_masks, text.features.shape[2]), jnp.nan)
-        return head.run(params, TARGET, target_params, rows, nothing, own)[0]
+        return head.run(HeadWeights(params, TARGET, target_params), rows, nothing, own)[0]
 
     of_masks = lax.map(below, jnp.arange(length))  # [T, B, k, D]
     return jnp.concatenate([real[None], jnp.moveaxis(of_masks, 2, 0).swapaxes(1, 2)])

@@ -22,6 +22,7 @@ from specjax.models import (
     native,
 )
 from specjax.models.config import FULL, SLIDING, Variant
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.target import ModelOutput
 
@@ -159,7 +160,7 @@ def test_a_head_with_norms_of_both_halves_runs_natively():
 
     def output(params):
         cache = KVCache.create(head.config.layers, 1, 16)
-        return head.run(params, target, target_params, rows, features, cache)[0]
+        return head.run(HeadWeights(params, target, target_params), rows, features, cache)[0]
 
     np.testing.assert_allclose(output(native.pack_params(params)), output(params), atol=1e-4)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.target import causal_rows
 from specjax.training.examples import Example
 from specjax.training.objectives.base import HeadTraining, Step, hidden_states
@@ -34,6 +35,10 @@ KEY = jax.random.key(11)
 NOISE = 0.005  # a quarter to each side in a text of 10 tokens: about as wide as features differ
 
 # ---- Texts and batches ---------------------------------------------------------------------------
+
+
+def weights_of(params) -> HeadWeights:
+    return HeadWeights(params, TARGET, FROZEN)
 
 
 def _example(answers: Sequence[int], size: int, seed: int) -> Example:
@@ -242,9 +247,9 @@ def by_drafts(case: Case, params: Any) -> At:
                 first = 1 if step == 0 else slot + 1 + step
                 read = tokens[None, first : slot + 2 + step]
                 rows = causal_rows(read, cache.length)
-                output, cache = case.head.run(params, TARGET, FROZEN, rows, feature, cache)
+                output, cache = case.head.run(weights_of(params), rows, feature, cache)
                 cache, feature = cache.advance(jnp.array([read.shape[1]])), output[:, -1:]
-                logits = case.head.logits(params, TARGET, FROZEN, feature, None)
+                logits = case.head.logits(weights_of(params), feature, None)
                 found[step, text, slot] = logits[0, 0]
     return lambda *place: found[place]
 
@@ -254,7 +259,7 @@ def by_cache(case: Case, params: Any) -> At:
 
     def feed(cache: KVCache, feature):
         rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)
-        one, cache = case.head.run(params, TARGET, FROZEN, rows, feature[None, None], cache)
+        one, cache = case.head.run(weights_of(params), rows, feature[None, None], cache)
         return cache.advance(jnp.ones_like(cache.length)), one[0, 0]
 
     features = jnp.asarray(clean_features(case.num_tokens))
@@ -265,7 +270,7 @@ def by_cache(case: Case, params: Any) -> At:
         behind = jnp.asarray(EXAMPLES[text].tokens[slot + 1 : slot + 2 + step])
         embedded = TARGET.embed(FROZEN, behind)[None, None]
         feature = read[text][None, None, slot]
-        return case.head.logits_at(params, TARGET, FROZEN, step + 1, feature, embedded)[0, 0]
+        return case.head.logits_at(weights_of(params), step + 1, feature, embedded)[0, 0]
 
     return at
 

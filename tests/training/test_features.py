@@ -9,7 +9,7 @@ import pytest
 
 from specjax.decoding.drafter import Params
 from specjax.models.transformer import Transformer
-from specjax.training.objectives.base import target_features
+from specjax.training.objectives.base import hidden_states
 from tests.decoding import tiny
 from tests.decoding.heads import features_of
 from tests.training.cases import ALONE, EXAMPLES, VOCAB, batch_of, each_alone
@@ -22,7 +22,8 @@ def features(model=MODEL, params=PARAMS, **changes):
     """Features of two rows, which hold one text, two texts, and padding."""
     batch = batch_of() | changes
     places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
-    return jax.jit(target_features, static_argnums=0)(model, params, *places)
+    read = jax.jit(hidden_states, static_argnums=(0, 2))
+    return read(model, params, (-1,), *places)[:, :, 0]
 
 
 def alone(model: Transformer) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import DRAFT_TOKENS, LayeredHead
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.quantize import Weight
@@ -34,31 +35,27 @@ class HeadState:
 
 
 class BoundHead(NamedTuple):
-    """A head with its weights, its target and the target's weights."""
+    """A head with all weights of a request."""
 
     module: LayeredHead
-    params: Any
-    target: Target
-    target_params: Any
+    weights: HeadWeights
 
     def run(
         self, rows: QueryRows, features: Float[Array, "B Q H"], cache: KVCache
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """Runs the head's layers; see `LayeredHead.run`."""
-        weights = self.params, self.target, self.target_params
-        return self.module.run(*weights, rows, features, cache)
+        return self.module.run(self.weights, rows, features, cache)
 
     def logits(self, hidden: Float[Array, "B Q D"], state: HeadState) -> Float[Array, "B Q R"]:
         """Returns the logits of the tokens that the head may draft."""
-        weights = self.params, self.target, self.target_params
-        return self.module.logits(*weights, hidden, state.lm_head)
+        return self.module.logits(self.weights, hidden, state.lm_head)
 
     def restrict(self, draw: Draw) -> Draw:
         """Restricts the draws to the tokens that the head may draft."""
-        draft_vocab = self.params.get(DRAFT_TOKENS)
+        draft_vocab = self.weights.params.get(DRAFT_TOKENS)
         if draft_vocab is None:
             return draw
-        return draw.restricted_to(draft_vocab, self.target.config.vocab_size)
+        return draw.restricted_to(draft_vocab, self.module.config.vocab_size)
 
     def feed(
         self,
@@ -132,26 +129,25 @@ class HeadDrafter(Drafter):
 
     def bind(self, target: Target, params: Params) -> BoundHead:
         """Returns the head with all weights of a request."""
-        return BoundHead(self.head, params.drafter, target, params.target)
+        return BoundHead(self.head, HeadWeights(params.drafter, target, params.target))
 
     def init(self, start: Start) -> HeadState:
-        prompt, weights = start.prompt, start.params.drafter
+        prompt, head = start.prompt, self.bind(start.target, start.params)
         features = self._features(start.prefill, prompt.tokens)
         batch, width, _ = features.shape
-        leaves = jax.tree.leaves(weights)
+        leaves = jax.tree.leaves(head.weights.params)
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = start.num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
         next_tokens = prompt.tokens[:, 1:]
         next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
         length = prompt.length - 2  # one feature stays pending, so that no round is special
-        head = self.bind(start.target, start.params)
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
             cache=head.prefill(next_tokens, features, length, cache),
             pending=jnp.pad(last, ((0, 0), (0, start.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
-            lm_head=self.head.lm_head_rows(weights, start.target, start.params.target),
+            lm_head=self.head.lm_head_rows(head.weights),
         )
 
     def skip(

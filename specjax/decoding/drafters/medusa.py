@@ -15,6 +15,7 @@ from specjax.decoding.drafter import Context, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.decoding.drafters._heads import LAST_HIDDEN
 from specjax.decoding.sampling import Draw
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.target import Target
 
@@ -44,9 +45,8 @@ class Medusa(DepthTreeDrafter):
     def propose(
         self, target: Target, params: Params, state: Feature, context: Context, draw: Draw
     ) -> tuple[Proposal, Feature]:
-        logits = self.head.logits(
-            params.drafter, target, params.target, state, num_depths=self.max_depth
-        )
+        weights = HeadWeights(params.drafter, target, params.target)
+        logits = self.head.logits(weights, state, num_depths=self.max_depth)
         return Proposal(self.tree_of(logits, context, draw)), state
 
     def update(self, target: Target, params: Params, state: Feature, outcome: Outcome) -> Feature:

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.quantize import Weight
-from specjax.models.target import Target
 
 TapNorm = Literal["none", "each", "joined"]
 LOGIT_PARAMS = ("norm", "lm_head")  # the params that turn the layer's output into logits
@@ -147,19 +147,14 @@ class Eagle3Head(LayeredHead):
 
     @nn.nowrap
     def logits(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        hidden: Float[Array, "... D"],
-        lm_head: Weight | None,
+        self, weights: HeadWeights, hidden: Float[Array, "... D"], lm_head: Weight | None
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of the head's LM head."""
-        lm_head_params = {name: params[name] for name in LOGIT_PARAMS}
+        lm_head_params = {name: weights.params[name] for name in LOGIT_PARAMS}
         return cast(Array, self.apply({"params": lm_head_params}, hidden, method=self.to_logits))
 
     @nn.nowrap
-    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> None:
+    def lm_head_rows(self, weights: HeadWeights) -> None:
         """Returns None: the head does not use the target's LM head."""
 
     @nn.nowrap

@@ -9,7 +9,6 @@ Sequentially-Dependent Draft Heads for Medusa Decoding".
 After their first block the heads apply a second one repeatedly, as the published ones do.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -18,16 +17,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import check_fields, setting
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.stack import run_layers
-from specjax.models.target import QueryRows, Target, causal_rows
+from specjax.models.target import QueryRows, causal_rows
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,7 @@ class HydraHeads(LayeredHead):
 
     @nn.nowrap
     def run(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        rows: QueryRows,
-        features: Float[Array, "B Q D"],
-        cache: KVCache,
+        self, weights: HeadWeights, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """Applies the prefix layer and its norm; returns the features as they are if there is none.
 
@@ -140,14 +134,12 @@ class HydraHeads(LayeredHead):
         if not self.config.has_prefix:
             return features, cache
         inputs = rows, features, cache
-        return cast(Any, self.apply({"params": params}, *inputs, method="prefixed"))
+        return cast(Any, self.apply({"params": weights.params}, *inputs, method="prefixed"))
 
     @nn.nowrap
     def logits_at(
         self,
-        params: Any,
-        target: Target,
-        target_params: Any,
+        weights: HeadWeights,
         depth: int,
         features: Float[Array, "B F D"],
         embedded: Float[Array, "B F K D"],
@@ -158,35 +150,10 @@ class HydraHeads(LayeredHead):
         target's embeddings of the tokens from the root to each node.
         """
         inputs = depth, features, embedded
-        output = cast(Array, self.apply({"params": params}, *inputs, method="read"))
-        return output if self.config.has_lm_heads else target.logits(target_params, output)
-
-    @nn.nowrap
-    def teacher_forced(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        tokens: Int[Array, "1 T"],
-        features: Float[Array, "1 T D"],
-    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
-        """Yields, per depth, the head's inputs along a text and a function from them to logits.
-
-        See `MedusaHeads.teacher_forced`. The heads read the text's tokens instead of drafted ones.
-        """
-        cache = KVCache.create(self.config.layers, 1, tokens.shape[1], features.dtype)
-        rows = causal_rows(tokens, cache.length)
-        features, _ = self.run(params, target, target_params, rows, features, cache)
-        for depth in range(1, self.config.num_heads + 1):
-            ahead = [jnp.roll(tokens, -step, axis=1) for step in range(1, depth + 1)]
-            embedded = jnp.stack(
-                [target.embed(target_params, tokens_ahead) for tokens_ahead in ahead], axis=2
-            )
-
-            def logits(inputs: tuple[Array, Array], depth: int = depth) -> Array:
-                return self.logits_at(params, target, target_params, depth, *inputs)
-
-            yield (features, embedded), logits
+        output = cast(Array, self.apply({"params": weights.params}, *inputs, method="read"))
+        if self.config.has_lm_heads:
+            return output
+        return weights.target.logits(weights.target_params, output)
 
     @nn.nowrap
     def initialise(

@@ -14,13 +14,14 @@ from jaxtyping import Array, Float, Int, Key
 from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache
 from specjax.models.config import Rope, TransformerConfig, Variant
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.training_attention import KeysAndValues, draft_attention
 from specjax.models.layers import Rotation, rotation_of
 from specjax.models.native import PackedWeight, packed
 from specjax.models.products import lookup
 from specjax.models.quantize import Weight, is_stored
 from specjax.models.stack import run_layers
-from specjax.models.target import QueryRows, Target, causal_rows
+from specjax.models.target import QueryRows, causal_rows
 
 DRAFT_TOKENS = "draft_tokens"  # the name of a param
 Stream = tuple[KeysAndValues, ...]  # by layer
@@ -117,20 +118,12 @@ class LayeredHead(nn.Module):
 
     @nn.nowrap
     def run(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        rows: QueryRows,
-        features: Float[Array, "B Q F"],
-        cache: KVCache,
+        self, weights: HeadWeights, rows: QueryRows, features: Float[Array, "B Q F"], cache: KVCache
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """Runs one pass with a cache, as drafting needs it; pure.
 
         Args:
-            params: the head's.
-            target: the model whose embedding the head reads.
-            target_params: the target's.
+            weights: of the head and the target, whose embedding it reads.
             rows: tokens; their positions are slots, one less than the position in the text. Ids
                 from `vocab_size` on are tokens that only the head has, such as masks.
             features: of the tokens before them, from the target or predicted by the head; F is 0 if
@@ -141,8 +134,10 @@ class LayeredHead(nn.Module):
             The inputs of the LM head, and the cache.
         """
         is_text = rows.tokens < self.config.vocab_size
-        embedded = target.embed(target_params, jnp.where(is_text, rows.tokens, 0))
-        output, cache = cast(Any, self.apply({"params": params}, rows, embedded, features, cache))
+        tokens = jnp.where(is_text, rows.tokens, 0)
+        embedded = weights.target.embed(weights.target_params, tokens)
+        inputs = rows, embedded, features, cache
+        output, cache = cast(Any, self.apply({"params": weights.params}, *inputs))
         return output, cache
 
     @nn.nowrap
@@ -179,25 +174,20 @@ class LayeredHead(nn.Module):
 
     @nn.nowrap
     def logits(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        hidden: Float[Array, "... D"],
-        lm_head: Weight | None,
+        self, weights: HeadWeights, hidden: Float[Array, "... D"], lm_head: Weight | None
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of the tokens that the head drafts, from the output of `run`.
 
         `lm_head` comes from `lm_head_rows`.
         """
-        return target.logits(target_params, hidden, lm_head)
+        return weights.target.logits(weights.target_params, hidden, lm_head)
 
     @nn.nowrap
-    def lm_head_rows(self, params: Any, target: Target, target_params: Any) -> Weight | None:
+    def lm_head_rows(self, weights: HeadWeights) -> Weight | None:
         """Returns the rows of the target's LM head for a draft vocabulary; None without one."""
-        if (drafted := params.get(DRAFT_TOKENS)) is None:
+        if (drafted := weights.params.get(DRAFT_TOKENS)) is None:
             return None
-        table = target.lm_head(target_params)
+        table = weights.target.lm_head(weights.target_params)
         if isinstance(table, PackedWeight):
             return packed(table[drafted])
         return table[drafted] if is_stored(table) else lookup(table, drafted)

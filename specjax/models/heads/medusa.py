@@ -9,21 +9,19 @@ section 2.1.1.
 With more than one layer a head applies the same block repeatedly, as in the published code.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from specjax.core.settings import check_fields, setting
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
 from specjax.models.layers import Linear
-from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
@@ -80,50 +78,24 @@ class MedusaHeads(nn.Module):
 
     @nn.nowrap
     def logits_at(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        features: Float[Array, "... D"],
-        depth: int,
+        self, weights: HeadWeights, features: Float[Array, "... D"], depth: int
     ) -> Float[Array, "... V"]:
         """Returns the logits of the head at one depth (from 1); see `logits`."""
-        output = cast(Array, self.apply({"params": params}, features, depth))
-        return output if self.config.has_lm_heads else target.logits(target_params, output)
+        output = cast(Array, self.apply({"params": weights.params}, features, depth))
+        if self.config.has_lm_heads:
+            return output
+        return weights.target.logits(weights.target_params, output)
 
     @nn.nowrap
     def logits(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        features: Float[Array, "... D"],
-        num_depths: int | None = None,
+        self, weights: HeadWeights, features: Float[Array, "... D"], num_depths: int | None = None
     ) -> Float[Array, "... K V"]:
         """Returns the float32 logits of K depths, from 1, by default of all; pure.
 
         `features` are the target's, of the last token before the root.
         """
         depths = range(1, (num_depths or self.config.num_heads) + 1)
-        logits = [self.logits_at(params, target, target_params, features, d) for d in depths]
-        return jnp.stack(logits, axis=-2)
-
-    @nn.nowrap
-    def teacher_forced(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        tokens: Int[Array, "1 T"],
-        features: Float[Array, "1 T D"],
-    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
-        """Yields, per depth, the head's inputs along a text and a function from them to logits.
-
-        The function takes any slots of the inputs, so the logits of a whole text never have to
-        exist at once. Slot t predicts token t + 1 + depth.
-        """
-        for depth in range(1, self.config.num_heads + 1):
-            yield features, partial(self.logits_at, params, target, target_params, depth=depth)
+        return jnp.stack([self.logits_at(weights, features, depth) for depth in depths], axis=-2)
 
     @nn.nowrap
     def initialise(

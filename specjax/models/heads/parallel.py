@@ -12,22 +12,21 @@ LM head are the target's, frozen. Xiao et al. 2024, "ParallelSpec: Parallel Draf
 for Efficient Speculative Decoding", sections 4.1 and 4.3.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, Stream, layers_like
+from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
-from specjax.models.target import QueryRows, Target
+from specjax.models.target import QueryRows
 
 
 @dataclass(frozen=True)
@@ -131,29 +130,6 @@ class ParallelHead(LayeredHead):
         reads_features = self.config.reads_features
         unknown = self.mask_hidden[None, None] if reads_features else jnp.zeros((1, 1, 0))
         return jnp.broadcast_to(self.joined(mask, unknown), embedded.shape)  # masks differ in place
-
-    @nn.nowrap
-    def teacher_forced(
-        self,
-        params: Any,
-        target: Target,
-        target_params: Any,
-        tokens: Int[Array, "1 T"],
-        features: Float[Array, "1 T D"],
-    ) -> Iterator[tuple[Any, Callable[[Any], Array]]]:
-        """Yields, per depth, the inputs of the LM head and a function from them to logits.
-
-        See `MedusaHeads.teacher_forced`.
-        """
-        positions = jnp.arange(tokens.shape[1])[None]
-        embedded = target.embed(target_params, jnp.roll(tokens, -1, axis=1))
-        features = features if self.config.reads_features else features[..., :0]
-        inputs, segments = (params, embedded, features), jnp.zeros_like(tokens)
-        streams: tuple[Stream, ...] = ()
-        for _ in range(self.config.num_depths):
-            output, stream = self.step(*inputs, streams, positions, segments)
-            streams = (*streams, stream)
-            yield output, partial(target.logits, target_params)
 
 
 def from_eagle(

@@ -16,6 +16,7 @@ from specjax.core.pytree import cast_floats, pytree, static
 from specjax.core.ranking import best_token
 from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.training_attention import text_before
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
@@ -97,6 +98,17 @@ class HeadTraining(ABC):
     def step_loss(self, head: Any, params: Any, step: "Step") -> LossAndMetrics:
         """Returns the loss of one batch, and metrics; `params` are in the target's dtype."""
 
+    def predictions(self, head: Any, params: Any, step: "Step") -> list[Prediction]:
+        """Returns what a head predicts at every depth where it reads the tokens of the text.
+
+        It and `logits_of` are defined for heads whose static tree can be tuned.
+        """
+        raise NotImplementedError
+
+    def logits_of(self, head: Any, step: "Step", params: Any, at: Prediction) -> Array:
+        """Returns the logits `[B, T, V]` of a prediction, or of some of its slots."""
+        raise NotImplementedError
+
     def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
         """Returns the loss for `training.loop`, computed in the target's dtype.
 
@@ -163,6 +175,10 @@ class Step:
         """Returns the LM head's logits."""
         return self.target.logits(self.frozen, features)
 
+    def weights(self, params: Any) -> HeadWeights:
+        """Returns what a head with these params computes with."""
+        return HeadWeights(params, self.target, self.frozen)
+
     def checkpoint(self, function: Callable) -> Callable:
         """Makes gradients compute `function` again, if the step recomputes."""
         return jax.checkpoint(function) if self.recompute else function
@@ -224,17 +240,6 @@ class Step:
         """Returns the share of each slot in a mean, moved to the slot that is predicted."""
         counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + ahead)
         return later(counts / jnp.maximum(jnp.sum(counts), 1), -ahead)
-
-
-def target_features(
-    target: Target,
-    params: Any,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-) -> Float[Array, "B T D"]:
-    """Returns the target's hidden states after the final norm; see `hidden_states`."""
-    return hidden_states(target, params, (-1,), tokens, positions, segments)[:, :, 0]
 
 
 def hidden_states(

@@ -62,7 +62,7 @@ class Eagle3Training(HeadTraining):
         drafted = params.get(DRAFT_TOKENS)
 
         def values_of(lm_params: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
-            logits = head.logits(lm_params, step.target, step.frozen, predicted.inputs, None)
+            logits = head.logits(step.weights(lm_params), predicted.inputs, None)
             best, target_best = best_token(logits), best_token(teacher.logits)
             target_logits, counts = teacher.logits, jnp.ones(best.shape, bool)
             if drafted is not None:

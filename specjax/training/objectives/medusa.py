@@ -6,7 +6,7 @@ equation 1: the cross-entropy of head k weighs `head_decay^k`, k from 1. The tar
 answer; the first released trainer counts every token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -33,16 +33,16 @@ class TokenTraining(HeadTraining):
 
     def token_losses(
         self,
+        head: Any,
         step: Step,
         predictions: Sequence[Prediction],
-        logits_of: Callable[[Any, Prediction], Array],
         decays: Sequence[float],
         trained: Any = (),
     ) -> LossAndMetrics:
-        """Returns the loss of predictions from which `logits_of` computes logits, and its parts."""
+        """Returns the loss of predictions, and its parts."""
 
         def values_of(trained: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
-            logits, labels = logits_of(trained, predicted), teacher.labels
+            logits, labels = self.logits_of(head, step, trained, predicted), teacher.labels
             if self.distribution_loss == "cross-entropy":
                 loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             else:  # LK losses compare with the target's distribution, not with the text
@@ -78,11 +78,14 @@ class MedusaTraining(TokenTraining):
         shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
         return MedusaHeads(shape)
 
-    def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
-        def logits_of(params: Any, at: Prediction) -> Array:
-            return head.logits_at(params, step.target, step.frozen, at.fixed, at.ahead)
-
+    def predictions(self, head: MedusaHeads, params: Any, step: Step) -> list[Prediction]:
         depths = range(1, head.config.num_heads + 1)
-        predictions = [Prediction(depth, fixed=step.features) for depth in depths]
-        decays = [self.head_decay**depth for depth in depths]
-        return self.token_losses(step, predictions, logits_of, decays, params)
+        return [Prediction(depth, fixed=step.features) for depth in depths]
+
+    def logits_of(self, head: MedusaHeads, step: Step, params: Any, at: Prediction) -> Array:
+        return head.logits_at(step.weights(params), at.fixed, at.ahead)
+
+    def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
+        predictions = self.predictions(head, params, step)
+        decays = [self.head_decay**at.ahead for at in predictions]
+        return self.token_losses(head, step, predictions, decays, params)

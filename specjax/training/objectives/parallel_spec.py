@@ -50,10 +50,19 @@ class ParallelTraining(HeadTraining):
         shape = self.num_masks, reads_features, self.fc_bias, self.num_layers
         return ParallelHead(ParallelConfig.for_target(target, *shape))
 
-    def group(
-        self, head: ParallelHead, params: Any, step: Step, features: Float[Array, "B T F"]
+    def logits_of(self, head: ParallelHead, step: Step, params: Any, at: Prediction) -> Array:
+        return step.logits(at.inputs)
+
+    def predictions(
+        self,
+        head: ParallelHead,
+        params: Any,
+        step: Step,
+        features: Float[Array, "B T F"] | None = None,
     ) -> list[Prediction]:
-        """Runs the head depth by depth; `features` are those it reads of the target's."""
+        """Runs the head depth by depth; `features` are by default the target's, if it reads any."""
+        if features is None:
+            features = step.features if head.config.reads_features else step.features[..., :0]
         embedded, predictions, streams = step.embed(1), [], ()
         for depth in range(1, head.config.num_depths + 1):
             predicted, streams = step.run_head(head, params, embedded, features, streams)
@@ -80,12 +89,9 @@ class ParallelMedusaTraining(ParallelTraining, TokenTraining):
         return self.parallel_head(target, self.features)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        features = step.features if head.config.reads_features else step.features[..., :0]
-        predictions = self.group(head, params, step, features)
+        predictions = self.predictions(head, params, step)
         decays = [self.head_decay**masks for masks in range(len(predictions))]
-        return self.token_losses(
-            step, predictions, lambda _, predicted: step.logits(predicted.inputs), decays
-        )
+        return self.token_losses(head, step, predictions, decays)
 
 
 @dataclass(frozen=True)
@@ -102,5 +108,5 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
         return self.parallel_head(target, True)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        predictions = self.group(head, params, step, self.noisy_features(step))
+        predictions = self.predictions(head, params, step, self.noisy_features(step))
         return self.feature_losses(step, predictions)
