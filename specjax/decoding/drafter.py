@@ -172,8 +172,8 @@ class Drafter(ABC):
 
 
 @dataclass(frozen=True)
-class CopyDrafter(Drafter):
-    """Drafts a chain of up to `num_tokens` tokens, copied from earlier in the text."""
+class ChainDrafter(Drafter):
+    """Drafts a chain of up to `num_tokens` tokens."""
 
     num_tokens: int = setting(10, at_least=1)
     """Maximum number of drafted tokens."""

@@ -373,7 +373,7 @@ def _prefill(
         is_finite=jnp.ones((batch,), bool),
         is_done=jnp.zeros((batch,), bool),
         sequence_keys=sequence_keys(key, batch),
-        cache=replace(cache, length=prompt.length - 1),
+        cache=cache,
         drafter=drafter.init(Start(target, params, prompt, prefilled, slots, drafter.max_depth)),
         stats=Stats(
             rounds=jnp.zeros((batch,), jnp.int32),

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from specjax.models.cache import KVCache
+from specjax.models.cache import KVCache, resized
 from specjax.models.target import ModelOutput, Taps, Target, causal_rows
 
-PREFILL_CHUNK = 128  # rows per prefill pass: bounds the memory of attention scores
+PREFILL_CHUNK = 128  # tokens of a prefill pass: bounds the memory of attention scores
 
 
 def whole_chunks(length: int) -> int:
@@ -28,14 +28,15 @@ def prefill(
     taps: Taps,
     hidden: Float[Array, "B P T D"] | None = None,
 ) -> tuple[ModelOutput, KVCache]:
-    """Writes the first `length` of `tokens` to a cache in chunks; P is whole chunks.
+    """Writes the first `length` of `tokens`, padded to whole chunks, to a cache in chunks.
 
-    The cache is empty, or holds the first tokens of all rows, equally many; then `hidden` are their
-    hidden states, and P has room for a whole chunk behind the last. Only as many chunks run as the
-    longest prompt fills, so its length decides the cost, not P. Returns the tapped hidden states;
-    never logits or attention, whose size grows with P squared.
+    The cache is empty, or holds the first tokens of all sequences, equally many; then `hidden` are
+    their hidden states, and P has room for a whole chunk behind the last. Only as many chunks run
+    as the longest prompt fills, so its length decides the cost, not P. Returns the tapped hidden
+    states; never logits or attention, whose size grows with P squared.
     """
-    batch, padded = tokens.shape
+    padded = whole_chunks(tokens.shape[1])
+    tokens, batch = resized(tokens, padded, axis=1), len(tokens)
     chunk = min(PREFILL_CHUNK, padded)
     taps = replace(taps, attention_heads=(), logits=False)
     shape = (batch, padded, len(taps.hidden_layers), target.config.hidden_size)
@@ -54,4 +55,5 @@ def prefill(
 
     num_chunks = (jnp.max(length) - start + chunk - 1) // chunk
     cache, hidden = lax.fori_loop(0, num_chunks, write_chunk, (cache, hidden))
-    return ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None), cache
+    output = ModelOutput(logits=None, hidden=hidden if taps.hidden_layers else None)
+    return output, replace(cache, length=length)

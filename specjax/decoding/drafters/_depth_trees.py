@@ -1,23 +1,19 @@
 """Trees of one distribution per depth, static or dynamic, as Medusa and ParallelSpec draft them."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from jaxtyping import Array, Float
 
 from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.drafters._trees import (
     ChoiceTree,
     beam_tree,
-    check_width,
     level_tree,
     pool_sizes,
 )
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree
-from specjax.models.target import Target
 
 ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # not read by a static tree
 
@@ -68,11 +64,9 @@ class DepthTreeDrafter(ChoiceTree):
         """The nodes of each depth that a dynamic tree is chosen from."""
         return pool_sizes(self.max_depth, self.top_k, self.num_tokens - 1)
 
-    def check(self, target: Target, params: Any) -> None:
-        if self.tree == "static":
-            return super().check(target, params)
-        check_head(self.head, target, params)
-        check_width(self.top_k, self.head.config.num_drafted)
+    @property
+    def max_children(self) -> int:
+        return super().max_children if self.tree == "static" else self.top_k
 
     def tree_of(self, logits: Float[Array, "B D V"], context: Context, draw: Draw) -> DraftTree:
         """Makes the tree below the root from logits of its depths, `logits[:, 0]` at depth 1.

@@ -205,8 +205,8 @@ def side_by_side(hidden: Float[Array, "B Q T D"]) -> Float[Array, "B Q F"]:
     return hidden.reshape(*hidden.shape[:2], -1)
 
 
-def check_head(head: Any, target: Target, params: Any) -> None:
-    """Checks that a head was made for the target, and that `params` are its weights."""
+def check_head(head: Any, target: Target, params: Any, max_children: int = 1) -> None:
+    """Checks that a head fits the target and the tree, and that `params` are its weights."""
     for name in ("hidden_size", "vocab_size"):
         expected, actual = getattr(head.config, name), getattr(target.config, name)
         if expected != actual:
@@ -219,6 +219,11 @@ def check_head(head: Any, target: Target, params: Any) -> None:
         raise SpecjaxError(
             f"the params are not the weights of this head ({mismatch}); pass those that were "
             "loaded with it"
+        )
+    if max_children > head.config.num_drafted:
+        raise SpecjaxError(
+            f"the tree gives one node {max_children} children, but the head drafts only "
+            f"{head.config.num_drafted} tokens; lower top_k, or use smaller choices"
         )
 
 

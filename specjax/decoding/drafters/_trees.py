@@ -116,18 +116,13 @@ class ChoiceTree(Drafter):
     def max_depth(self) -> int:
         return max(map(len, self.used_choices))
 
+    @property
+    def max_children(self) -> int:
+        """The most children of one node."""
+        return 1 + max(map(max, self.used_choices))
+
     def check(self, target: Target, params: Any) -> None:
-        check_head(self.head, target, params)
-        check_width(1 + max(map(max, self.used_choices)), self.head.config.num_drafted)
-
-
-def check_width(width: int, num_drafted: int) -> None:
-    """Checks that no node has more children than the head has tokens."""
-    if width > num_drafted:
-        raise SpecjaxError(
-            f"the tree gives one node {width} children, but the head drafts only "
-            f"{num_drafted} tokens; lower top_k, or use smaller choices"
-        )
+        check_head(self.head, target, params, self.max_children)
 
 
 def level_tree(

@@ -20,7 +20,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import PositionKind
-from specjax.models.prefill import prefill, whole_chunks
+from specjax.models.prefill import prefill
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import Taps, Target, causal_rows
 
@@ -29,15 +29,13 @@ RULES = ("fixed", "heuristic", "confidence", "disco")
 
 @pytree
 class DraftState:
-    """The draft's cache, the rule's state, and counts."""
+    """The draft's cache, the rule's state, and what was drafted last."""
 
     cache: KVCache  # of the draft: the text without its last one or two tokens
     rule: State
     prompt_length: Int[Array, " B"]
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be
-    num_needed: Int[Array, " B"]  # draft passes that each sequence needed, one per drafted token
-    num_passes: Int[Array, ""]  # draft passes that ran, for all sequences together
-    tokens: Int[Array, "B D"]  # drafted last
+    tokens: Int[Array, "B D"]  # drafted last, each by a pass
     num_drafted: Int[Array, " B"]
     max_missing: int = static()  # tokens, root included, that the draft may not have read
 
@@ -80,15 +78,11 @@ class DraftModel(Drafter):
     accepted length; `coupled` drafts, see above; beyond the draft's last position (`longest_text`)
     texts continue without drafts. A drafter does not know EOS and `max_new_tokens`, so it drafts
     beyond them once per sequence.
-
-    Args:
-        draft: the draft model.
-        rule: a name, or a `LengthRule`.
     """
 
     draft: Target
     rule: str | LengthRule = setting("fixed", choices=RULES)  # noqa: RUF009 - not mutable
-    """When to stop drafting."""
+    """When to stop drafting: a name, or a `LengthRule`."""
     length: int = setting(5, at_least=1)
     """Tokens per draft for fixed, the initial number for heuristic; at most max_length."""
     threshold: float | None = setting(None, above=0, below=1)
@@ -142,19 +136,15 @@ class DraftModel(Drafter):
 
     def init(self, start: Start) -> DraftState:
         prompt, batch = start.prompt, len(start.prompt.length)
-        weights = start.params.drafter["draft"]
+        weights, tokens = start.params.drafter["draft"], self._readable(prompt.tokens, start.target)
+        cache = self.draft.new_cache(weights, batch, start.num_slots, prompt.length)
+        length = prompt.length - 1
+        _, cache = prefill(weights, tokens, length, cache, self.draft, Taps(logits=False))
         return DraftState(
-            cache=_prefilled(
-                *(self.draft, weights),
-                self._readable(prompt.tokens, start.target),
-                prompt.length,
-                start.num_slots,
-            ),
+            cache=cache,
             rule=self.length_rule.init(batch),
             prompt_length=prompt.length,
             is_finished=jnp.zeros((batch,), bool),
-            num_needed=jnp.zeros((batch,), jnp.int32),
-            num_passes=jnp.zeros((), jnp.int32),
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
             num_drafted=jnp.zeros((batch,), jnp.int32),
             max_missing=start.max_depth + 1 if start.is_part else 2,
@@ -219,8 +209,6 @@ class DraftModel(Drafter):
         return Proposal(tree), replace(
             state,
             cache=draft.cache,
-            num_needed=state.num_needed + draft.length,
-            num_passes=state.num_passes + draft.num_passes,
             tokens=draft.tokens,
             num_drafted=draft.length,
         )
@@ -269,14 +257,3 @@ class DraftModel(Drafter):
 def _with_column(values: Array, column: Array, at: Int[Array, ""]) -> Array:
     """Replaces index `at` of axis 1 by `column`."""
     return lax.dynamic_update_slice_in_dim(values, column[:, None], at, axis=1)
-
-
-def _prefilled(
-    draft: Target, params: Any, tokens: Int[Array, "B P"], length: Int[Array, " B"], num_slots: int
-) -> KVCache:
-    """Returns the draft's cache of the prompts without their last tokens."""
-    batch, width = tokens.shape
-    tokens = jnp.pad(tokens, ((0, 0), (0, whole_chunks(width) - width)))
-    cache = draft.new_cache(params, batch, num_slots, length)
-    _, cache = prefill(params, tokens, length - 1, cache, draft, Taps(logits=False))
-    return replace(cache, length=length - 1)

@@ -8,8 +8,8 @@ from jaxtyping import Array, Int
 
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import beam_tree, check_width, pool_sizes
+from specjax.decoding.drafters._heads import HeadDrafter, HeadState, check_head
+from specjax.decoding.drafters._trees import beam_tree, pool_sizes
 from specjax.decoding.sampling import Draw
 from specjax.models.target import Target
 
@@ -44,8 +44,7 @@ class Eagle2(HeadDrafter):
     """Weight, above temperature 0, of the distribution with the target's noise."""
 
     def check(self, target: Target, params: Any) -> None:
-        super().check(target, params)
-        check_width(self.top_k, self.head.config.num_drafted)
+        check_head(self.head, target, params, self.top_k)
 
     @property
     def pool_sizes(self) -> list[int]:

@@ -4,28 +4,20 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from specjax.core.settings import setting
 from specjax.decoding.automaton import FREE, Grammar
-from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
+from specjax.decoding.drafter import ChainDrafter, Context, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import chain
 from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
-class GrammarDrafter(Drafter):
+class GrammarDrafter(ChainDrafter):
     """Drafts a chain of the tokens that the automaton of the grammar holds likely.
 
     These are the only tokens allowed, and those that spell names, quotes and punctuation up to the
     next value. Without a grammar nothing is drafted.
     """
-
-    num_tokens: int = setting(10, at_least=1)
-    """Maximum number of drafted tokens."""
-
-    @property
-    def num_nodes(self) -> int:
-        return self.num_tokens + 1
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Int
 from specjax.core.ranking import best_tokens
 from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import (
+    ChainDrafter,
     Context,
-    CopyDrafter,
     Outcome,
     Params,
     Proposal,
@@ -30,7 +30,7 @@ Guesses = Int[Array, "B G"] | None  # the state: likely tokens, the most likely 
 
 
 @dataclass(frozen=True)
-class PromptLookup(CopyDrafter):
+class PromptLookup(ChainDrafter):
     """PLD: no weights; one chain of `num_tokens`, and with guesses a tree.
 
     As published, the first occurrence of the longest n-gram wins, and only occurrences followed by

@@ -18,8 +18,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.core.settings import setting
 from specjax.decoding.drafter import (
+    ChainDrafter,
     Context,
-    CopyDrafter,
     Outcome,
     Params,
     Proposal,
@@ -36,7 +36,7 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True)
-class RankedLookup(CopyDrafter):
+class RankedLookup(ChainDrafter):
     """Copies a chain from the best candidate; subclasses score the candidates.
 
     `num_tokens` is the paper's K. `candidates` may be in the whole `text` or in the `prompt` alone
