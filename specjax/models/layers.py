@@ -255,24 +255,12 @@ class DecoderLayer(nn.Module):
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def __call__(
-        self,
-        x: Float[Array, "B Q D"],
-        rotation: Rotation | None,
-        keys: Float[Array, "B K S H"],
-        values: Float[Array, "B K S H"],
-        start: Int[Array, " B"],
-        visible: Bool[Array, "B Q S"],
-        is_prefill: bool = False,
-        in_any_order: bool = False,
-    ):
+    def __call__(self, x: Float[Array, "B Q D"], *arguments: Any, **options: Any):
         """Returns the rows, the attention of all heads and the layer's new keys and values.
 
-        The arguments are those of `Attention`.
+        The further arguments are those of `Attention`.
         """
-        mixed, weights, keys, values = self.self_attn(
-            self.normed(x), rotation, keys, values, start, visible, is_prefill, in_any_order
-        )
+        mixed, weights, keys, values = self.self_attn(self.normed(x), *arguments, **options)
         return self.after_attention(x, mixed), weights, keys, values
 
 

@@ -58,7 +58,7 @@ REQUIRED = {  # arguments without a default
         (["best value", "--set", "num_tokens=0"], "num_tokens"),
         (["best value", "--method", "pld-plus", "--set", "layer=9"], "layer 9"),
         (["best value", "--target", "nope"], "'nope'"),
-        (["best value", "--target", "."], "has no config.json"),
+        (["best value", "--target", "."], "holds no config.json"),
         (["best value", "--target", "gpt2"], "'gpt2' is not supported"),
         (["best value", "--target", LONG_NAME], "File name too long"),
         (["best value", "--target", "~nosuch/x"], "~nosuch"),

@@ -29,6 +29,7 @@ FAMILIES = {
         *(gpt_bigcode.FAMILY, starcoder2.FAMILY, phi3.FAMILY, smollm3.FAMILY),
     )
 }
+CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -69,20 +70,23 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
         raise SpecjaxError(f"a value is of a wrong kind ({reason}); check the config") from error
 
 
-def read_config(folder: Path) -> TransformerConfig:
-    """Reads `folder/config.json`, as `config_from` does; errors name the file."""
-    path = folder / "config.json"
+def read_values(folder: Path, advice: str) -> dict[str, Any]:
+    """Reads the content of `folder/config.json`; raises SpecjaxError with `advice` without one."""
+    path = folder / CONFIG
     with readable(path):
         exists = path.is_file()
     if not exists:
-        raise SpecjaxError(
-            f"{folder} has no config.json; give a folder that has one or a GGUF file"
-        )
-    values = read_json(path)
+        raise SpecjaxError(f"{folder} holds no {CONFIG}; {advice}")
+    return read_json(path)
+
+
+def read_config(folder: Path) -> TransformerConfig:
+    """Reads `folder/config.json`, as `config_from` does; errors name the file."""
+    values = read_values(folder, "give a folder that has one or a GGUF file")
     try:
         return config_from(values)
     except SpecjaxError as error:
-        raise SpecjaxError(f"{path}: {error}") from None
+        raise SpecjaxError(f"{folder / CONFIG}: {error}") from None
 
 
 def config_values(config: TransformerConfig) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.config import TransformerConfig
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
+from specjax.models.heads.layered import LayeredConfig, LayeredHead
 from specjax.models.heads.training_attention import KeysAndValues, text_before, training_attention
 from specjax.models.layers import DecoderLayer, Linear
 
@@ -24,11 +23,6 @@ class EagleConfig(LayeredConfig):
     """The shape of a head."""
 
     fc_bias: bool = False
-
-    @classmethod
-    def for_target(cls, target: TransformerConfig, fc_bias: bool = False) -> "EagleConfig":
-        """Returns the published shape: one layer of the target's sizes, without a window."""
-        return cls(layers_like(target, 1), fc_bias)
 
 
 def aligned_attention(

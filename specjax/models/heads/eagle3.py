@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import TransformerConfig
 from specjax.models.heads import HeadWeights
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
+from specjax.models.heads.layered import LayeredConfig, LayeredHead
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.quantize import Weight
 
@@ -56,8 +56,8 @@ class Eagle3Config(LayeredConfig):
         cls, target: TransformerConfig, draft_vocab_size: int = 0, **norms: Any
     ) -> "Eagle3Config":
         """Returns the published shape: one layer with the sizes of the target's."""
-        tapped = default_taps(target)
-        return cls(layers_like(target, 1), tapped, draft_vocab_size=draft_vocab_size, **norms)
+        named = {"draft_vocab_size": draft_vocab_size, **norms}
+        return super().for_target(target, default_taps(target), **named)
 
 
 def default_taps(target: TransformerConfig) -> tuple[int, ...]:

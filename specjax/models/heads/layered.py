@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,13 @@ class LayeredConfig:
 
     layers: TransformerConfig
     draft_vocab_size: int = field(default=0, kw_only=True)  # tokens that it drafts; 0: all
+
+    @classmethod
+    def for_target(
+        cls, target: TransformerConfig, *shape: Any, num_layers: int = 1, **named: Any
+    ) -> Self:
+        """Returns a head with Llama's layers of the target's sizes, given the other fields."""
+        return cls(layers_like(target, num_layers), *shape, **named)
 
     @property
     def hidden_size(self) -> int:
@@ -122,16 +129,10 @@ class LayeredHead(nn.Module):
     ) -> tuple[Float[Array, "B Q D"], KVCache]:
         """Runs one pass with a cache, as drafting needs it; pure.
 
-        Args:
-            weights: of the head and the target, whose embedding it reads.
-            rows: tokens; their positions are slots, one less than the position in the text. Ids
-                from `vocab_size` on are tokens that only the head has, such as masks.
-            features: of the tokens before them, from the target or predicted by the head; F is 0 if
-                the head reads none.
-            cache: the head's; the pass writes scratch slots, as `Target.run` does.
-
-        Returns:
-            The inputs of the LM head, and the cache.
+        The positions of `rows` are slots, one less than those in the text; ids from `vocab_size` on
+        are tokens that only the head has, such as masks. The features are of the tokens before,
+        from the target or predicted by the head; F is 0 if the head reads none. Returns the inputs
+        of the LM head, and the cache with scratch slots, as `Target.run` writes them.
         """
         is_text = rows.tokens < self.config.vocab_size
         tokens = jnp.where(is_text, rows.tokens, 0)
@@ -153,18 +154,10 @@ class LayeredHead(nn.Module):
         """Runs one training step over whole texts, with the context of drafting; pure.
 
         Step n (from 1) computes the n-th token of a draft at every slot. `attend_in_training`
-        defines which slots it attends to. With one step this is causal attention.
-
-        Args:
-            params: the head's.
-            embedded: the embedding of the token that each slot reads, from the text.
-            features: the target's at step 1; F is 0 if the head reads none.
-            streams: the keys and values that steps 1 to n - 1 returned.
-            positions: slots within their texts.
-            segments: the number of each slot's text; slots attend to their own text only.
-
-        Returns:
-            The inputs of the LM head, and the keys and values of this step.
+        defines which slots of its text it attends to; with one step this is causal attention.
+        `embedded` are the tokens that the slots read, from the text; the features are the target's
+        at step 1, and `streams` what steps 1 to n - 1 returned: the keys and values. Positions are
+        slots within their texts, which `segments` number. Returns the inputs of the LM head too.
         """
         text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
         positions = positions + len(streams) if self.moves_positions else positions

@@ -47,15 +47,10 @@ class LengthClassifier(nn.Module):
 def features_of(probs: Float[Array, "B V"], position: Int[Array, " B"]) -> Float[Array, "B 12"]:
     """Returns the features of a draft token, float32.
 
-    Args:
-        probs: the distribution that the token is taken from: the softmax of the draft's logits,
-            without temperature and filters, as in training.
-        position: of that token, from 0: within the draft or within the new text, depending on
-            `TrainedClassifier.position`.
-
-    Returns:
-        The ten largest probabilities in descending order (padded with zeros if V < 10), the entropy
-        in nats, and `log(1 + position)`, which keeps far positions on the scale of the others.
+    `probs` is the softmax of the draft's logits, without temperature and filters, as in training;
+    positions count as `TrainedClassifier.position` names. The features are the ten largest
+    probabilities in descending order (padded with zeros if V < 10), the entropy in nats, and
+    `log(1 + position)`, which keeps far positions on the scale of the others.
     """
     return with_position(distribution_features(probs), position)
 

@@ -22,16 +22,19 @@ from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
-from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
+from specjax.models.heads.layered import LayeredConfig, LayeredHead
 from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
 from specjax.models.target import QueryRows
 
 
 @dataclass(frozen=True)
 class ParallelConfig(LayeredConfig):
-    """The shape of a head."""
+    """The shape of a head.
+
+    The paper has one layer. The masks are the same at every slot, so in the first layer they attend
+    by position, and only from the second layer on by content.
+    """
 
     num_masks: int = 4
     reads_features: bool = True
@@ -44,22 +47,6 @@ class ParallelConfig(LayeredConfig):
             raise SpecjaxError("a ParallelSpec head needs at least 1 layer; the paper uses 1")
         if self.fc_bias and not self.reads_features:
             raise SpecjaxError("a head that reads no features has no fc; leave fc_bias out")
-
-    @classmethod
-    def for_target(
-        cls,
-        target: TransformerConfig,
-        num_masks: int = 4,
-        reads_features: bool = True,
-        fc_bias: bool = False,
-        num_layers: int = 1,
-    ) -> "ParallelConfig":
-        """Returns the shape of a head with layers of the target's sizes, without a window.
-
-        The paper has one layer. The masks are the same at every slot, so in the first layer they
-        attend by position, and only from the second layer on by content.
-        """
-        return cls(layers_like(target, num_layers), num_masks, reads_features, fc_bias)
 
     @property
     def taps(self) -> tuple[int, ...]:

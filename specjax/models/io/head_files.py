@@ -20,9 +20,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, read_json, readable
+from specjax.core.files import expand_user, readable
 from specjax.models.config import TransformerConfig, Variant, json_object
-from specjax.models.families import config_from, config_values, llama
+from specjax.models.families import CONFIG, config_from, config_values, llama, read_values
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io import head_format
 from specjax.models.io.head_format import (
@@ -39,7 +39,6 @@ from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.quantize import dequantized
 from specjax.models.shapes import expected_shapes, shape_mismatches, shapes_of
 
-CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"  # the subfolder of a training run
 HEAD = "head"  # the folder of the head within that of its training run
 SIZES = {  # keys of config.json: fields of the target's config
@@ -126,12 +125,7 @@ def check_owner(folder: Path, target: str) -> None:
 
 
 def _read_config(folder: Path, title: str = "a drafter head") -> dict[str, Any]:
-    path = expand_user(folder) / CONFIG
-    with readable(path):
-        exists = path.is_file()
-    if not exists:
-        raise SpecjaxError(f"{folder} holds no {CONFIG}; give the folder of {title}")
-    return read_json(path)
+    return read_values(expand_user(folder), f"give the folder of {title}")
 
 
 # ---- Reading -----------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ class HassTraining(EagleTraining):
     """
 
     top_weight: float = 1.0
-    """The weight of that loss (w); 0 leaves it out."""
     align_steps: int = setting(3, at_least=1)
     """Steps of harmonized context alignment (n); 1 aligns nothing."""
     step_decay: float = setting(1.0, at_least=0)
@@ -82,7 +81,6 @@ class HassFirstStage(HassTraining):
     """Train the first stage of HASS as released: in the contexts of drafting, without Top-K."""
 
     top_weight: float = 0.0
-    """The weight of that loss (w); 0 leaves it out."""
 
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(accumulate=2)
 

@@ -47,8 +47,9 @@ class ParallelTraining(HeadTraining):
 
     def parallel_head(self, target: TransformerConfig, reads_features: bool) -> ParallelHead:
         """Returns a new head."""
-        shape = self.num_masks, reads_features, self.fc_bias, self.num_layers
-        return ParallelHead(ParallelConfig.for_target(target, *shape))
+        shape = self.num_masks, reads_features, self.fc_bias
+        config = ParallelConfig.for_target(target, *shape, num_layers=self.num_layers)
+        return ParallelHead(config)
 
     def logits_of(self, head: ParallelHead, step: Step, params: Any, at: Prediction) -> Array:
         return step.logits(at.inputs)
