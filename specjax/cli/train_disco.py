@@ -51,8 +51,6 @@ class TrainDisco(TargetOptions):
     """Train on these kinds of task only, separated by commas."""
     max_new_tokens: int = setting(128, at_least=1)
     """The maximum number of new tokens per prompt."""
-    labels: Literal["match", "overlap"] = "match"
-    """Learn where the greedy tokens are equal, or how much the two distributions overlap."""
     position: Literal["draft", "generation"] = "draft"
     """Count positions from the start of the draft, or of the new text."""
     num_steps: int = setting(3000, at_least=1)
@@ -61,9 +59,7 @@ class TrainDisco(TargetOptions):
     def run(self) -> None:
         out = expand_user(self.out)
         check_out(out, self.resume, CLASSIFIER)
-        settings = ClassifierTraining(
-            labels=self.labels, position=self.position, num_steps=self.num_steps
-        )
+        settings = ClassifierTraining(position=self.position, num_steps=self.num_steps)
         target = self.load_target()
         draft = load_draft(target, self.drafter)
         tasks = self._training_tasks()

@@ -147,14 +147,9 @@ class Engine:
 
         The prompt holds the whole conversation. The longest prefix cached for every sequence is not
         recomputed by the target; draft models and heads start anew. The generated tokens equal
-        those after `prefill` if the target's keys and values do not depend on the pass.
-
-        Args:
-            params: of target and drafter.
-            state: from `run` after an earlier `resume`, with the same target and drafter; None
-                starts a conversation. It is not donated, so it may be resumed several times.
-            prompt: as for `prefill`; its padding may differ from turn to turn.
-            key: decides the tokens of this turn.
+        those after `prefill` if the target's keys and values do not depend on the pass. `state` is
+        that of `run` after an earlier `resume`, with the same target and drafter; None starts a
+        conversation. It is not donated, so it may be resumed several times.
         """
         if state is not None and state.hidden is None and self.drafter.taps.hidden_layers:
             raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")

@@ -35,11 +35,8 @@ def has_slot_blocks(num_slots: int) -> bool:
 def in_blocks(attention: Callable[..., Any], *rows: tuple[Any, int]) -> Any:
     """Computes attention block by block of queries: `[A, T, T]` never exists.
 
-    The gradients compute each block again.
-
-    Args:
-        attention: from the parts of a block to arrays `[B, A, Q, ...]`.
-        rows: arrays of all queries, each with the axis of the queries.
+    `attention` maps the parts of a block to arrays `[B, A, Q, ...]`; `rows` are arrays of all
+    queries, each with the axis of the queries. The gradients compute each block again.
     """
 
     def split(part: Array, axis: int) -> Array:

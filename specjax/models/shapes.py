@@ -12,12 +12,7 @@ MAX_NAMED = 8  # names in an error; the rest are counted
 
 
 def shape_mismatches(params: Any, module: Any) -> str:
-    """Returns how `params` differ from those of `module`, as one phrase; empty if they fit.
-
-    Args:
-        params: any pytree.
-        module: its `initialise(key)` returns the params it expects.
-    """
+    """Returns how `params` differ from those of `module.initialise`; empty if they fit."""
     return mismatches(shapes_of(params), expected_shapes(module))
 
 

@@ -27,13 +27,9 @@ class Transformer(nn.Module):
 
     `run` writes scratch behind `cache.length`; `KVCache.keep` commits it.
 
-    Attributes:
-        config: the model's shape and arithmetic.
-        cache_dtype: of keys and values; None takes that of the weights.
-        mesh: the devices that the params lie on; None: a single one.
-        padded_width: decoding pads every verification pass to this many tokens per sequence, so
-            that GPUs and TPUs multiply the same shapes whichever method drafts. In 16 bits, passes
-            with logits then sum over slots in float64 on GPUs too. 0: no padding.
+    `cache_dtype` is that of keys and values; None takes that of the weights. With a `padded_width`
+    GPUs and TPUs multiply the same shapes whichever method drafts; in 16 bits, passes with logits
+    then sum over slots in float64 on GPUs too.
     """
 
     config: TransformerConfig

@@ -9,7 +9,7 @@ depth. The appendix counts positions differently than section 4.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float32, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.ranking import best_token
+from specjax.models.cache import KVCache
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import (
-    LabelKind,
     PositionKind,
     distribution_features,
     with_position,
@@ -48,8 +48,7 @@ class DraftFeatures:
     """One entry for each of the N new tokens of the target's texts, in the order of the texts."""
 
     features: Float32[np.ndarray, "N 12"]
-    labels: Float32[np.ndarray, " N"]  # 0 or 1, or between for overlap
-    is_match: Bool[np.ndarray, " N"]  # the draft's most likely token is the target's
+    is_match: Bool[np.ndarray, " N"]  # the label: the draft's most likely token is the target's
     depth: Int[np.ndarray, " N"]  # tokens since the last mismatch, whatever the features count
     prompt: Int[np.ndarray, " N"]  # number of the text
 
@@ -63,16 +62,13 @@ def read_drafts(
     target: FrozenModel,
     draft: FrozenModel,
     position: PositionKind = "draft",
-    labels: LabelKind = "match",
 ) -> DraftFeatures:
     """Computes features and labels of all tokens of the continuations, in one pass per text.
 
-    Positions count since the last mismatch ("draft") or since the prompt ("generation"). The label
-    "match" is 1 where the most likely token of the draft is the target's next one; "overlap" is
-    1 - TV(draft, target), the chance that rejection sampling accepts.
+    Positions count since the last mismatch ("draft") or since the prompt ("generation").
     """
     check_vocabularies(target, draft)
-    readings = dict(_read_texts(texts, draft, target if labels == "overlap" else None))
+    readings = dict(_read_texts(texts, draft))
     if not readings:
         raise SpecjaxError("the target continued no prompt; give prompts that it answers")
     parts = []
@@ -81,8 +77,7 @@ def read_drafts(
         depth, count = run_lengths(is_match), len(is_match)
         counted = jnp.asarray(depth if position == "draft" else np.arange(count))
         features = np.asarray(with_position(jnp.asarray(reading.features), counted))
-        labelled = is_match.astype(np.float32) if labels == "match" else reading.overlap
-        parts.append((features, labelled, is_match, depth, np.full(count, number)))
+        parts.append((features, is_match, depth, np.full(count, number)))
     return DraftFeatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -127,21 +122,19 @@ class Reading(NamedTuple):
 
     features: Any  # [N, 11], of its distribution
     choice: Any  # [N], its most likely token
-    overlap: Any  # [N], 1 - total variation distance to the target, meaningless if that did not run
 
 
 def _read_texts(
-    texts: Sequence[ContinuedPrompt], draft: FrozenModel, target: FrozenModel | None
+    texts: Sequence[ContinuedPrompt], draft: FrozenModel
 ) -> Iterator[tuple[int, Reading]]:
     """Yields number and reading of each text that has a continuation, the shortest first."""
-    owners = (draft,) if target is None else (draft, target)
-    models, params = zip(*((owner.model, owner.params) for owner in owners), strict=True)
     order = [number for number, text in enumerate(texts) if len(text.continuation)]
     order.sort(key=lambda number: texts[number].length)
     for start in range(0, len(order), BATCH):
         numbers = order[start : start + BATCH]
         tokens, prompt_length = _padded([texts[number] for number in numbers])
-        seen = jax.tree.map(np.asarray, _read(params, tokens, prompt_length, models=models))
+        read = _read(draft.params, tokens, prompt_length, model=draft.model)
+        seen = jax.tree.map(np.asarray, read)
         for index, number in enumerate(numbers):
             first = len(texts[number].prompt) - 1  # the prompt's last token predicts the first
             last = texts[number].length - 1
@@ -159,38 +152,22 @@ def _padded(texts: Sequence[ContinuedPrompt]) -> tuple[Int[Array, "B T"], Int[Ar
     return jnp.asarray(tokens), jnp.asarray(prompt_length)
 
 
-@partial(jax.jit, static_argnames="models")
+@partial(jax.jit, static_argnames="model")
 def _read(
-    params: tuple[Any, ...],
-    tokens: Int[Array, "B T"],
-    prompt_length: Int[Array, " B"],
-    *,
-    models: tuple[Target, ...],
+    params: Any, tokens: Int[Array, "B T"], prompt_length: Int[Array, " B"], *, model: Target
 ) -> Reading:
-    """Runs the draft, and the target if given, chunk by chunk; no logits outlive a chunk."""
+    """Runs the draft chunk by chunk; no logits outlive a chunk."""
     batch, length = tokens.shape
-    caches = tuple(
-        model.new_cache(of_model, batch, length, prompt_length)
-        for model, of_model in zip(models, params, strict=True)
-    )
 
-    def read_chunk(caches, part):
-        runs: list[Any] = [
-            model.run(of_model, causal_rows(part, cache.length), cache)
-            for model, of_model, cache in zip(models, params, caches, strict=True)
-        ]
-        probs = [jax.nn.softmax(output.logits, axis=-1) for output, _ in runs]
-        first, last = probs[0], probs[-1]
-        count = jnp.full(part.shape[:1], part.shape[1])
-        seen = Reading(
-            features=distribution_features(first),
-            choice=best_token(first),
-            overlap=jnp.sum(jnp.minimum(first, last), axis=-1),
-        )
-        return tuple(cache.advance(count) for _, cache in runs), seen
+    def read_chunk(cache: KVCache, part: Int[Array, "B C"]) -> tuple[KVCache, Reading]:
+        output, cache = model.run(params, causal_rows(part, cache.length), cache)
+        probs = jax.nn.softmax(cast(Array, output.logits), axis=-1)
+        seen = Reading(features=distribution_features(probs), choice=best_token(probs))
+        return cache.advance(jnp.full_like(cache.length, CHUNK)), seen
 
     chunks = tokens.reshape(batch, -1, CHUNK).swapaxes(0, 1)
-    _, seen = jax.lax.scan(read_chunk, caches, chunks)
+    cache = model.new_cache(params, batch, length, prompt_length)
+    _, seen = jax.lax.scan(read_chunk, cache, chunks)
     return jax.tree.map(
         lambda part: part.swapaxes(0, 1).reshape(batch, length, *part.shape[3:]), seen
     )

@@ -24,7 +24,6 @@ def classifier(**changes) -> TrainedClassifier:
         hidden_size=7,
         threshold=0.375,
         position="generation",
-        labels="overlap",
         target="8x3x192-aaaaaaaa",
         draft="2x2x128-bbbbbbbb",
         scores={"f1": 0.9, "static_length": None},
@@ -73,7 +72,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     features = jax.random.normal(jax.random.key(0), (4, 12))
     before, after = (each.model.run(each.params, features) for each in (trained, loaded))
     assert jnp.array_equal(before, after)
-    for name in ("hidden_size", "threshold", "position", "labels", "target", "draft", "scores"):
+    for name in ("hidden_size", "threshold", "position", "target", "draft", "scores"):
         assert getattr(loaded, name) == getattr(trained, name)
     assert (loaded.recipe, loaded.specjax_version) == (trained.recipe, "0.1.0")
 
@@ -106,7 +105,6 @@ DAMAGES = {
     "foreign": lambda folder: _rewrite(folder, format="specjax datastore 1"),
     "key missing": lambda folder: _rewrite(folder, target=None),
     "kind unknown": lambda folder: _rewrite(folder, position="nowhere"),
-    "labels unknown": lambda folder: _rewrite(folder, labels=""),
     "threshold nan": lambda folder: _rewrite(folder, threshold=float("nan")),
     "threshold huge": lambda folder: _rewrite(folder, threshold=10**400),
     "threshold 0": lambda folder: _rewrite(folder, threshold=0),

@@ -61,10 +61,9 @@ def texts() -> tuple[ContinuedPrompt, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("labels", ["match", "overlap"])
 @pytest.mark.parametrize("position", ["draft", "generation"])
-def test_data_equals_a_reading_prefix_by_prefix(position, labels):
-    data = read_drafts(texts(), frozen(0), frozen(1), position, labels)
+def test_data_equals_a_reading_prefix_by_prefix(position):
+    data = read_drafts(texts(), frozen(0), frozen(1), position)
     row = 0
     for number, (prompt, continuation) in enumerate(texts()):
         since_mismatch = 0
@@ -75,14 +74,11 @@ def test_data_equals_a_reading_prefix_by_prefix(position, labels):
             counted = since_mismatch if position == "draft" else count
             features = features_of(jnp.asarray(draft)[None], jnp.array([counted]))[0]
             np.testing.assert_allclose(data.features[row], features, rtol=1e-3, atol=1e-5)
-            overlap = 1 - np.abs(draft - slow_probs(frozen(0), prefix)).sum() / 2
-            expected = float(is_match) if labels == "match" else overlap
-            assert data.labels[row] == pytest.approx(expected, abs=1e-4)
             assert (data.is_match[row], data.depth[row]) == (is_match, since_mismatch)
             assert data.prompt[row] == number
             since_mismatch = since_mismatch + 1 if is_match else 0
             row += 1
-    assert row == len(data.labels) == 30
+    assert row == len(data.is_match) == 30
     assert 8 < data.is_match.sum() < 27  # both kinds were seen
 
 
@@ -103,7 +99,6 @@ def made_up(num_prompts: int = 40) -> DraftFeatures:
     is_match = probs.max(axis=1) > 0.5
     return DraftFeatures(
         np.asarray(features_of(jnp.asarray(probs), jnp.asarray(position))),
-        is_match.astype(np.float32),
         is_match,
         position,
         np.repeat(np.arange(num_prompts), 50),
@@ -115,7 +110,7 @@ def test_prompts_are_split_whole():
     training, validation = split_by_prompt(data, 0.15, seed=1)
     assert len(set(validation.prompt)) == 6
     assert not set(training.prompt) & set(validation.prompt)
-    assert len(training.labels) + len(validation.labels) == len(data.labels)
+    assert len(training.is_match) + len(validation.is_match) == len(data.is_match)
 
 
 def test_what_can_be_learned_is_learned():

@@ -57,13 +57,10 @@ def read_common(
     can_be_partial: bool = False,
     **others: Any,
 ) -> TransformerConfig:
-    """Reads the fields that all families have.
+    """Reads the fields that all families have from a `config.json` with Llama's keys.
 
-    Args:
-        values: the content of a `config.json`, by Llama's keys.
-        variant: fields of `Variant`; the activation is among `values`.
-        can_be_partial: see `Rope.from_huggingface`.
-        others: further fields of `TransformerConfig`, or values that replace those read.
+    `variant` are fields of `Variant` besides the activation, and `others` are fields of
+    `TransformerConfig`, new ones or in place of those read.
     """
     activation, heads = values.get("hidden_act", "silu"), values["num_attention_heads"]
     if activation not in tuple(ACTIVATIONS):

@@ -16,7 +16,6 @@ NUM_TOP = 10  # the largest probabilities, which the classifier reads (footnote 
 NUM_FEATURES = NUM_TOP + 2  # plus entropy and position
 
 PositionKind = Literal["draft", "generation"]  # where positions are counted from
-LabelKind = Literal["match", "overlap"]  # equal greedy tokens, or 1 - total variation distance
 
 
 class LengthClassifier(nn.Module):

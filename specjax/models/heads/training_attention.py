@@ -27,13 +27,8 @@ def training_attention(
 ) -> Float[Array, "B A Q H"]:
     """Computes attention of Q slots; query head a reads key-value head `a // (A / K)`.
 
-    Scores of long texts are computed in blocks.
-
-    Args:
-        query: of each slot.
-        far: keys and values that every slot may see.
-        is_far: which of them each slot sees.
-        near: streams of keys and values; slot q sees only row q, where the mask is true.
+    Of the `far` keys and values each slot sees those that `is_far` marks; of each stream in `near`
+    slot q sees only row q, where the mask is true. Scores of long texts are computed in blocks.
     """
     if has_blocks(query.shape[2]):
         parts, masks = zip(*near, strict=True) if near else ((), ())

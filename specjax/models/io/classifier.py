@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder, read_json
 from specjax.core.settings import check_setting, setting
-from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
+from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
 from specjax.models.io.head_files import made_by_run
 from specjax.models.shapes import shape_mismatches
 
@@ -34,7 +34,6 @@ class TrainedClassifier:
 
     params: Mapping[str, Any] = field(repr=False)
     position: PositionKind
-    labels: LabelKind
     target: str  # fingerprints
     draft: str
     scores: Mapping[str, Any]  # on the validation prompts

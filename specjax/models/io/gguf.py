@@ -54,7 +54,7 @@ class PackedTensor(NamedTuple):
         shift: int = 0,
         index: Index = (),
     ) -> np.ndarray:
-        """Dequantises a few rows at a time, or those within `index`, and adds `shift`.
+        """Dequantises the rows, or those within `index`, a few at a time, and adds `shift`.
 
         With `num_heads` it is a query or key projection that has the two rows of a rotary pair side
         by side; Hugging Face's format has them half a head apart.

@@ -142,15 +142,9 @@ def load_head(
 ) -> tuple[Any, dict[str, Any]]:
     """Reads a head in any layout of its format; returns the module and its params.
 
-    Does not check that the head was trained for this target; see `check_owner`.
-
-    Args:
-        folder: as published, or as `save_head` wrote it.
-        format: of the head.
-        target: the config of the target.
-        dtype: of the params, whatever the files store.
-        progress: show a bar on stderr, if that is a terminal.
-        others: formats that a message names if the folder holds one of them instead.
+    Does not check that the head was trained for this target; see `check_owner`. The params have
+    `dtype`, whatever the files store. If the folder holds a head of one of the `others`, the error
+    names its format. `progress` shows a bar on stderr, if that is a terminal.
     """
     folder, formats = expand_user(folder), (format, *others)
     with readable(folder):
@@ -291,11 +285,8 @@ def save_head(
 
     Args:
         folder: does not exist yet, or is empty.
-        format: of the head.
-        head: the module.
-        params: of the head.
+        format: of the head, whose module is `head`.
         dtype: of the stored tensors.
-        target: the config of the target.
         target_params: for layouts that hold the target's embedding or LM head as well.
         target_name: a hub id or folder, for layouts that name the target.
         layout: one of the format's, by the program that reads it; by default the first.

@@ -82,12 +82,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
-    """Returns the tensors of a folder by name, in file order; reads only the headers.
-
-    Args:
-        folder: the folder of the weights.
-        names: see `weight_files`.
-    """
+    """Returns the tensors of a folder by name, in file order; reads only the headers."""
     tensors = {}
     for path in weight_files(folder, names):
         of_file = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
@@ -98,9 +93,7 @@ def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, Store
 def stored_dtype(folder: Path, names: tuple[str, ...] = ()) -> str:
     """Returns the dtype in which all floats of a folder are stored; float32 if there are several.
 
-    Args:
-        folder: the folder of the weights; a file, such as GGUF, counts as quantised.
-        names: see `weight_files`.
+    A file, such as GGUF, counts as quantised.
     """
     if not folder.is_dir():
         return "float32"

@@ -21,7 +21,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.settings import check_fields, setting
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.heads.length_classifier import LabelKind, LengthClassifier, PositionKind
+from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
 from specjax.training.checkpoints import checksum
 from specjax.training.data import from_function
@@ -46,7 +46,6 @@ class ClassifierTraining:
 
     hidden_size: int = setting(64, at_least=1)
     position: PositionKind = "draft"
-    labels: LabelKind = "match"
     num_steps: int = setting(3000, at_least=1)
     batch_size: int = setting(512, at_least=1)  # tokens
     learning_rate: float = setting(3e-3, above=0)  # falls to zero over the run, by a cosine
@@ -76,7 +75,7 @@ def train_classifier(
     check_vocabularies(target, draft)
     continuations = generate(prompts)
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
-    data = read_drafts(texts, target, draft, settings.position, settings.labels)
+    data = read_drafts(texts, target, draft, settings.position)
     params, scores = fit(data, settings, out, resume)
     recipe = asdict(settings)
     trained = TrainedClassifier(
@@ -85,9 +84,9 @@ def train_classifier(
         target=target.fingerprint,
         draft=draft.fingerprint,
         scores=scores,
-        recipe=recipe | {"num_prompts": len(prompts), "num_tokens": len(data.labels)},
+        recipe=recipe | {"num_prompts": len(prompts), "num_tokens": len(data.is_match)},
         specjax_version=__version__,
-        **{name: recipe[name] for name in ("hidden_size", "position", "labels")},
+        **{name: recipe[name] for name in ("hidden_size", "position")},
     )
     if not (out / CLASSIFIER).exists():
         save_classifier(trained, out / CLASSIFIER)
@@ -109,13 +108,13 @@ def fit(
                 f"all {len(part.is_match)} draft tokens of the {name} prompts would be {kind}, "
                 "which teaches nothing; give more or other prompts, or another draft"
             )
-    model = LengthClassifier(settings.hidden_size)
+    model, labels = LengthClassifier(settings.hidden_size), training.is_match.astype(np.float32)
     decay = optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)
 
     def batch_at(step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((settings.seed, step))
-        chosen = rng.integers(len(training.labels), size=settings.batch_size)  # with replacement
-        return {"features": training.features[chosen], "labels": training.labels[chosen]}
+        chosen = rng.integers(len(labels), size=settings.batch_size)  # with replacement
+        return {"features": training.features[chosen], "labels": labels[chosen]}
 
     trained = train(
         loss_of(model),
@@ -124,7 +123,7 @@ def fit(
         optax.adamw(decay, weight_decay=settings.weight_decay),
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
-        config=asdict(settings) | {"data": checksum((training.features, training.labels))},
+        config=asdict(settings) | {"data": checksum((training.features, labels))},
         resume=resume,
         title="training disco",
     )
@@ -132,7 +131,7 @@ def fit(
 
 
 def loss_of(model: LengthClassifier) -> LossFn:
-    """Returns the loss for `training.loop`: cross-entropy with the labels, which may be soft."""
+    """Returns the loss for `training.loop`: cross-entropy with the labels."""
 
     def loss_fn(params: Any, frozen: None, batch: dict[str, Array], key: Key[Array, ""]):
         logits = model.run(params, batch["features"])
