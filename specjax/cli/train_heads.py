@@ -22,7 +22,7 @@ from specjax.core.settings import setting
 from specjax.data.conversations import Conversation, read_conversations
 from specjax.data.task_files import TASKS
 from specjax.decoding.drafter import Drafter
-from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
+from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.loading.hub import find_head
 from specjax.loading.methods import METHODS
 from specjax.loading.parts import load_head

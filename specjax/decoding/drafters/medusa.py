@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, Start
-from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.decoding.drafters._heads import LAST_HIDDEN
+from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.decoding.sampling import Draw
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaHeads

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices
+from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, DepthTreeDrafter
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.parallel import ParallelHead

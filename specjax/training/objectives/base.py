@@ -161,11 +161,15 @@ class Step:
 
     def __post_init__(self):
         # XLA drops the target's layers from a program that does not read these.
-        places = (self.batch[name] for name in ("tokens", "positions", "segments"))
-        hidden = hidden_states(self.target, self.frozen, (-1, *self.taps), *places)
+        hidden = hidden_states(self.target, self.frozen, (-1, *self.taps), *self.places)
         tapped = hidden[:, :, 1:].reshape(*hidden.shape[:2], -1)
         object.__setattr__(self, "features", hidden[:, :, 0])
         object.__setattr__(self, "tapped", tapped)
+
+    @property
+    def places(self) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"]]:
+        """The tokens, with their positions in their texts and the numbers of these."""
+        return self.batch["tokens"], self.batch["positions"], self.batch["segments"]
 
     def embed(self, ahead: int) -> Float[Array, "B T D"]:
         """Returns the embedding of the token `ahead` of each slot."""
@@ -187,9 +191,8 @@ class Step:
         self, head: Any, params: Any, embedded: Array, features: Array, streams: tuple = ()
     ) -> tuple[Float[Array, "B T D"], tuple]:
         """Runs a head at one depth, after the streams of depths before; returns one more stream."""
-        places = self.batch["positions"], self.batch["segments"]
         run = self.checkpoint(head.step)
-        outputs, stream = run(params, embedded, features, streams, *places)
+        outputs, stream = run(params, embedded, features, streams, *self.places[1:])
         return outputs, (*streams, stream)
 
     def losses(

@@ -60,9 +60,16 @@ class HydraTraining(HeadTraining):
         return HydraHeads(HydraConfig.for_target(target, **shape))
 
     def predictions(self, head: HydraHeads, params: Any, step: Step) -> list[Prediction]:
-        prepared = step.checkpoint(lambda params: prefixed(head, params, step))(params)
+        tokens, positions, segments = step.places
+        cache = KVCache.create(head.config.layers, *tokens.shape, step.features.dtype)
+
+        def prefixed(params: Any) -> Float[Array, "B T D"]:
+            rows = QueryRows(tokens, positions, text_before(segments))
+            return head.run(step.weights(params), rows, step.features, cache)[0]
+
+        prepared = step.checkpoint(prefixed)(params)
         depths = range(1, head.config.num_heads + 1)
-        before = [later(step.batch["tokens"], ahead) for ahead in depths]
+        before = [later(tokens, ahead) for ahead in depths]
         return [Prediction(depth, prepared, tuple(before[:depth])) for depth in depths]
 
     def logits_of(self, head: HydraHeads, step: Step, params: Any, at: Prediction) -> Array:
@@ -77,12 +84,3 @@ class HydraTraining(HeadTraining):
         weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
         predictions = self.predictions(head, params, step)
         return step.losses(values_of, predictions, weights, trained=params)
-
-
-def prefixed(head: HydraHeads, params: Any, step: Step) -> Float[Array, "B T D"]:
-    """Returns the features that the heads read at every slot, after the prefix layer if any."""
-    tokens, positions, segments = (step.batch[name] for name in ("tokens", "positions", "segments"))
-    batch, length = tokens.shape
-    cache = KVCache.create(head.config.layers, batch, length, step.features.dtype)
-    rows = QueryRows(tokens, positions, text_before(segments))
-    return head.run(step.weights(params), rows, step.features, cache)[0]

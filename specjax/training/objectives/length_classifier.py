@@ -148,32 +148,18 @@ def validate(model: LengthClassifier, params: Any, data: DraftFeatures) -> dict[
     Both predict acceptance at temperature 0. A static rule predicts that exactly the first
     `static_length` tokens of a draft are accepted; None means unlimited.
     """
-    threshold = best_threshold(_confidence(model, params, data), data.is_match)
+    confidence = np.asarray(jax.nn.sigmoid(model.run(params, jnp.asarray(data.features))))
+    threshold = best_threshold(confidence, data.is_match)
     static_length = best_static_length(data.depth, data.is_match)
+    static = data.depth < (np.inf if static_length is None else static_length)
     return {
         "threshold": threshold,
         "static_length": static_length,
-        **score(model, params, data, threshold, static_length),
-        "acceptance_rate": float(np.mean(data.is_match)),
-    }
-
-
-def score(
-    model: LengthClassifier, params: Any, data: DraftFeatures, threshold: float, static_length: Any
-) -> dict[str, Any]:
-    """Scores a classifier with a threshold, and a static length (None: unlimited), on any texts."""
-    static = data.depth < (np.inf if static_length is None else static_length)
-    return {
-        **scores_of(_confidence(model, params, data) >= threshold, data.is_match),
+        **scores_of(confidence >= threshold, data.is_match),
         "static_f1": scores_of(static, data.is_match)["f1"],
         "num_tokens": len(data.is_match),
+        "acceptance_rate": float(np.mean(data.is_match)),
     }
-
-
-def _confidence(
-    model: LengthClassifier, params: Any, data: DraftFeatures
-) -> Float[np.ndarray, " N"]:
-    return np.asarray(jax.nn.sigmoid(model.run(params, jnp.asarray(data.features))))
 
 
 # ---- Scores of a rule that predicts acceptance (DISCO, table 4) --------------------------------

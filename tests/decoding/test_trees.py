@@ -11,8 +11,7 @@ import pytest
 
 from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Context
-from specjax.decoding.drafters._depth_trees import DepthTreeDrafter
-from specjax.decoding.drafters._trees import MEDUSA_TREE
+from specjax.decoding.drafters._trees import MEDUSA_TREE, DepthTreeDrafter
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
