@@ -98,17 +98,6 @@ class HeadTraining(ABC):
     def step_loss(self, head: Any, params: Any, step: "Step") -> LossAndMetrics:
         """Returns the loss of one batch, and metrics; `params` are in the target's dtype."""
 
-    def predictions(self, head: Any, params: Any, step: "Step") -> list[Prediction]:
-        """Returns what a head predicts at every depth where it reads the tokens of the text.
-
-        It and `logits_of` are defined for heads whose static tree can be tuned.
-        """
-        raise NotImplementedError
-
-    def logits_of(self, head: Any, step: "Step", params: Any, at: Prediction) -> Array:
-        """Returns the logits `[B, T, V]` of a prediction, or of some of its slots."""
-        raise NotImplementedError
-
     def loss(self, head: Any, target: Target, recompute: bool = False) -> LossFn:
         """Returns the loss for `training.loop`, computed in the target's dtype.
 

@@ -59,7 +59,7 @@ class HydraTraining(HeadTraining):
         shape |= {"has_prefix": self.prefix, "has_lm_heads": self.lm_heads}
         return HydraHeads(HydraConfig.for_target(target, **shape))
 
-    def predictions(self, head: HydraHeads, params: Any, step: Step) -> list[Prediction]:
+    def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, positions, segments = step.places
         cache = KVCache.create(head.config.layers, *tokens.shape, step.features.dtype)
 
@@ -67,20 +67,15 @@ class HydraTraining(HeadTraining):
             rows = QueryRows(tokens, positions, text_before(segments))
             return head.run(step.weights(params), rows, step.features, cache)[0]
 
+        def values_of(params: Any, at: Prediction, teacher: Teacher) -> SlotValues:
+            embedded = [step.target.embed(step.frozen, tokens) for tokens in at.fixed]
+            embedded = jnp.stack(embedded, axis=2)
+            logits = head.logits_at(step.weights(params), at.ahead, at.inputs, embedded)
+            return self.logit_values(logits, teacher.logits)
+
         prepared = step.checkpoint(prefixed)(params)
         depths = range(1, head.config.num_heads + 1)
         before = [later(tokens, ahead) for ahead in depths]
-        return [Prediction(depth, prepared, tuple(before[:depth])) for depth in depths]
-
-    def logits_of(self, head: HydraHeads, step: Step, params: Any, at: Prediction) -> Array:
-        embedded = [step.target.embed(step.frozen, tokens) for tokens in at.fixed]
-        embedded = jnp.stack(embedded, axis=2)
-        return head.logits_at(step.weights(params), at.ahead, at.inputs, embedded)
-
-    def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
-        def values_of(params: Any, at: Prediction, teacher: Teacher) -> SlotValues:
-            return self.logit_values(self.logits_of(head, step, params, at), teacher.logits)
-
+        predictions = [Prediction(depth, prepared, tuple(before[:depth])) for depth in depths]
         weights = {"logit_loss": 1.0, "top_loss": self.top_weight}
-        predictions = self.predictions(head, params, step)
         return step.losses(values_of, predictions, weights, trained=params)

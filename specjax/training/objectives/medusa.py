@@ -31,6 +31,10 @@ class TokenTraining(HeadTraining):
     head_decay: float = setting(0.8, at_least=0)
     """Weight of each head's loss relative to the head before."""
 
+    def logits_of(self, head: Any, step: Step, params: Any, at: Prediction) -> Array:
+        """Returns the logits of a prediction; by default those of the target's LM head."""
+        return step.logits(at.inputs)
+
     def token_losses(
         self,
         head: Any,
@@ -78,14 +82,11 @@ class MedusaTraining(TokenTraining):
         shape = MedusaConfig.for_target(target, self.num_heads, self.num_layers, self.lm_heads)
         return MedusaHeads(shape)
 
-    def predictions(self, head: MedusaHeads, params: Any, step: Step) -> list[Prediction]:
-        depths = range(1, head.config.num_heads + 1)
-        return [Prediction(depth, fixed=step.features) for depth in depths]
-
     def logits_of(self, head: MedusaHeads, step: Step, params: Any, at: Prediction) -> Array:
         return head.logits_at(step.weights(params), at.fixed, at.ahead)
 
     def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
-        predictions = self.predictions(head, params, step)
-        decays = [self.head_decay**at.ahead for at in predictions]
+        depths = range(1, head.config.num_heads + 1)
+        predictions = [Prediction(depth, fixed=step.features) for depth in depths]
+        decays = [self.head_decay**depth for depth in depths]
         return self.token_losses(head, step, predictions, decays, params)

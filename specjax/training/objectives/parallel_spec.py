@@ -51,19 +51,10 @@ class ParallelTraining(HeadTraining):
         config = ParallelConfig.for_target(target, *shape, num_layers=self.num_layers)
         return ParallelHead(config)
 
-    def logits_of(self, head: ParallelHead, step: Step, params: Any, at: Prediction) -> Array:
-        return step.logits(at.inputs)
-
-    def predictions(
-        self,
-        head: ParallelHead,
-        params: Any,
-        step: Step,
-        features: Float[Array, "B T F"] | None = None,
+    def group(
+        self, head: ParallelHead, params: Any, step: Step, features: Float[Array, "B T F"]
     ) -> list[Prediction]:
-        """Runs the head depth by depth; `features` are by default the target's, if it reads any."""
-        if features is None:
-            features = step.features if head.config.reads_features else step.features[..., :0]
+        """Runs the head depth by depth; `features` are those it reads of the target's."""
         embedded, predictions, streams = step.embed(1), [], ()
         for depth in range(1, head.config.num_depths + 1):
             predicted, streams = step.run_head(head, params, embedded, features, streams)
@@ -90,7 +81,8 @@ class ParallelMedusaTraining(ParallelTraining, TokenTraining):
         return self.parallel_head(target, self.features)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        predictions = self.predictions(head, params, step)
+        features = step.features if head.config.reads_features else step.features[..., :0]
+        predictions = self.group(head, params, step, features)
         decays = [self.head_decay**masks for masks in range(len(predictions))]
         return self.token_losses(head, step, predictions, decays)
 
@@ -109,5 +101,5 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
         return self.parallel_head(target, True)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
-        predictions = self.predictions(head, params, step, self.noisy_features(step))
+        predictions = self.group(head, params, step, self.noisy_features(step))
         return self.feature_losses(step, predictions)
