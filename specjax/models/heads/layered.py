@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax
@@ -37,7 +37,7 @@ class LayeredConfig:
     @classmethod
     def for_target(
         cls, target: TransformerConfig, *shape: Any, num_layers: int = 1, **named: Any
-    ) -> Self:
+    ) -> Any:
         """Returns a head with Llama's layers of the target's sizes, given the other fields."""
         return cls(layers_like(target, num_layers), *shape, **named)
 

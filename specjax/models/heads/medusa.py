@@ -38,11 +38,6 @@ class MedusaConfig:
         check_fields(self)
 
     @property
-    def num_depths(self) -> int:
-        """The number of depths that the heads predict."""
-        return self.num_heads
-
-    @property
     def num_drafted(self) -> int:
         """The number of tokens that the heads choose from."""
         return self.vocab_size
