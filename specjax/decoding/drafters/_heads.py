@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
@@ -56,21 +56,6 @@ class BoundHead(NamedTuple):
         if draft_vocab is None:
             return draw
         return draw.restricted_to(draft_vocab, self.module.config.vocab_size)
-
-    def feed(
-        self,
-        cache: KVCache,
-        tokens: Int[Array, "B F"],
-        features: Float[Array, "B F H"],
-        visible: Bool[Array, "B F C"],
-        slot: Int[Array, " B"],
-    ) -> tuple[Float[Array, "B F H"], KVCache]:
-        """Predicts the features of F nodes of one depth from those of their parents.
-
-        `visible` marks, of the C nodes fed so far, a node's ancestors and itself.
-        """
-        rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
-        return self.run(rows, features, cache)
 
     def prefill(
         self,

@@ -9,7 +9,7 @@ from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
 from specjax.decoding.drafters._trees import Choices, ChoiceTree, Level, level_tree, levels_of
 from specjax.decoding.sampling import Draw
-from specjax.models.target import Target
+from specjax.models.target import QueryRows, Target
 
 PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
     *((0,), (1,), (2,), (3,)),
@@ -50,7 +50,8 @@ class Eagle(ChoiceTree, HeadDrafter):
             above = features[:, level.parent[level.fed]]
             visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
             slot = context.length - 2 + depth  # a token's position, less one
-            return head.feed(cache, tokens, above, visible, slot)
+            positions = jnp.broadcast_to(slot[:, None], tokens.shape)
+            return head.run(QueryRows(tokens, positions, visible), above, cache)
 
         tree, (_, cache) = level_tree(
             self.choices,

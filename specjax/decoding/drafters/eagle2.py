@@ -11,7 +11,7 @@ from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState, check_head
 from specjax.decoding.drafters._trees import beam_tree, pool_sizes
 from specjax.decoding.sampling import Draw
-from specjax.models.target import Target
+from specjax.models.target import QueryRows, Target
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Eagle2(HeadDrafter):
             )
             visible = jnp.concatenate([seen, itself], axis=2)
             slot = context.length - 2 + depth  # a token's position, less one
-            features, cache = head.feed(cache, tokens, above, visible, slot)
+            positions = jnp.broadcast_to(slot[:, None], tokens.shape)
+            features, cache = head.run(QueryRows(tokens, positions, visible), above, cache)
             return features, visible, cache
 
         tree, (_, _, cache) = beam_tree(

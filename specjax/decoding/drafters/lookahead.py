@@ -200,26 +200,17 @@ def _window_visible(level: Int[Array, "B R"], column: Int[Array, "B R"]) -> Bool
     return in_level_0 | below
 
 
-def insert(
-    pool: Int[Array, "B V G T"],
-    first: Int[Array, "B C"],
-    rest: Int[Array, "B C T"],
-    counts: Bool[Array, "B C"],
-) -> Int[Array, "B V G T"]:
-    """Inserts the n-grams `first + rest` that count, in order.
-
-    Each bucket then holds the last G distinct n-grams of its token, newest first. All are computed
-    at once (n-grams with the same first token compute the same bucket) and written in one scatter.
-    """
-    return jax.vmap(_insert)(pool, first, rest, counts)
-
-
 def _insert(
     pool: Int[Array, "V G T"],
     first: Int[Array, " C"],
     rest: Int[Array, "C T"],
     counts: Bool[Array, " C"],
 ) -> Int[Array, "V G T"]:
+    """Inserts the n-grams `first + rest` that count, in order.
+
+    Each bucket then holds the last G distinct n-grams of its token, newest first. All are computed
+    at once (n-grams with the same first token compute the same bucket) and written in one scatter.
+    """
     old = pool[first]
     new = jnp.broadcast_to(rest[None, ::-1], (first.shape[0], *rest.shape))
     is_new = (counts[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
@@ -233,6 +224,9 @@ def _insert(
     is_filled = jnp.take_along_axis(is_kept, order, axis=1)
     buckets = jnp.where(is_filled[..., None], chosen, EMPTY)
     return pool.at[jnp.where(counts, first, pool.shape[0])].set(buckets, mode="drop")
+
+
+insert = jax.vmap(_insert)  # for every sequence
 
 
 def insert_text(

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -28,7 +27,7 @@ from specjax.decoding.drafter import (
     copied_chain,
 )
 from specjax.decoding.sampling import Draw
-from specjax.models.cache import write_slots
+from specjax.models.cache import read_slots, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target
 
@@ -114,7 +113,7 @@ class PromptLookupPlus(RankedLookup):
         hidden = jnp.pad(hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
         states = jnp.pad(self._means(hidden), ((0, 0), (0, missing), (0, 0)))
         length = start.prompt.length
-        return SeenHidden(states, _slice(hidden, length - 1, back), length)
+        return SeenHidden(states, read_slots(hidden, length - 1, back, axis=1), length)
 
     def update(
         self, target: Target, params: Params, state: SeenHidden, outcome: Outcome
@@ -122,14 +121,15 @@ class PromptLookupPlus(RankedLookup):
         assert outcome.output.hidden is not None
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
         hidden = jnp.concatenate([state.recent, on_path], axis=1)
+        num_committed = outcome.verification.num_accepted + 1
         return SeenHidden(
             states=write_slots(state.states, self._means(hidden), outcome.root_slot, axis=1),
-            recent=_slice(hidden, outcome.verification.num_accepted + 1, self.prefix_length - 1),
+            recent=read_slots(hidden, num_committed, self.prefix_length - 1, axis=1),
             prompt_length=state.prompt_length,
         )
 
     def _scores(self, state: SeenHidden, context: Context) -> tuple[Float[Array, "B T"], float]:
-        before_root = _slice(state.states, context.length - 2, 1)[:, 0]
+        before_root = read_slots(state.states, context.length - 2, 1, axis=1)[:, 0]
         similarity = jnp.einsum(
             "bsd,bd->bs", state.states, before_root, preferred_element_type=jnp.float32
         )
@@ -198,9 +198,3 @@ class PromptLookupPlusAttention(RankedLookup):
 
     def _scores(self, state: SeenAttention, context: Context) -> tuple[Float[Array, "B T"], float]:
         return state.weights[:, : context.tokens.shape[1]], 0.0
-
-
-def _slice(values: Array, start: Int[Array, " B"], count: int) -> Array:
-    """Returns `count` entries of each sequence from `start[b]` on."""
-    take = lambda entries, at: jax.lax.dynamic_slice_in_dim(entries, at, count)  # noqa: E731
-    return jax.vmap(take)(values, start)
