@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,54 +32,6 @@ class HeadState:
     pending: Float[Array, "B P H"]  # the target's features that the head has not read yet
     num_pending: Int[Array, " B"]
     lm_head: Weight | None = None  # rows of the target's LM head for a draft vocabulary, if any
-
-
-class BoundHead(NamedTuple):
-    """A head with all weights of a request."""
-
-    module: LayeredHead
-    weights: HeadWeights
-
-    def run(
-        self, rows: QueryRows, features: Float[Array, "B Q H"], cache: KVCache
-    ) -> tuple[Float[Array, "B Q D"], KVCache]:
-        """Runs the head's layers; see `LayeredHead.run`."""
-        return self.module.run(self.weights, rows, features, cache)
-
-    def logits(self, hidden: Float[Array, "B Q D"], state: HeadState) -> Float[Array, "B Q R"]:
-        """Returns the logits of the tokens that the head may draft."""
-        return self.module.logits(self.weights, hidden, state.lm_head)
-
-    def restrict(self, draw: Draw) -> Draw:
-        """Restricts the draws to the tokens that the head may draft."""
-        draft_vocab = self.weights.params.get(DRAFT_TOKENS)
-        if draft_vocab is None:
-            return draw
-        return draw.restricted_to(draft_vocab, self.module.config.vocab_size)
-
-    def prefill(
-        self,
-        tokens: Int[Array, "B W"],
-        features: Float[Array, "B W H"],
-        length: Int[Array, " B"],
-        cache: KVCache,
-    ) -> KVCache:
-        """Fills the first `length` slots of an empty cache in chunks; W is whole chunks.
-
-        `tokens[b, t]` follows the token whose feature is `features[b, t]`.
-        """
-        chunk = min(PREFILL_CHUNK, tokens.shape[1])
-
-        def write_chunk(index, cache):
-            part, part_features = (
-                lax.dynamic_slice_in_dim(values, index * chunk, chunk, axis=1)
-                for values in (tokens, features)
-            )
-            _, cache = self.run(causal_rows(part, cache.length), part_features, cache)
-            return cache.advance(jnp.full_like(cache.length, chunk))
-
-        num_chunks = (jnp.max(length) + chunk - 1) // chunk
-        return replace(lax.fori_loop(0, num_chunks, write_chunk, cache), length=length)
 
 
 @dataclass(frozen=True)
@@ -112,15 +64,22 @@ class HeadDrafter(Drafter):
     def check(self, target: Target, params: Any) -> None:
         check_head(self.head, target, params)
 
-    def bind(self, target: Target, params: Params) -> BoundHead:
-        """Returns the head with all weights of a request."""
-        return BoundHead(self.head, HeadWeights(params.drafter, target, params.target))
+    def bind(self, target: Target, params: Params) -> HeadWeights:
+        """Returns what the head computes with."""
+        return HeadWeights(params.drafter, target, params.target)
+
+    def restrict(self, draw: Draw, params: Params) -> Draw:
+        """Restricts the draws to the tokens that the head may draft."""
+        draft_vocab = params.drafter.get(DRAFT_TOKENS)
+        if draft_vocab is None:
+            return draw
+        return draw.restricted_to(draft_vocab, self.head.config.vocab_size)
 
     def init(self, start: Start) -> HeadState:
-        prompt, head = start.prompt, self.bind(start.target, start.params)
+        prompt, weights = start.prompt, self.bind(start.target, start.params)
         features = self._features(start.prefill, prompt.tokens)
         batch, width, _ = features.shape
-        leaves = jax.tree.leaves(head.weights.params)
+        leaves = jax.tree.leaves(weights.params)
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = start.num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
@@ -129,10 +88,10 @@ class HeadDrafter(Drafter):
         length = prompt.length - 2  # one feature stays pending, so that no round is special
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
-            cache=head.prefill(next_tokens, features, length, cache),
+            cache=self._prefilled(weights, next_tokens, features, length, cache),
             pending=jnp.pad(last, ((0, 0), (0, start.max_depth), (0, 0))),
             num_pending=jnp.ones_like(length),
-            lm_head=self.head.lm_head_rows(head.weights),
+            lm_head=self.head.lm_head_rows(weights),
         )
 
     def skip(
@@ -150,7 +109,7 @@ class HeadDrafter(Drafter):
         return replace(state, pending=pending, num_pending=outcome.num_committed)
 
     def catch_up(
-        self, head: BoundHead, state: HeadState, context: Context, num_masks: int = 0
+        self, weights: HeadWeights, state: HeadState, context: Context, num_masks: int = 0
     ) -> tuple[Float[Array, "B M H"], HeadState]:
         """Feeds the pending features; returns the head's output at the last of them.
 
@@ -168,13 +127,38 @@ class HeadDrafter(Drafter):
         if num_masks:
             rows = with_masks(rows, last, num_masks, self.head.config.vocab_size)
             pending = jnp.pad(pending, ((0, 0), (0, num_masks), (0, 0)))
-        features, cache = head.run(rows, pending, cache)
+        features, cache = self.head.run(weights, rows, pending, cache)
         masks = jnp.broadcast_to(width + jnp.arange(num_masks), (len(last), num_masks))
         outputs = jnp.concatenate([last[:, None], masks], axis=1)
         predicted = jnp.take_along_axis(features, outputs[:, :, None], axis=1)
         return predicted, replace(
             state, cache=cache.advance(count), num_pending=jnp.zeros_like(count)
         )
+
+    def _prefilled(
+        self,
+        weights: HeadWeights,
+        tokens: Int[Array, "B W"],
+        features: Float[Array, "B W H"],
+        length: Int[Array, " B"],
+        cache: KVCache,
+    ) -> KVCache:
+        """Fills the first `length` slots of an empty cache in chunks; W is whole chunks.
+
+        `tokens[b, t]` follows the token whose feature is `features[b, t]`.
+        """
+        chunk = min(PREFILL_CHUNK, tokens.shape[1])
+
+        def write_chunk(index, cache):
+            part, part_features = (
+                lax.dynamic_slice_in_dim(values, index * chunk, chunk, axis=1)
+                for values in (tokens, features)
+            )
+            _, cache = self.head.run(weights, causal_rows(part, cache.length), part_features, cache)
+            return cache.advance(jnp.full_like(cache.length, chunk))
+
+        num_chunks = (jnp.max(length) + chunk - 1) // chunk
+        return replace(lax.fori_loop(0, num_chunks, write_chunk, cache), length=length)
 
     def _features(self, prefill: ModelOutput, tokens: Int[Array, "B P"]) -> Float[Array, "B W H"]:
         """Returns the target's features of the prompt; of width 0 if the head reads none."""

@@ -41,24 +41,23 @@ class Eagle(ChoiceTree, HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        head = self.bind(target, params)
-        draw = head.restrict(draw)
-        features, state = self.catch_up(head, state, context)
+        weights, draw = self.bind(target, params), self.restrict(draw, params)
+        features, state = self.catch_up(weights, state, context)
 
         def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
             features, cache = nodes
             above = features[:, level.parent[level.fed]]
             visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
             slot = context.length - 2 + depth  # a token's position, less one
-            positions = jnp.broadcast_to(slot[:, None], tokens.shape)
-            return head.run(QueryRows(tokens, positions, visible), above, cache)
+            rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
+            return self.head.run(weights, rows, above, cache)
 
         tree, (_, cache) = level_tree(
             self.choices,
             context,
             draw,
             (features, state.cache),
-            logits_below=lambda nodes, _: head.logits(nodes[0], state),
+            logits_below=lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head),
             feed=feed,
         )
         return Proposal(tree), replace(state, cache=cache)

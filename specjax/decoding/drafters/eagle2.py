@@ -66,9 +66,8 @@ class Eagle2(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        head = self.bind(target, params)
-        draw = head.restrict(draw)
-        feature, state = self.catch_up(head, state, context)
+        weights, draw = self.bind(target, params), self.restrict(draw, params)
+        feature, state = self.catch_up(weights, state, context)
         batch, top_k = len(context.length), self.top_k
         itself = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (batch, top_k, top_k))
 
@@ -80,15 +79,15 @@ class Eagle2(HeadDrafter):
             )
             visible = jnp.concatenate([seen, itself], axis=2)
             slot = context.length - 2 + depth  # a token's position, less one
-            positions = jnp.broadcast_to(slot[:, None], tokens.shape)
-            features, cache = head.run(QueryRows(tokens, positions, visible), above, cache)
+            rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
+            features, cache = self.head.run(weights, rows, above, cache)
             return features, visible, cache
 
         tree, (_, _, cache) = beam_tree(
             context,
             draw,
             (feature, jnp.zeros((batch, 1, 0), bool), state.cache),
-            lambda nodes, _: head.logits(nodes[0], state),
+            lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head),
             feed,
             self.pool_sizes,
             top_k,

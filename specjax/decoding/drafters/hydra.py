@@ -39,13 +39,13 @@ class Hydra(ChoiceTree, HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        head = self.bind(target, params)
-        feature, state = self.catch_up(head, state, context)
+        weights = self.bind(target, params)
+        feature, state = self.catch_up(weights, state, context)
 
         def logits_below(embedded: Float[Array, "B F K D"], depth: int) -> Float[Array, "B F V"]:
             batch, count = embedded.shape[:2]
             features = jnp.broadcast_to(feature, (batch, count, feature.shape[-1]))
-            return self.head.logits_at(head.weights, depth, features, embedded)
+            return self.head.logits_at(weights, depth, features, embedded)
 
         def feed(embedded, level: Level, tokens: Int[Array, "B F"], depth: int):
             newest = target.embed(params.target, tokens)[:, :, None]

@@ -35,10 +35,10 @@ class ParallelSpec(DepthTreeDrafter, HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        head = self.bind(target, params)
-        features, state = self.catch_up(head, state, context, num_masks=self.num_fed)
-        logits = head.logits(features, state)
-        return Proposal(self.tree_of(logits, context, head.restrict(draw))), state
+        weights, draw = self.bind(target, params), self.restrict(draw, params)
+        features, state = self.catch_up(weights, state, context, num_masks=self.num_fed)
+        logits = self.head.logits(weights, features, state.lm_head)
+        return Proposal(self.tree_of(logits, context, draw)), state
 
 
 @dataclass(frozen=True)
