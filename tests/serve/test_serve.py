@@ -313,8 +313,9 @@ def test_a_chat_with_half_a_character_gets_a_message(url):
 def chats(worker):
     tokenizer = deepcopy(worker.target.tokenizer)
     tokenizer.chat_template = (
-        "{% if messages[0].content == 'hi' %}{{ messages[0].content }}{% else %}"
-        "{{ 'x' * 3000000000 }}{% endif %}"
+        "{% if messages[0].content == 'large' %}{{ 'x' * 3000000000 }}{% endif %}"
+        "{% if messages[0].content == 'long' %}{% for i in range(99999) %}"
+        "{% for i in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
     )
     formatter = ChatFormatter(tokenizer)
     yield formatter
@@ -325,7 +326,7 @@ def test_a_template_cannot_take_the_memory_of_the_server(chats, worker, monkeypa
     limits = []
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
     with pytest.raises(SpecjaxError, match="it needs too much memory"):
-        chats.ids([{"role": "user", "content": "no"}])
+        chats.ids([{"role": "user", "content": "large"}])
     hi = chats.ids([{"role": "user", "content": "hi"}])
     assert hi == tuple(worker.target.tokenizer("hi")["input_ids"])
     assert not limits
@@ -341,7 +342,7 @@ def test_a_process_that_formats_chats_is_replaced(chats, monkeypatch):
     assert chats.ids(hi) == ids
     monkeypatch.setattr(chats_module, "MAX_SECONDS", -START_SECONDS)
     with pytest.raises(SpecjaxError, match="broke off; try again"):
-        chats.ids(hi)
+        chats.ids([{"role": "user", "content": "long"}])
 
 
 def test_without_a_key_only_names_of_this_machine_are_answered(worker):
