@@ -2,8 +2,8 @@
 
 Adds the curves of PLD and PLD+ over K (figure 4), of thresholds (table 7), of the number of
 induction heads (table 6) and of whole layers of attention heads (figure 3) to FOLDER, where
-`benchmarks.claims` reads them. Run `specjax tune pld-plus` and `specjax tune induction-heads` first:
-other settings, and the ranking of the heads, are those tuned for the target.
+`benchmarks.claims` reads them. Run `specjax tune pld-plus` and `specjax tune induction-heads`
+first: other settings, and the ranking of the heads, are those tuned for the target.
 """
 
 from collections.abc import Mapping

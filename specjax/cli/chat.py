@@ -60,7 +60,7 @@ class Chat(DecodingOptions):
                 request = request_for(_prompt(target, messages))
                 runner = replace(request.runner, seed=self.seed + len(messages))
                 request = replace(request, runner=runner, is_turn=True, earlier=state)
-                shape = request.prompt.tokens.shape, None if state is None else state.tokens.shape
+                shape = request.prompt.tokens.shape
                 if shape not in compiled:
                     with output.busy("compiling"):
                         request.compile()

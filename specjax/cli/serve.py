@@ -16,9 +16,9 @@ SHUTDOWN_SECONDS = 30  # for the texts that are being generated
 class Serve(MethodOptions):
     """Serve a target to OpenAI's clients: completions and chats, at http://HOST:PORT/v1.
 
-    Requests are continued one after the other, with the method and in the compiled programs of
-    `specjax generate`; the first request with other settings waits for compilation. On another host
-    than this machine, clients need the key in the environment variable SPECJAX_API_KEY.
+    Requests are continued in order, with the method and the texts of `specjax generate`; the first
+    request with other settings waits for compilation. On another host than this machine, clients
+    need the key in the environment variable SPECJAX_API_KEY.
 
       specjax serve --target FOLDER --method pld-plus --port 8000
     """
@@ -29,6 +29,10 @@ class Serve(MethodOptions):
     """The port to listen at; 0 takes a free one."""
     max_waiting: int = setting(64, at_least=1)
     """The maximum number of waiting prompts; further requests get status 429."""
+    batch: int = setting(1, at_least=1)
+    """The number of prompts with the same settings that run together."""
+    prefixes: int = setting(1, at_least=0)
+    """The number of finished texts whose cache is kept, for prompts that begin with them."""
 
     def run(self) -> None:
         key = os.environ.get(KEY) or None
@@ -49,7 +53,8 @@ class Serve(MethodOptions):
 
         target, drafter = self.load_method()
         target.require_tokenizer()
-        worker = Worker(target, drafter, self.max_new_tokens, self.max_waiting)
+        limits = self.max_new_tokens, self.max_waiting
+        worker = Worker(target, drafter, *limits, self.batch, self.prefixes)
         uvicorn.run(
             make_app(worker, key, self.host),
             host=self.host,

@@ -17,11 +17,56 @@ from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import as_tuple, check_length
 from specjax.decoding.sampling import Sampling
-from specjax.decoding.state import LoopState
+from specjax.decoding.state import Generation, LoopState, Prefix
 from specjax.models.prefill import PREFILL_CHUNK
 from specjax.models.target import Target
 
 ROUNDS = 16  # per call; then finished sequences are replaced
+
+
+class Batch:
+    """Sequences of one engine that are decoded together, but begin and end at different times.
+
+    The text of each is that of its prompt alone. The first sequence runs by itself until there is
+    another; then the batch has `size` places, and those that are free cost as much as the others.
+    """
+
+    def __init__(self, engine: Engine, params: Params, size: int):
+        self.engine, self.params, self.size = engine, params, size
+        self.state: LoopState | None = None
+
+    def put(self, place: int, state: LoopState) -> None:
+        """Begins a sequence at a free place, with its state after prefill.
+
+        The states of all sequences must have equal shapes.
+        """
+        if place == 0 and (self.state is None or len(self.state.length) == 1):
+            self.state = state
+            return
+        batch = self.state
+        assert batch is not None
+        if len(batch.length) < self.size:
+            batch = _put(_all_done(state, self.size), batch, 0, self.engine)
+        self.state = _put(batch, state, place, self.engine)
+
+    def run(self, max_rounds: int) -> tuple[Generation, np.ndarray]:
+        """Runs some rounds; returns all new tokens so far, and which sequences are done."""
+        state = self.state
+        assert state is not None
+        rounds = jnp.zeros_like(state.stats.rounds)  # `run` counts them
+        state = replace(state, stats=replace(state.stats, rounds=rounds))
+        self.state = state = self.engine.run(self.params, state, max_rounds)
+        return self.engine.generation(state), np.asarray(state.is_done)
+
+    def end(self, place: int) -> Prefix:
+        """Frees a place and returns the text that was there."""
+        state = self.state
+        assert state is not None
+        prefix = Prefix(state.tokens, state.length, state.cache, state.hidden)
+        if len(state.length) == 1:
+            return prefix
+        self.state = replace(state, is_done=state.is_done.at[place].set(True))
+        return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, place, 1), prefix)
 
 
 class QueuedPrompt(NamedTuple):
@@ -61,27 +106,27 @@ def generate_many(
     while queue:
         width = min(map(_width, queue))
         running: dict[int, QueuedPrompt] = {}  # by place in the batch
-        state = None
+        batch = None
         while True:
             for place in sorted(set(range(batch_size)) - set(running)):
                 prompt = next((prompt for prompt in queue if _width(prompt) == width), None)
                 if prompt is None:
                     break
                 queue.remove(prompt)
-                if state is None:
-                    batch = from_ids([prompt.ids] * batch_size, width)
-                    engine.check(Params(params), batch, room=1)
+                if batch is None:
+                    prompts = from_ids([prompt.ids] * batch_size, width)
+                    engine.check(Params(params), prompts, room=1)
+                    batch = Batch(engine, Params(params), batch_size)
                 check_length(len(prompt.ids), 1, target.config)
                 one = engine.prefill(Params(params), from_ids([prompt.ids], width), prompt.key)
-                state = _all_done(one, batch_size) if state is None else state
-                state, running[place] = _put(state, one, place, engine), prompt
-            if state is None or not running:
+                batch.put(place, one)
+                running[place] = prompt
+            if batch is None or not running:
                 break
-            state = engine.run(Params(params), _from_round_0(state), ROUNDS)
-            generation = engine.generation(state)
+            generation, is_done = batch.run(ROUNDS)
             generation.check()
             tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.length)
-            for place in np.flatnonzero(np.asarray(state.is_done)).tolist():
+            for place in np.flatnonzero(is_done).tolist():
                 if place in running:
                     yield running.pop(place), tokens[place, : lengths[place]].tolist()
 
@@ -91,11 +136,6 @@ def _width(prompt: QueuedPrompt) -> int:
     while width < len(prompt.ids):
         width *= 2
     return width
-
-
-def _from_round_0(state: LoopState) -> LoopState:
-    rounds = jnp.zeros_like(state.stats.rounds)  # `run` counts them
-    return replace(state, stats=replace(state.stats, rounds=rounds))
 
 
 def _all_done(state: LoopState, batch_size: int) -> LoopState:

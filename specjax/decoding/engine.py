@@ -26,7 +26,7 @@ from specjax.decoding.processors import Controls, Processor
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Stats
+from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import (
     NO_BONUS,
     DraftTree,
@@ -141,19 +141,34 @@ class Engine:
         return _prefill(params, prompt, key, self._for_prefill)
 
     def resume(
-        self, params: Params, state: LoopState | None, prompt: Prompt, key: Key[Array, ""]
+        self, params: Params, state: LoopState | Prefix | None, prompt: Prompt, key: Key[Array, ""]
     ) -> LoopState:
-        """Prefills the next turn of a conversation, reusing the cached prefix; compiled.
+        """Prefills a prompt, reusing what is cached of it; compiled.
 
-        The prompt holds the whole conversation. The longest prefix cached for every sequence is not
-        recomputed by the target; draft models and heads start anew. The generated tokens equal
-        those after `prefill` if the target's keys and values do not depend on the pass. `state` is
-        that of `run` after an earlier `resume`, with the same target and drafter; None starts a
-        conversation. It is not donated, so it may be resumed several times.
+        The prompt holds a whole text, for example all turns of a conversation. The longest prefix
+        cached for every sequence is not recomputed by the target; draft models and heads start
+        anew. The generated tokens equal those after `prefill` if the target's keys and values do
+        not depend on the pass. `state` is that of `run` after an earlier `resume`, with the same
+        target and drafter; None starts from nothing. It is not donated, so it may be resumed
+        several times.
         """
-        if state is not None and state.hidden is None and self.drafter.taps.hidden_layers:
+        taps, (batch, prompt_length) = self.drafter.taps.hidden_layers, prompt.tokens.shape
+        slots, room = self.num_slots(prompt_length), whole_chunks(prompt_length) + PREFILL_CHUNK
+        if state is None:
+            cache = self.target.new_cache(params.target, batch, slots, prompt.length)
+            shape = batch, room, len(taps), self.target.config.hidden_size
+            hidden = jnp.zeros(shape, self.target.dtype(params.target)) if taps else None
+            state = Prefix(prompt.tokens, jnp.ones_like(prompt.length), cache, hidden)
+        if taps and state.hidden is None:
             raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")
-        return _prefill(params, prompt, key, self._for_prefill, state, is_conversation=True)
+        # The program depends on the new prompt's padding alone.
+        prefix = Prefix(
+            tokens=resized(state.tokens, prompt_length, axis=1),
+            length=state.length,
+            cache=state.cache.with_slots(slots),
+            hidden=None if state.hidden is None else resized(state.hidden, room, axis=1),
+        )
+        return _prefill(params, prompt, key, self._for_prefill, prefix)
 
     def round(self, params: Params, state: LoopState) -> LoopState:
         """Runs one round: propose, verify, commit, update."""
@@ -322,14 +337,13 @@ def _generate(params, prompt, key, max_rounds, *, engine: Engine) -> Generation:
     return engine.generation(engine.run(params, state, max_rounds))
 
 
-@partial(jit_loops, static_argnames=("engine", "is_conversation"))
+@partial(jit_loops, static_argnames="engine")
 def _prefill(
     params: Params,
     prompt: Prompt,
     key: Key[Array, ""],
     engine: Engine,
-    earlier: LoopState | None = None,
-    is_conversation: bool = False,
+    prefix: Prefix | None = None,
 ) -> LoopState:
     target, drafter, max_new_tokens = engine.target, engine.drafter, engine.max_new_tokens
     batch, prompt_length = prompt.tokens.shape
@@ -339,11 +353,9 @@ def _prefill(
     slots = engine.num_slots(prompt_length)
     cache = target.new_cache(params.target, batch, slots, prompt.length)
     fed, cached_hidden = tokens, None
-    if earlier is not None:
-        cache = _cached_prefix(earlier, prompt, cache, target.config)
-        fed = jnp.pad(tokens, ((0, 0), (0, PREFILL_CHUNK)))
-        if earlier.hidden is not None:
-            cached_hidden = resized(earlier.hidden, fed.shape[1], axis=1)
+    if prefix is not None:
+        cache = _cached_part(prefix, prompt, target.config)
+        fed, cached_hidden = jnp.pad(tokens, ((0, 0), (0, PREFILL_CHUNK))), prefix.hidden
     prefilled, cache = prefill(
         params.target, fed, prompt.length - 1, cache, target, drafter.taps, cached_hidden
     )
@@ -358,7 +370,7 @@ def _prefill(
     hidden = prefilled.hidden
     if hidden is not None:
         prefilled = replace(prefilled, hidden=hidden[:, :padded])
-        hidden = resized(hidden, padded + count, axis=1) if is_conversation else None
+        hidden = None if prefix is None else resized(hidden, padded + count, axis=1)
     state = LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
@@ -384,21 +396,14 @@ def _prefill(
     return engine.constrain(state)
 
 
-def _cached_prefix(
-    earlier: LoopState, prompt: Prompt, empty: KVCache, config: TransformerConfig
-) -> KVCache:
-    """Returns the part of a conversation's cache that holds a prefix of the prompt."""
-    width = min(prompt.tokens.shape[1], earlier.tokens.shape[1])
-    same = prompt.tokens[:, :width] == earlier.tokens[:, :width]
-    num_same = jnp.sum(jnp.cumprod(same, axis=1), axis=1, dtype=jnp.int32)
-    num_cached = jnp.min(jnp.minimum(num_same, jnp.minimum(earlier.length, prompt.length) - 1))
+def _cached_part(prefix: Prefix, prompt: Prompt, config: TransformerConfig) -> KVCache:
+    """Returns the cache of a prefix, as far as the prompt begins with it."""
+    same = jnp.cumprod(prompt.tokens == prefix.tokens, axis=1)
+    num_same = jnp.minimum(jnp.sum(same, axis=1), jnp.minimum(prefix.length, prompt.length) - 1)
     if config.rope.rope_type in ("dynamic", "longrope"):  # keys depend on the prompt's length
-        num_cached = jnp.zeros_like(num_cached)
-    return replace(
-        earlier.cache.with_slots(empty.num_slots),
-        length=jnp.broadcast_to(num_cached, empty.length.shape),
-        prompt_length=empty.prompt_length,
-    )
+        num_same = jnp.zeros_like(num_same)
+    num_cached = jnp.broadcast_to(jnp.min(num_same).astype(jnp.int32), prompt.length.shape)
+    return replace(prefix.cache, length=num_cached, prompt_length=prompt.length)
 
 
 def append(

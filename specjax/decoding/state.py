@@ -58,6 +58,16 @@ class Generation:
 
 
 @pytree
+class Prefix:
+    """The part of a `LoopState` that `Engine.resume` reads."""
+
+    tokens: Int[Array, "B P"]
+    length: Int[Array, " B"]
+    cache: KVCache
+    hidden: Float[Array, "B H T D"] | None = None
+
+
+@pytree
 class LoopState:
     """The carry of the loop: everything that a round takes and returns."""
 

@@ -109,6 +109,8 @@ class KVCache:
 
 def resized(buffer: Array, size: int, axis: int) -> Array:
     """Cuts `buffer` along `axis`, or pads it with zeros."""
+    if buffer.shape[axis] == size:
+        return buffer
     buffer = lax.slice_in_dim(buffer, 0, min(size, buffer.shape[axis]), axis=axis)
     padding = [(0, size - have) if dim == axis else (0, 0) for dim, have in enumerate(buffer.shape)]
     return jnp.pad(buffer, padding)

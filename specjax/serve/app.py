@@ -20,6 +20,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.text import UNFINISHED
 from specjax.loading.grammar import token_bytes
 from specjax.run.text import Completion
+from specjax.serve.chats import ChatFormatter
 from specjax.serve.requests import TextRequest, read_request
 from specjax.serve.worker import Busy, Job, Worker
 
@@ -33,6 +34,7 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
     Without a key it answers only under `host` and this machine's own names.
     """
     name, tokenizer = worker.target.name, worker.target.require_tokenizer()
+    chats = ChatFormatter(tokenizer)
     try:
         bytes_of = token_bytes(tokenizer)
     except SpecjaxError:  # of another kind
@@ -47,7 +49,8 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
         if body is None:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
-            wanted = read_request(body, is_chat, worker.target)
+            read = read_request, body, is_chat, worker.target, chats.ids
+            wanted = await asyncio.to_thread(*read)  # long texts and templates hold up no one
             jobs = worker.submit(wanted)
         except SpecjaxError as error:
             return _error(400, str(error))
@@ -72,6 +75,7 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(worker.stop)
+        chats.stop()
 
     routes = [
         Route("/v1/models", checked(models)),

@@ -2,13 +2,14 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.settings import check_setting
-from specjax.decoding.prompt import chat_ids, encode
+from specjax.decoding.prompt import encode
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 
@@ -38,8 +39,16 @@ class TextRequest:
     with_usage: bool  # at the end of a stream
 
 
-def read_request(body: bytes, is_chat: bool, target: LoadedTarget) -> TextRequest:
-    """Reads a request; raises SpecjaxError that names the field if it is invalid."""
+def read_request(
+    body: bytes,
+    is_chat: bool,
+    target: LoadedTarget,
+    chat_ids: Callable[[Sequence[Message]], tuple[int, ...]],
+) -> TextRequest:
+    """Reads a request; raises SpecjaxError that names the field if it is invalid.
+
+    `chat_ids` returns the tokens of a chat; it is that of `ChatFormatter`.
+    """
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -62,7 +71,7 @@ def read_request(body: bytes, is_chat: bool, target: LoadedTarget) -> TextReques
     max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
     check_at_least("max_tokens", 1 if max_tokens is None else max_tokens, 1)
     return TextRequest(
-        prompts=_chat(values, target) if is_chat else _prompts(values, target),
+        prompts=(chat_ids(_messages(values)),) if is_chat else _prompts(values, target),
         sampling=_sampling(values, is_chat),
         max_tokens=max_tokens,
         stop=stop,
@@ -121,7 +130,7 @@ def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema
 
 
-def _chat(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int, ...], ...]:
+def _messages(values: Mapping[str, Any]) -> Sequence[Message]:
     messages = _field(values, "messages", list, [])
     read = [
         {"role": message["role"], "content": _content(message.get("content"))}
@@ -130,7 +139,7 @@ def _chat(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int, .
     ]
     if not messages or len(read) < len(messages):
         raise SpecjaxError("messages must be a list of objects with role and content")
-    return (tuple(chat_ids(target.require_tokenizer(), read)),)
+    return read
 
 
 def _content(content: Any) -> str:

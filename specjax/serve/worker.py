@@ -1,31 +1,36 @@
-"""The thread that owns the device: it continues one prompt after the other, in order."""
+"""The thread that owns the device: it continues the prompts that wait, in order."""
 
 import asyncio
 import json
-import queue
 import threading
 import traceback
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.text import EndingText
 from specjax.decoding.automaton import Automaton
+from specjax.decoding.continuous import Batch
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import stream_states
 from specjax.decoding.prompt import Prompt, from_ids
+from specjax.decoding.state import Generation, Prefix
 from specjax.loading.grammar import load_grammar, with_grammar
 from specjax.loading.targets import LoadedTarget
-from specjax.run.text import Completion, completion
+from specjax.run.text import ROUNDS_PER_CALL, Completion, completion
 from specjax.serve.requests import TextRequest
 
 SHORTEST = 256  # prompts are padded to this times a power of two, to compile few programs
+SHORTEST_PREFIX = 32  # tokens of an earlier text that are worth reusing
 MAX_GRAMMARS = 32  # kept
 MAX_PROGRAMS = 32  # settings whose programs are kept; then all are dropped
 
@@ -45,7 +50,13 @@ class Job:
     # Of the text so far, again and again, or of the exception that ended the job.
     parts: asyncio.Queue = field(default_factory=asyncio.Queue)
     is_cancelled: bool = False
-    has_begun: bool = False
+    ending: EndingText | None = None  # once it has begun
+
+    @property
+    def program(self) -> Any:
+        """Jobs for which this is equal can share a batch."""
+        schema = self.request.json_schema
+        return self.request.sampling, json.dumps(schema), _width(self.ids)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -63,7 +74,11 @@ class Job:
 
 
 class Worker:
-    """Continues prompts in a thread that it starts; `stop` ends it."""
+    """Continues prompts in a thread that it starts; `stop` ends it.
+
+    Up to `batch` prompts with the same settings run together. The last `prefixes` texts are kept,
+    so that prompts which begin like one of them need not be read again.
+    """
 
     def __init__(
         self,
@@ -71,12 +86,15 @@ class Worker:
         drafter: tuple[Drafter, Any],
         max_new_tokens: int = 256,
         max_waiting: int = 64,
+        batch: int = 1,
+        prefixes: int = 1,
     ):
         self.target, self.max_new_tokens = target, max_new_tokens
-        self._drafter, self._max_waiting = drafter, max_waiting
+        self._drafter, self._max_waiting, self._batch_size = drafter, max_waiting, batch
         self._is_stopped = False
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._waiting: list[Job] = []  # some of which have begun since
+        self._waiting: list[Job] = []
+        self._has_changed = threading.Condition()  # guards the list
+        self._prefixes: deque[tuple[np.ndarray, Prefix]] = deque(maxlen=prefixes)
         self._programs: set[Any] = set()
         self._grammar = lru_cache(MAX_GRAMMARS)(self._load_grammar)
         self._thread = threading.Thread(target=self._work, name="specjax", daemon=True)
@@ -96,56 +114,118 @@ class Worker:
             engine, params = self._request(request)
             # Memory is checked when the job begins, and the one before has freed its own.
             engine.check(params, _padded(ids), max_tokens, with_memory=False)
-        waiting = [job for job in self._waiting if not (job.is_cancelled or job.has_begun)]
-        if len(waiting) + len(jobs) > self._max_waiting:
-            raise Busy
-        self._waiting = waiting + jobs
-        for job in jobs:
-            self._jobs.put(job)
+        with self._has_changed:
+            waiting = [job for job in self._waiting if not job.is_cancelled]
+            if len(waiting) + len(jobs) > self._max_waiting:
+                raise Busy
+            self._waiting = waiting + jobs
+            self._has_changed.notify()
         return jobs
 
     def stop(self) -> None:
-        """Ends the thread after the current round; jobs that wait are dropped."""
-        self._is_stopped = True
-        self._jobs.put(None)
+        """Ends the thread after the current rounds; jobs that wait are dropped."""
+        with self._has_changed:
+            self._is_stopped = True
+            self._has_changed.notify()
         self._thread.join()
 
     # ---- In the thread --------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while not self._is_stopped and (job := self._jobs.get()) is not None:
-            job.has_begun = True
-            if job.is_cancelled:
-                continue
-            try:
+        while not self._is_stopped:
+            with self._has_changed:
+                self._has_changed.wait_for(lambda: self._is_stopped or self._waiting)
+            if job := self._next_job():
                 self._run(job)
-            except SpecjaxError as error:
-                job.put(error)
-            except Exception as error:  # the others' texts go on
-                traceback.print_exc()
-                job.put(RuntimeError(f"{type(error).__name__} while generating; see the log"))
+
+    def _next_job(self, program: Any = None, is_first: bool = False) -> Job | None:
+        """Removes a job from those that wait: the first one, or the first one with `program`.
+
+        With `is_first` both must hold, so that no job waits for ever.
+        """
+        with self._has_changed:
+            self._waiting = [job for job in self._waiting if not job.is_cancelled]
+            for job in self._waiting[: 1 if is_first else None]:
+                if program in (None, job.program):
+                    self._waiting.remove(job)
+                    return job
+        return None
 
     def _run(self, job: Job) -> None:
-        request, tokenizer = job.request, self.target.require_tokenizer()
-        schema = request.json_schema
+        """Continues a job, beside others with the same program that wait or come later."""
+        running: dict[int, Job] = {}  # by place in the batch
+        batch = None
+        with _reporting([job]):
+            batch = self._batch(job)
+        if batch is not None:
+            with _reporting(running.values()):
+                self._run_batch(batch, running, job)
+
+    def _run_batch(self, batch: Batch, running: dict[int, Job], first: Job) -> None:
+        job: Job | None = first
+        while (job or running) and not self._is_stopped:
+            while job is not None:
+                place = min({*range(batch.size)} - {*running})
+                with _reporting([job]):
+                    self._begin(batch, place, job)
+                    running[place] = job
+                job = self._next_job(first.program) if len(running) < batch.size else None
+            if running:
+                self._advance(batch, running)
+            if len(running) < batch.size:
+                job = self._next_job(first.program, is_first=True)
+
+    def _batch(self, job: Job) -> Batch:
+        request, schema = job.request, job.request.json_schema
         automaton = None if schema is None else self._grammar(json.dumps(schema))
         engine, params = self._request(request, automaton)
-        prompt = _padded(job.ids)
-        engine.check(params, prompt, job.max_tokens)
-        shapes = [leaf.shape for leaf in jax.tree.leaves((prompt, automaton))]
+        prompts = from_ids([job.ids] * self._batch_size, _width(job.ids))
+        try:
+            engine.check(params, prompts, job.max_tokens)
+        except SpecjaxError:
+            if not self._prefixes:
+                raise
+            self._prefixes.clear()  # there may be room without them
+            engine.check(params, prompts, job.max_tokens)
+        shapes = [leaf.shape for leaf in jax.tree.leaves((prompts, automaton))]
         self._limit_programs((engine, *shapes))
-        state = engine.prefill(params, prompt, jax.random.key(request.seed))
-        ending = EndingText(tokenizer, request.stop)
-        for generation, after in stream_states(engine, params, state):
-            if job.is_cancelled or self._is_stopped:
-                return
-            is_done = bool(after.is_done[0]) or int(generation.length[0]) >= job.max_tokens
-            length = jnp.minimum(generation.length, job.max_tokens)
-            generation = jax.device_get(replace(generation, length=length))
-            part = completion(ending, generation, 0, engine.eos, is_done)
-            job.put(part)
-            if part.finish_reason:
-                return
+        return Batch(engine, params, self._batch_size)
+
+    def _begin(self, batch: Batch, place: int, job: Job) -> None:
+        ids = np.asarray(job.ids)
+        shared = [(_num_shared(ids, text), prefix) for text, prefix in self._prefixes]
+        num_shared, prefix = max(shared, key=itemgetter(0), default=(0, None))
+        prefix = None if num_shared < SHORTEST_PREFIX else prefix
+        prompt, key = _padded(job.ids), jax.random.key(job.request.seed)
+        batch.put(place, batch.engine.resume(batch.params, prefix, prompt, key))
+        job.ending = EndingText(self.target.require_tokenizer(), job.request.stop)
+
+    def _advance(self, batch: Batch, running: dict[int, Job]) -> None:
+        """Runs some rounds, and frees the places of jobs that end."""
+        generation, is_done = batch.run(ROUNDS_PER_CALL)
+        jobs = map(running.get, range(len(is_done)))
+        limits = jnp.asarray([job.max_tokens if job else 0 for job in jobs])
+        generation = replace(generation, length=jnp.minimum(generation.length, limits))
+        generation = jax.device_get(generation)
+        for place, job in list(running.items()):
+            one = jax.tree.map(lambda leaf: leaf[place : place + 1], generation)  # noqa: B023
+            part = None
+            with _reporting([job]):
+                part = _part(job, one, batch.engine.eos, bool(is_done[place]))
+                job.put(part)
+            if part is None or part.finish_reason or job.is_cancelled:
+                del running[place]
+                prefix = batch.end(place)
+                if part is not None:
+                    self._keep(job, one, prefix)
+
+    def _keep(self, job: Job, generation: Generation, prefix: Prefix) -> None:
+        """Keeps a text in the place of those that it continues, or of the oldest."""
+        new_tokens = generation.tokens[0, : generation.length[0]]
+        text = np.concatenate([np.asarray(job.ids), new_tokens])
+        others = [kept for kept in self._prefixes if _num_shared(text, kept[0]) < len(kept[0])]
+        self._prefixes.clear()
+        self._prefixes.extend([*others, (text, prefix)])
 
     def _request(
         self, request: TextRequest, automaton: Automaton | None = None
@@ -167,5 +247,38 @@ class Worker:
         self._programs.add(program)
 
 
+@contextmanager
+def _reporting(jobs: Collection[Job]) -> Iterator[None]:
+    """Ends jobs with an exception of the block; the texts of others go on."""
+    try:
+        yield
+    except SpecjaxError as error:
+        for job in jobs:
+            job.put(error)
+    except Exception as error:
+        traceback.print_exc()
+        for job in jobs:
+            job.put(RuntimeError(f"{type(error).__name__} while generating; see the log"))
+
+
+def _part(job: Job, generation: Generation, eos: tuple[int, ...], is_done: bool) -> Completion:
+    """Returns the text of a job so far; `generation` is its sequence alone."""
+    generation.check()
+    assert job.ending is not None
+    is_done |= int(generation.length[0]) >= job.max_tokens
+    return completion(job.ending, generation, 0, eos, is_done)
+
+
+def _num_shared(text: np.ndarray, other: np.ndarray) -> int:
+    """Returns the number of tokens that both begin with."""
+    length = min(len(text), len(other))
+    different = np.flatnonzero(text[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _width(ids: tuple[int, ...]) -> int:
+    return max(SHORTEST, 1 << max(len(ids) - 1, 0).bit_length())
+
+
 def _padded(ids: tuple[int, ...]) -> Prompt:
-    return from_ids([ids], max(SHORTEST, 1 << max(len(ids) - 1, 0).bit_length()))
+    return from_ids([ids], _width(ids))

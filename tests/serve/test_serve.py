@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,8 +24,11 @@ import uvicorn
 
 import specjax
 from specjax.cli import main
+from specjax.core.errors import SpecjaxError
 from specjax.decoding import engine
+from specjax.serve import chats as chats_module
 from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
+from specjax.serve.chats import START_SECONDS, ChatFormatter
 from specjax.serve.requests import read_request
 from specjax.serve.worker import Busy, Worker
 from tests.cli.target import write_target
@@ -304,6 +309,42 @@ def test_a_chat_with_half_a_character_gets_a_message(url):
     assert "surrogate" in json.loads(text)["error"]["message"]
 
 
+@pytest.fixture(scope="module")
+def chats(worker):
+    tokenizer = deepcopy(worker.target.tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0].content == 'large' %}{{ 'x' * 3000000000 }}{% endif %}"
+        "{% if messages[0].content == 'long' %}{% for i in range(99999) %}"
+        "{% for i in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
+    )
+    formatter = ChatFormatter(tokenizer)
+    yield formatter
+    formatter.stop()
+
+
+def test_a_template_cannot_take_the_memory_of_the_server(chats, worker, monkeypatch):
+    limits = []
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
+    with pytest.raises(SpecjaxError, match="it needs too much memory"):
+        chats.ids([{"role": "user", "content": "large"}])
+    hi = chats.ids([{"role": "user", "content": "hi"}])
+    assert hi == tuple(worker.target.tokenizer("hi")["input_ids"])
+    assert not limits
+
+
+def test_a_process_that_formats_chats_is_replaced(chats, monkeypatch):
+    hi = [{"role": "user", "content": "hi"}]
+    ids, process = chats.ids(hi), chats._process
+    process.kill()
+    process.join()
+    with pytest.raises(SpecjaxError, match="broke off; try again"):
+        chats.ids(hi)
+    assert chats.ids(hi) == ids
+    monkeypatch.setattr(chats_module, "MAX_SECONDS", -START_SECONDS)
+    with pytest.raises(SpecjaxError, match="broke off; try again"):
+        chats.ids([{"role": "user", "content": "long"}])
+
+
 def test_without_a_key_only_names_of_this_machine_are_answered(worker):
     def status(app, host):
         async def get():
@@ -370,7 +411,7 @@ def test_cancelled_and_running_texts_leave_room_in_the_queue(worker, monkeypatch
 
     monkeypatch.setattr(Worker, "_run", run)
     body = json.dumps({"prompt": ["ab"] * 16}).encode()
-    many = read_request(body, False, worker.target)
+    many = read_request(body, False, worker.target, tuple)
     one = replace(many, prompts=many.prompts[:1])
 
     async def fill():

@@ -1,0 +1,154 @@
+"""Texts that share a batch, or the cache of an earlier text, are those of their prompts alone."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+import specjax
+from specjax.cli.prompts import SOURCE
+from specjax.decoding.continuous import Batch
+from specjax.decoding.engine import Engine
+from specjax.decoding.prompt import chat_ids
+from specjax.decoding.sampling import Sampling
+from specjax.serve.requests import TextRequest
+from specjax.serve.worker import Worker
+
+LIMIT = 32
+REQUEST = TextRequest((), Sampling(0.8), LIMIT, (), 5, None, True, False, False)
+FIRST = [{"role": "user", "content": f"Rename `count`:\n{SOURCE}"}]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load("pocket")
+
+
+@contextmanager
+def working(target, **options):
+    worker = Worker(target, specjax.load_drafter("pld", target), LIMIT, **options)
+    yield worker
+    worker.stop()
+
+
+def asked(target, messages, **changes):
+    return replace(REQUEST, prompts=(chat_ids(target.tokenizer, messages),), **changes)
+
+
+async def answer(job):
+    parts = [await job.next_part()]
+    while parts[-1].finish_reason is None:
+        parts.append(await job.next_part())
+    return parts
+
+
+def answers(worker, *requests):
+    """Returns the parts of each text; all requests wait before the first begins."""
+
+    async def gather():
+        with worker._has_changed:
+            jobs = [job for request in requests for job in worker.submit(request)]
+        return await asyncio.gather(*map(answer, jobs))
+
+    return asyncio.run(gather())
+
+
+def alone(target, request):
+    with working(target, prefixes=0) as worker:
+        return answers(worker, request)[0][-1]
+
+
+@pytest.fixture
+def resumed(monkeypatch):
+    """The lengths of the texts that prompts continue; 0 for none."""
+    lengths, resume = [], Engine.resume
+
+    def noted(self, params, state, prompt, key):
+        lengths.append(0 if state is None else int(state.length[0]))
+        return resume(self, params, state, prompt, key)
+
+    monkeypatch.setattr(Engine, "resume", noted)
+    return lengths
+
+
+def test_a_second_turn_continues_the_first_and_equals_a_fresh_start(target, resumed):
+    with working(target) as worker:
+        reply = answers(worker, asked(target, FIRST))[0][-1]
+        second = [*FIRST, {"role": "assistant", "content": reply.text}]
+        second = asked(target, [*second, {"role": "user", "content": "And `index`?"}], seed=6)
+        part = answers(worker, second)[0][-1]
+        other = asked(target, [{"role": "user", "content": "import os"}])
+        answers(worker, other)
+        answers(worker, second)
+    assert resumed[0] == 0 < resumed[1]
+    assert resumed[2:] == [0, 0]  # the prompt between them begins otherwise, and only one is kept
+    assert part == alone(target, second)
+    assert len(part.tokens) > 8
+
+
+def test_texts_of_a_batch_stream_separately_and_equal_those_alone(target, monkeypatch):
+    sizes, run = [], Batch.run
+
+    def noted(self, max_rounds):
+        sizes.append(len(self.state.length))
+        return run(self, max_rounds)
+
+    monkeypatch.setattr(Batch, "run", noted)
+    names = "count", "values", "index", "longest", "x"
+    requests = [
+        asked(target, [{"role": "user", "content": f"Rename `{name}`:\n{SOURCE}"}], seed=seed)
+        for seed, name in enumerate(names)
+    ]
+    requests[1] = replace(requests[1], max_tokens=3)
+    whole = alone(target, requests[2]).text
+    requests[2] = replace(requests[2], stop=(whole[len(whole) // 2 :][:2],))
+    sizes.clear()
+    with working(target, batch=2) as worker:
+        found = answers(worker, *requests)
+    assert sizes[0] == 2
+    for request, parts in zip(requests, found, strict=True):
+        last = alone(target, request)
+        assert (parts[-1].text, parts[-1].tokens) == (last.text, last.tokens)
+        assert parts[-1].finish_reason == last.finish_reason
+    assert len(found[0]) > 1
+
+
+def test_a_cancelled_text_leaves_its_place_to_another(target):
+    requests = [asked(target, FIRST, seed=seed) for seed in range(3)]
+
+    async def gather(worker):
+        with worker._has_changed:
+            jobs = [job for request in requests for job in worker.submit(request)]
+        await jobs[0].next_part()
+        jobs[0].cancel()
+        return [(await answer(job))[-1] for job in jobs[1:]]
+
+    with working(target, batch=2) as worker:
+        found = asyncio.run(gather(worker))
+    assert [part.text for part in found] == [alone(target, r).text for r in requests[1:]]
+
+
+def test_a_prompt_with_other_settings_is_not_passed_over_for_ever(target, monkeypatch):
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def wait(self, job):
+        has_begun.set()
+        may_end.wait()
+
+    monkeypatch.setattr(Worker, "_run", wait)
+    same, other = asked(target, FIRST), asked(target, FIRST, sampling=Sampling())
+
+    async def submit(worker):
+        worker.submit(same)
+        assert await asyncio.to_thread(has_begun.wait, 60)
+        return [job for request in (other, same) for job in worker.submit(request)]
+
+    with working(target, batch=2) as worker:
+        first, second = asyncio.run(submit(worker))
+        assert worker._next_job(second.program, is_first=True) is None
+        assert worker._next_job(second.program) is second
+        assert worker._next_job(second.program) is None
+        assert worker._next_job() is first
+        may_end.set()
