@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -25,6 +25,7 @@ from specjax.serve.requests import TextRequest, read_request
 from specjax.serve.worker import Busy, Job, Worker
 
 MAX_BODY_BYTES = 2**20
+BODY_SECONDS = 20.0  # for a whole body to arrive
 LOCAL_HOSTS = "localhost", "127.0.0.1", "::1", "[::1]"
 
 
@@ -45,7 +46,13 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
 
     async def answer(request: Request) -> Response:
         is_chat = request.url.path.endswith("/chat/completions")
-        body = await _body(request)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _body(request)
+        except TimeoutError:
+            return _error(408, "the body came too slowly", {"connection": "close"})
+        except ClientDisconnect:
+            return Response(status_code=499)  # which no one reads
         if body is None:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
@@ -98,11 +105,11 @@ async def _body(request: Request) -> bytes | None:
     return body
 
 
-def _error(status: int, message: str) -> Response:
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
     message = message.encode(errors="replace").decode()  # it may quote halves of characters
     error = {"message": message, "type": kind, "param": None, "code": None}
-    return JSONResponse({"error": error}, status)
+    return JSONResponse({"error": error}, status, headers)
 
 
 async def _answer(request: Request, answer: "Answer") -> Response:
