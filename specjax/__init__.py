@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specjax.decoding.drafter import Drafter, Params
     from specjax.decoding.engine import Engine
     from specjax.decoding.generate import speculative_generate, stream
+    from specjax.decoding.per_sequence import per_sequence
     from specjax.decoding.prompt import Prompt, chat_ids, encode, from_ids
     from specjax.decoding.reference import reference_generate
     from specjax.decoding.sampling import Sampling
@@ -52,6 +53,7 @@ _HOMES = {
     "Prompt": "specjax.decoding.prompt",
     "Params": "specjax.decoding.drafter",
     "Sampling": "specjax.decoding.sampling",
+    "per_sequence": "specjax.decoding.per_sequence",
     "Grammar": "specjax.decoding.automaton",
     # generate
     "generate_text": "specjax.run.text",

@@ -15,7 +15,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.core.settings import check_fields, setting
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw
+from specjax.decoding.sampling import Draw, SamplingValues
 from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.models.target import ModelOutput, Taps, Target
 
@@ -28,6 +28,7 @@ class Params(NamedTuple):
     target: Any
     drafter: Any = None  # weights, a classifier, a datastore, or None
     processors: tuple[Any, ...] = ()  # of each of `Sampling.processors`, if any has arrays
+    sampling: SamplingValues | None = None  # None: all sequences share the settings
 
 
 class Start(NamedTuple):

@@ -25,7 +25,7 @@ from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.processors import Controls, Processor
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, SamplingValues, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import (
     NO_BONUS,
@@ -73,7 +73,7 @@ class Engine:
         self,
         params: Params,
         prompt: Prompt,
-        key: Key[Array, ""],
+        key: Key[Array, "..."],
         max_rounds: Int[Array, ""] | int | None = None,
     ) -> Generation:
         """Generates from a prompt, in one program: the function that users wrap in `jax.jit`.
@@ -82,7 +82,7 @@ class Engine:
         whole, under one only its shapes.
         """
         self.check(params, prompt)
-        check_key(key)
+        check_key(key, prompt.tokens.shape[0])
         if max_rounds is None:
             max_rounds = self.max_new_tokens  # a round adds at least one token
         if not isinstance(max_rounds, jax.Array):
@@ -115,7 +115,13 @@ class Engine:
             )
         for processor, arrays in zip(*self._processors(params), strict=True):
             processor.check(arrays, self.target.config.vocab_size, self.eos)
-        if (batch := prompt.tokens.shape[0]) > 1:
+        batch, values = prompt.tokens.shape[0], params.sampling
+        if values is not None and len(values.top_k) != batch:
+            raise SpecjaxError(
+                f"Params.sampling has values for {len(values.top_k)} sequences, the prompt has "
+                f"{batch}; pass per_sequence one Sampling for each"
+            )
+        if batch > 1:
             check_batch(self.mesh, batch, "a batch of")
         if with_memory:
             shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
@@ -136,12 +142,16 @@ class Engine:
         text = whole_chunks(prompt_length) + self.max_new_tokens
         return align(text) + align(self.pass_width)
 
-    def prefill(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> LoopState:
+    def prefill(self, params: Params, prompt: Prompt, key: Key[Array, "..."]) -> LoopState:
         """Caches the prompt without its last token and makes the drafter's state; compiled."""
         return _prefill(params, prompt, key, self._for_prefill)
 
     def resume(
-        self, params: Params, state: LoopState | Prefix | None, prompt: Prompt, key: Key[Array, ""]
+        self,
+        params: Params,
+        state: LoopState | Prefix | None,
+        prompt: Prompt,
+        key: Key[Array, "..."],
     ) -> LoopState:
         """Prefills a prompt, reusing what is cached of it; compiled.
 
@@ -196,7 +206,9 @@ class Engine:
 
     # ---- Ahead of timing ------------------------------------------------------------------------
 
-    def lower(self, params: Params, prompt: Prompt, key: Key[Array, ""]) -> tuple[Lowered, Lowered]:
+    def lower(
+        self, params: Params, prompt: Prompt, key: Key[Array, "..."]
+    ) -> tuple[Lowered, Lowered]:
         """Lowers the programs of `prefill` and `run` for ahead-of-time compilation.
 
         On a mesh this compiles `prefill`, since XLA chooses the shardings of the state.
@@ -212,8 +224,8 @@ class Engine:
         self,
         params: Params,
         prompt: Prompt,
-        key: Key[Array, ""],
-        begin: Callable[[Params, Prompt, Key[Array, ""]], LoopState] | None = None,
+        key: Key[Array, "..."],
+        begin: Callable[[Params, Prompt, Key[Array, "..."]], LoopState] | None = None,
     ) -> None:
         """Compiles everything and runs one round at each width.
 
@@ -303,10 +315,13 @@ class Engine:
         # Prefill does not depend on most of sampling and EOS, so their values share a program.
         return replace(self, sampling=self.sampling.for_prefill, eos=())
 
-    def _processors(self, params: Params) -> tuple[tuple[Processor, ...], tuple[Any, ...]]:
+    def _processors(
+        self, params: Params, values: SamplingValues | None = None
+    ) -> tuple[tuple[Processor, ...], tuple[Any, ...]]:
         """Returns the processors and the arrays of each."""
-        processors, arrays = self.sampling.all_processors, params.processors
-        return processors, (None,) * (len(processors) - len(arrays)) + tuple(arrays)
+        processors, of_users = self.sampling.all_processors, self.sampling.processors
+        arrays = params.processors or (None,) * len(of_users)
+        return processors, (values,) * (len(processors) - len(arrays)) + tuple(arrays)
 
     def _commit_processors(
         self, params: Params, state: LoopState, width: int, count: Int[Array, " B"]
@@ -316,15 +331,16 @@ class Engine:
             return state
         place = (state.length - count)[:, None] + jnp.arange(width)[None, :]
         tokens = jnp.take_along_axis(state.tokens, place, axis=1)
-        parts = zip(*self._processors(params), state.processors, strict=True)
+        processors = self._processors(params, state.sampling)
+        parts = zip(*processors, state.processors, strict=True)
         after = (processor.commit(arrays, old, tokens, count) for processor, arrays, old in parts)
         return replace(state, processors=tuple(after))
 
     def _draw(self, params: Params, state: LoopState) -> Draw:
-        draw = Draw(state.sequence_keys, state.length, self.sampling)
+        draw = Draw(state.sequence_keys, state.length, self.sampling, values=state.sampling)
         if not state.processors:
             return draw
-        processors, arrays = self._processors(params)
+        processors, arrays = self._processors(params, state.sampling)
         text = state.tokens, state.length, state.prompt_length
         return replace(
             draw, controls=Controls(*text, state.processors, arrays, processors, self.eos)
@@ -341,7 +357,7 @@ def _generate(params, prompt, key, max_rounds, *, engine: Engine) -> Generation:
 def _prefill(
     params: Params,
     prompt: Prompt,
-    key: Key[Array, ""],
+    key: Key[Array, "..."],
     engine: Engine,
     prefix: Prefix | None = None,
 ) -> LoopState:
@@ -392,6 +408,7 @@ def _prefill(
         hidden=hidden,
         processors=processor_states,
         logprobs=logprobs,
+        sampling=params.sampling,
     )
     return engine.constrain(state)
 

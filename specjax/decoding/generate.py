@@ -18,7 +18,7 @@ from specjax.models.target import Target
 def speculative_generate(
     params: Params,
     prompt: Prompt,
-    key: Key[Array, ""],
+    key: Key[Array, "..."],
     *,
     target: Target,
     drafter: Drafter,
@@ -38,8 +38,8 @@ def speculative_generate(
     Args:
         params: the weights of the target, and the data that the drafter reads.
         prompt: at least 2 tokens per sequence.
-        key: decides the tokens above temperature 0; from `jax.random.key`. Wrap an old-style key
-            with `jax.random.wrap_key_data`.
+        key: decides the tokens above temperature 0; from `jax.random.key`, or an array of one key
+            for each sequence. Wrap an old-style key with `jax.random.wrap_key_data`.
         target: the model; static, as are all further arguments but `max_rounds`.
         drafter: the method; it affects the speed, not the tokens.
         sampling: temperature, filters, and the verification rule.
@@ -58,7 +58,7 @@ def speculative_generate(
 def stream(
     params: Params,
     prompt: Prompt,
-    key: Key[Array, ""],
+    key: Key[Array, "..."],
     *,
     target: Target,
     drafter: Drafter,
@@ -75,7 +75,7 @@ def stream(
     check_whole("rounds_per_call", rounds_per_call, 1)
     engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
     engine.check(params, prompt)
-    check_key(key)
+    check_key(key, prompt.tokens.shape[0])
     state = engine.prefill(params, prompt, key)
     return (generation for generation, _ in stream_states(engine, params, state, rounds_per_call))
 

@@ -150,6 +150,8 @@ class Controls:
 
 
 # ---- The settings of `Sampling` -----------------------------------------------------------------
+#
+# Their `params` are the `SamplingValues` of the sequences, or None: then all share their fields.
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class LogitBias(Processor):
         _check_ids("logit_bias", [token for token, _ in self.bias], vocab_size)
 
     def apply(self, params, logits, state, nodes):
+        if params is not None:
+            return logits + params.logit_bias[:, None]
         bias = np.zeros(logits.shape[-1:], np.float32)
         for token, value in self.bias:
             bias[token] = value
@@ -200,22 +204,28 @@ class Penalties(Processor):
             lambda leaf: jnp.take_along_axis(leaf, tokens, axis=1)[:, None], state
         )
         at_tokens = jax.vmap(lambda logits, tokens: logits[:, tokens])(logits, tokens)
-        corrected = self._penalised(at_tokens, counts + repeats, in_prompt)
+        corrected = self._penalised(params, at_tokens, counts + repeats, in_prompt)
         place = jnp.where(above, tokens[:, None], logits.shape[-1])
         put = jax.vmap(jax.vmap(lambda old, at, new: old.at[at].set(new, mode="drop")))
-        return put(self._penalised(logits, *committed), place, corrected)
+        return put(self._penalised(params, logits, *committed), place, corrected)
 
     def commit(self, params, state, tokens, count):
         counts, in_prompt = state
         is_kept = jnp.arange(tokens.shape[1])[None, :] < count[:, None]
         return _add_counts(counts, tokens, is_kept), in_prompt
 
-    def _penalised(self, logits: Array, counts: Array, in_prompt: Array | None) -> Array:
+    def _penalised(
+        self, params: Any, logits: Array, counts: Array, in_prompt: Array | None
+    ) -> Array:
+        r, presence, frequency = self.repetition, self.presence, self.frequency
+        if params is not None:
+            of_sequences = params.repetition_penalty, params.presence_penalty
+            of_sequences += (params.frequency_penalty,)
+            r, presence, frequency = (values[:, None, None] for values in of_sequences)
         if in_prompt is not None:
             is_seen = (counts > 0) | in_prompt
-            is_low, r = logits < 0, self.repetition
-            logits = jnp.where(is_seen, jnp.where(is_low, logits * r, logits / r), logits)
-        return logits - jnp.where(counts > 0, self.presence, 0.0) - self.frequency * counts
+            logits = jnp.where(is_seen, jnp.where(logits < 0, logits * r, logits / r), logits)
+        return logits - jnp.where(counts > 0, presence, 0.0) - frequency * counts
 
 
 @dataclass(frozen=True)
@@ -250,7 +260,8 @@ class MinNewTokens(Processor):
     count: int
 
     def apply(self, params, logits, state, nodes):
-        is_short = (nodes.num_new < self.count)[..., None]
+        count = self.count if params is None else params.min_new_tokens[:, None]
+        is_short = (nodes.num_new < count)[..., None]
         is_end = np.isin(np.arange(logits.shape[-1]), nodes.eos)
         return jnp.where(is_short & is_end[None, None], -jnp.inf, logits)
 

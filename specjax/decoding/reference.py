@@ -21,7 +21,7 @@ from specjax.models.target import Target, causal_rows
 def reference_generate(
     params: Any,
     prompt: Prompt,
-    key: Key[Array, ""],
+    key: Key[Array, "..."],
     *,
     target: Target,
     sampling: Sampling = Sampling(),

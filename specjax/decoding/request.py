@@ -73,13 +73,14 @@ def check_memory(
     check_fits(f"a pass of {pass_width} tokens for {batch} sequence(s)", needs, params)
 
 
-def check_key(key: Any) -> None:
-    """Raises SpecjaxError for what is not one key from `jax.random.key`."""
+def check_key(key: Any, batch: int) -> None:
+    """Raises SpecjaxError for what is neither one key from `jax.random.key` nor one a sequence."""
     dtype = getattr(key, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key) or key.ndim:
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not is_key or key.shape not in ((), (batch,)):
         raise SpecjaxError(
-            f"key is of type {type(key).__name__}, or an old-style or batched key; pass "
-            "jax.random.key(0), or jax.random.wrap_key_data(key)"
+            f"key is of type {type(key).__name__}, an old-style key, or not one for each of "
+            f"{batch} sequence(s); pass jax.random.key(0), or jax.random.wrap_key_data(key)"
         )
 
 

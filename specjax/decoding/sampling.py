@@ -10,7 +10,7 @@ token that is typical: it is LOSSY.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,21 @@ MIN_TEMPERATURE = 1e-30  # smaller values underflow in float32; treat them as gr
 MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
 VERIFICATIONS = ("coupled", "rejection", "typical")
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
+
+
+@pytree
+class SamplingValues:
+    """The numbers of `Sampling` for the sequences of a batch; from `per_sequence`."""
+
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]  # 0 keeps all tokens
+    top_p: Float[Array, " B"]
+    log_min_p: Float[Array, " B"]  # -inf keeps all tokens
+    repetition_penalty: Float[Array, " B"]
+    presence_penalty: Float[Array, " B"]
+    frequency_penalty: Float[Array, " B"]
+    min_new_tokens: Int[Array, " B"]
+    logit_bias: Float[Array, "B V"] | None
 
 
 @dataclass(frozen=True)
@@ -123,34 +138,57 @@ class Sampling:
         """
         return self.verification == "coupled" and not self.is_greedy
 
-    def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
+    def filtered(
+        self, logits: Float[Array, "... V"], values: SamplingValues | None = None
+    ) -> Float[Array, "... V"]:
         """Returns float32 log-probabilities after temperature and filters; -inf where cut.
 
         Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and any that tie
         with its last one. Min-p keeps tokens at least `min_p` times as likely as the most likely
-        one. Greedy decoding skips the filters.
+        one. Greedy decoding skips the filters. `values` replace the numbers of filters that are
+        on; a sequence may leave any of them off.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
             return jax.nn.log_softmax(logits, axis=-1)
+        temperature, top_p = max(self.temperature, MIN_TEMPERATURE), max(self.top_p, MIN_TOP_P)
+        log_min_p = math.log(self.min_p) if self.min_p else -math.inf
+        unfiltered = logits
+        if values is not None:
+            beside = len(values.top_k), *[1] * (logits.ndim - 1)
+            temperature = jnp.maximum(values.temperature, MIN_TEMPERATURE).reshape(beside)
+            top_p = jnp.maximum(values.top_p, MIN_TOP_P).reshape(beside)
+            log_min_p, top_k = values.log_min_p.reshape(beside), values.top_k.reshape(beside)
+
+        def cut(log_probs: Array, is_kept: Array, is_on: Any) -> Array:
+            kept = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
+            return kept if values is None else jnp.where(is_on, kept, log_probs)
+
         # From the maximum down, so that a tiny temperature overflows to -inf, never to NaN.
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-        logits = logits / max(self.temperature, MIN_TEMPERATURE)
+        logits = logits / temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            threshold = best_tokens(logits, self.top_k)[0][..., -1:]
+            best = best_tokens(logits, self.top_k)[0]
+            threshold = best[..., -1:]
+            if values is not None:
+                threshold = jnp.take_along_axis(best, jnp.maximum(top_k, 1) - 1, axis=-1)
+                threshold = jnp.where(top_k > 0, threshold, -jnp.inf)
             logits = jnp.where(logits >= threshold, logits, -jnp.inf)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         if self.top_p < 1:
-            is_kept = _top_p_mask(log_probs, max(self.top_p, MIN_TOP_P))
-            log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
+            log_probs = cut(log_probs, _top_p_mask(log_probs, top_p), top_p < 1)
         if self.min_p > 0:
-            least = jnp.max(log_probs, axis=-1, keepdims=True) + math.log(self.min_p)
-            is_kept = log_probs >= least
-            log_probs = jax.nn.log_softmax(jnp.where(is_kept, log_probs, -jnp.inf), axis=-1)
-        return log_probs
+            least = jnp.max(log_probs, axis=-1, keepdims=True) + log_min_p
+            log_probs = cut(log_probs, log_probs >= least, log_min_p > -jnp.inf)
+        if values is None:
+            return log_probs
+        is_greedy = (values.temperature == 0).reshape(beside)
+        return jnp.where(is_greedy, jax.nn.log_softmax(unfiltered, axis=-1), log_probs)
 
 
-def _top_p_mask(log_probs: Float[Array, "... V"], top_p: float) -> Bool[Array, "... V"]:
+def _top_p_mask(
+    log_probs: Float[Array, "... V"], top_p: float | Float[Array, "..."]
+) -> Bool[Array, "... V"]:
     """Whether a token is needed to reach `top_p`: more likely ones have less in total.
 
     The threshold is found bit by bit, without sorting the vocabulary.
@@ -180,6 +218,14 @@ class Draw:
     draft_vocab: Int[Array, " R"] | None = None  # None: all tokens
     vocab_size: int = static(default=0)  # of the target; 0 without a draft vocabulary
     controls: Controls | None = None  # None: the logits are used as they are
+    values: SamplingValues | None = None  # None: `sampling` holds for all sequences
+
+    @property
+    def temperature(self) -> float | Float[Array, "B 1 1"]:
+        """The temperature of the batch, or of its sequences."""
+        if self.values is None:
+            return self.sampling.temperature
+        return self.values.temperature[:, None, None]
 
     def processed(
         self, logits: Float[Array, "B N V"], tree: DraftTree, max_depth: int
@@ -204,7 +250,7 @@ class Draw:
 
     def filtered(self, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Returns the log-probabilities that tokens are drawn from; see `Sampling.filtered`."""
-        return self.sampling.filtered(logits)
+        return self.sampling.filtered(logits, self.values)
 
     def noise(
         self, positions: Int[Array, "B N"], vocab_size: int, stream: int = DRAFT
@@ -230,7 +276,8 @@ class Draw:
         """
         if self.sampling.is_greedy:
             return logits.astype(jnp.float32)
-        return self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
+        scores = self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
+        return scores if self.values is None else jnp.where(self.temperature == 0, logits, scores)
 
     def _position_keys(self, positions: Int[Array, "B N"], stream: int) -> Key[Array, "B N"]:
         def of_sequence(key, start, positions):
@@ -241,12 +288,15 @@ class Draw:
         return jax.vmap(of_sequence)(self.sequence_keys, self.round_start, positions)
 
 
-def sequence_keys(key: Key[Array, ""], batch: int) -> Key[Array, " B"]:
+def sequence_keys(key: Key[Array, "..."], batch: int) -> Key[Array, " B"]:
     """Returns a key per sequence: `fold_in(key, b)`, but the key itself for a batch of one.
 
-    Sequence b of a batch therefore equals its prompt run alone with `fold_in(key, b)`. Keys of
-    other kinds become Threefry's, since theirs draw other numbers under `vmap`.
+    Sequence b of a batch therefore equals its prompt run alone with `fold_in(key, b)`; with an
+    array of keys, one per sequence, it equals its prompt alone with `key[b]`. Keys of other kinds
+    become Threefry's, since theirs draw other numbers under `vmap`.
     """
+    if key.ndim:
+        return lax.map(_as_threefry, key)
     if batch == 1:
         return _as_threefry(key)[None]
     fold_in = lambda number: _as_threefry(jax.random.fold_in(key, number))  # noqa: E731

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
+from specjax.decoding.sampling import SamplingValues
 from specjax.decoding.tree import LogProbs
 from specjax.models.cache import KVCache
 
@@ -87,6 +88,7 @@ class LoopState:
     hidden: Float[Array, "B S T D"] | None = None
     processors: tuple[Any, ...] = ()  # their states after the committed tokens
     logprobs: LogProbs | None = None  # entry s: of the token at position s of the text
+    sampling: SamplingValues | None = None  # None: all sequences share the settings
 
     def generation(self, max_new_tokens: int) -> Generation:
         """Returns the new tokens so far."""

@@ -209,12 +209,12 @@ def with_coupled_noise(
     drafter's logits replace the target's. They are returned unchanged unless
     `Sampling.noise_is_known`.
     """
-    sampling, logits = draw.sampling, logits.astype(jnp.float32)
-    if not sampling.noise_is_known:
+    logits = logits.astype(jnp.float32)
+    if not draw.sampling.noise_is_known:
         return logits
     noise = draw.noise(position[:, None], logits.shape[-1])
     penalty = jnp.where(draw.filtered(logits) > -jnp.inf, 0.0, CUT_PENALTY)
-    return logits + sampling.temperature * (noise - penalty)
+    return logits + draw.temperature * (noise - penalty)
 
 
 def most_likely(

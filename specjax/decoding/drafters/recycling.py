@@ -137,7 +137,7 @@ def _ranked(
         return successors
     noise = draw.noise(position[:, None], table.tokens.shape[1])[:, 0]
     noise = look_up(noise, jnp.maximum(successors, 0))
-    scores = look_up(table.logits, at) + draw.sampling.temperature * noise
+    scores = look_up(table.logits, at) + draw.temperature * noise
     order = jnp.argsort(scores, axis=-1, descending=True)
     return jnp.take_along_axis(successors, order, axis=-1)
 

@@ -1,0 +1,112 @@
+"""Settings per sequence: each generates the tokens that it generates alone, in one program."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
+from specjax.decoding import Engine, Params, Prompt, Sampling, speculative_generate
+from specjax.decoding.per_sequence import per_sequence
+from specjax.decoding.reference import reference_generate
+from tests.decoding.test_contract import of_method
+from tests.decoding.tiny import prompt, slow_except, target
+
+VOCAB, NEW_TOKENS, EOS = 40, 40, (17,)
+SAMPLINGS = (
+    Sampling(0.7, top_p=0.9, repetition_penalty=1.6, bad_words=((5, 3),), logprobs=2),
+    Sampling(0.0, frequency_penalty=0.6, min_new_tokens=20, bad_words=((5, 3),), logprobs=2),
+    Sampling(
+        1.3,
+        min_p=0.1,
+        top_k=7,
+        logit_bias={3: 2.0, 9: -4.0},
+        presence_penalty=0.8,
+        bad_words=((5, 3),),
+        logprobs=2,
+    ),
+)
+ORDERS = (0, 1, 2), (2, 0, 1)
+KEYS = jnp.stack([jax.random.key(number) for number in (3, 11, 7)])
+
+
+@cache
+def alone(number: int, sampling: Sampling) -> tuple[np.ndarray, int]:
+    """Tokens of one prompt with its own settings and key, by their definitions."""
+    model, params = target()
+    one = Prompt(prompt().tokens[number : number + 1], prompt().length[number : number + 1])
+    settings = {"sampling": sampling, "max_new_tokens": NEW_TOKENS, "eos": EOS}
+    tokens, length = reference_generate(params, one, KEYS[number], target=model, **settings)
+    return np.asarray(tokens[0]), int(length[0])
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(["recycling", "eagle2", "draft-model"], "recycling", "eagle2")
+)
+def test_each_sequence_generates_the_tokens_that_it_generates_alone(name):
+    model, params = target()
+    drafter, known = of_method(name)
+    programs = set()
+    for order in ORDERS:
+        samplings = [SAMPLINGS[number] for number in order]
+        sampling, values = per_sequence(samplings, VOCAB)
+        programs.add((sampling, jax.tree.structure(values)))
+        out = speculative_generate(
+            *(Params(params, known, sampling=values), prompt(), KEYS),
+            target=model,
+            drafter=drafter,
+            sampling=sampling,
+            max_new_tokens=NEW_TOKENS,
+            eos=EOS,
+        )
+        for number, sampling in enumerate(samplings):
+            tokens, length = alone(number, sampling)
+            np.testing.assert_array_equal(out.tokens[number], tokens)
+            assert out.length[number] == length
+        assert out.from_draft.any(), "no draft was ever right"
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_values_filter_logits_as_settings_do(number):
+    sampling, values = per_sequence(SAMPLINGS, VOCAB)
+    logits = jax.random.normal(jax.random.key(1), (3, 5, VOCAB)) * 3
+    filtered = sampling.filtered(logits, values)[number]
+    expected = SAMPLINGS[number].filtered(logits)[number]
+    np.testing.assert_array_equal(jnp.isfinite(filtered), jnp.isfinite(expected))
+    np.testing.assert_allclose(filtered, expected, rtol=1e-6)
+    assert sampling.filtered(logits[:, 0], values).shape == (3, VOCAB)
+
+
+def test_controls_that_all_sequences_leave_off_stay_out_of_the_program():
+    sampling, values = per_sequence([Sampling(), Sampling(top_k=VOCAB)], VOCAB)
+    assert sampling == Sampling()
+    assert values.logit_bias is None
+    assert per_sequence([Sampling(min_p=0.1), Sampling()], VOCAB)[0] == Sampling(min_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("samplings", "message"),
+    [
+        ([Sampling(), Sampling(bad_words=((1,),))], "`bad_words` differs between the sequences"),
+        ([Sampling(), Sampling(logprobs=1)], "`logprobs` differs between the sequences"),
+        ([Sampling(0.5, verification="rejection")] * 2, "`verification` must be coupled"),
+        ([Sampling(logit_bias={VOCAB: 1.0})], "logit_bias holds token id 40, outside"),
+    ],
+)
+def test_settings_that_sequences_cannot_have_alone_are_rejected(samplings, message):
+    with pytest.raises(SpecjaxError, match=message):
+        per_sequence(samplings, VOCAB)
+
+
+def test_values_and_keys_for_another_batch_are_rejected():
+    model, params = target()
+    drafter, known = of_method("pld")
+    sampling, values = per_sequence(SAMPLINGS[:2], VOCAB)
+    engine = Engine(model, drafter, sampling, max_new_tokens=4)
+    with pytest.raises(SpecjaxError, match="values for 2 sequences, the prompt has 3"):
+        engine.generate(Params(params, known, sampling=values), prompt(), KEYS)
+    with pytest.raises(SpecjaxError, match="not one for each of 3 sequence"):
+        engine.generate(Params(params, known), prompt(), KEYS[:2])
