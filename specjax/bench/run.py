@@ -44,6 +44,7 @@ from specjax.loading.hub import POCKET
 from specjax.loading.methods import METHODS
 from specjax.loading.parts import load_draft
 from specjax.loading.targets import LoadedTarget
+from specjax.loading.vocabularies import check_same_tokens
 from specjax.models.fingerprint import fingerprint
 from specjax.models.native import products
 from specjax.run.distillation import answers_of
@@ -76,6 +77,8 @@ def make_contestants(
         source = variants["draft-model"].source if "draft-model" in variants else None
         has_draft = target.name == POCKET or source
         draft = load_draft(target, source) if has_draft else None
+        if draft is not None:
+            check_same_tokens(target, draft)
         peers = companion("peers")
         work = peers.Work(target, draft, max(map(len, ids)), options.max_new_tokens)
         made += peers.peers(names_in(options.peers), work, condition.batch_size)

@@ -14,6 +14,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.settings import setting
 from specjax.loading.parts import load_draft
+from specjax.loading.vocabularies import check_same_tokens
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER
 from specjax.run.distillation import answers_of
@@ -62,6 +63,7 @@ class TrainDisco(TargetOptions):
         settings = ClassifierTraining(position=self.position, num_steps=self.num_steps)
         target = self.load_target()
         draft = load_draft(target, self.drafter)
+        check_same_tokens(target, draft)
         tasks = self._training_tasks()
         watch = partial(with_progress, doing="Generating continuations")
         continue_all = answers_of(target, self.max_new_tokens, watch)

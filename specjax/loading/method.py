@@ -25,6 +25,7 @@ from specjax.loading.parts import (
 )
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, auto_choice, tuned_for
+from specjax.loading.vocabularies import shared_vocabulary
 from specjax.models.config import TransformerConfig
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_format import HeadFormat
@@ -146,7 +147,10 @@ def load_with_draft_model(request: Request) -> Loaded:
         settings = {name: value for name, value in settings.items() if value is not None}
         settings = {"threshold": trained.threshold, **settings, "position": trained.position}
     drafter = replace(request, settings=settings).make(draft.model)
-    return drafter, {"draft": draft.params, "rule": rule_params}
+    params = {"draft": draft.params, "rule": rule_params}
+    if (shared := shared_vocabulary(request.target, draft)) is not None:
+        params["vocabulary"] = request.target.place(shared)
+    return drafter, params
 
 
 def load_parts(request: Request) -> Loaded:

@@ -117,7 +117,7 @@ _ROWS = {
     "draft-model": Method(
         DraftModel,
         "the tokens of a small model, until a rule stops it: fixed, heuristic, confidence or disco",
-        "a draft model of the target's vocabulary; for disco a classifier",
+        "a draft model; for disco a classifier",
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         part="draft",
         load=load_with_draft_model,

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.papers.oracle import Oracle
 from specjax.decoding.drafter import Context, Params, Proposal
-from specjax.decoding.drafters.draft_model import DraftModel
+from specjax.decoding.drafters.draft_model import DraftModel, SharedVocabulary
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
@@ -416,3 +416,23 @@ def test_rejection_keeps_the_distribution_with_padded_vocabularies(num_tokens):
     model, params = padded_draft(num_tokens, vocab_size=contract.VOCAB, layers=1, scale=4.0)
     drafter = DraftModel(model, "fixed", 2)
     assert contract.p_value(drafter, {"draft": params, "rule": None}) > 1e-3
+
+
+@pytest.mark.parametrize("sampling", slow_except(["sampled", "greedy"], "sampled"))
+def test_a_draft_with_shuffled_ids_drafts_the_same_tokens(sampling):
+    num_tokens, cases = 33, ((sampling, 3, True),)
+    model, params = padded_draft(num_tokens)
+    drafter = DraftModel(model, max_length=5)
+    known = {"draft": params, "rule": None}
+    [ordered] = contract.assert_lossless(drafter, known, new_tokens=60, cases=cases).values()
+    old = np.random.default_rng(3).permutation(num_tokens)  # of each new id
+    new = jnp.argsort(jnp.asarray(old)).astype(jnp.int32)  # of each old id
+    shuffled = jax.tree.map(lambda leaf: leaf[old] if len(leaf) == num_tokens else leaf, params)
+    read = new[jnp.minimum(jnp.arange(40), num_tokens - 1)]
+    shared = SharedVocabulary(read, jnp.arange(num_tokens), new)
+    known = {"draft": shuffled, "rule": None, "vocabulary": shared}
+    [out] = contract.assert_lossless(drafter, known, new_tokens=60, cases=cases).values()
+    np.testing.assert_array_equal(out.from_draft, ordered.from_draft)
+    np.testing.assert_array_equal(out.stats.rounds, ordered.stats.rounds)
+    wrong = known | {"vocabulary": replace(shared, readable=read[:39])}
+    contract.assert_params_rejected(drafter, wrong, "that of 39 target tokens, not of 40")

@@ -1,4 +1,4 @@
-"""Speculative sampling: a small model of the same vocabulary drafts token by token."""
+"""Speculative sampling: a small model drafts token by token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +25,15 @@ from specjax.models.shapes import shape_mismatches
 from specjax.models.target import Taps, Target, causal_rows
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
+
+
+@pytree
+class SharedVocabulary:
+    """The tokens that a draft with another tokenizer shares with the target."""
+
+    readable: Int[Array, " V"]  # the draft's token that it reads for each of the target's
+    target_ids: Int[Array, " R"]  # of the shared tokens, ascending
+    draft_ids: Int[Array, " R"]
 
 
 @pytree
@@ -72,7 +81,9 @@ class DraftModel(Drafter):
     may commit.
 
     If the vocabularies are padded to different sizes, tokens of both are drafted, and the draft
-    reads its last token in place of tokens that it lacks.
+    reads its last token in place of tokens that it lacks. A draft with another tokenizer has a
+    `SharedVocabulary` in `params.drafter["vocabulary"]`: it drafts shared tokens, and reads one of
+    its tokens for each of the target's.
 
     Differences from the published code: each sequence of a batch has its own draft length and
     accepted length; `coupled` drafts, see above; beyond the draft's last position (`longest_text`)
@@ -122,10 +133,16 @@ class DraftModel(Drafter):
         return self.length_rule.longest(self.max_length)
 
     def check(self, target: Target, params: Any) -> None:
-        if not isinstance(params, Mapping) or set(params) != {"draft", "rule"}:
+        if not isinstance(params, Mapping) or {*params} - {"vocabulary"} != {"draft", "rule"}:
             raise SpecjaxError(
                 "DraftModel needs the params {'draft': the draft's weights, 'rule': those of its "
                 "length rule, or None}"
+            )
+        vocabulary, vocab_size = params.get("vocabulary"), target.config.vocab_size
+        if vocabulary is not None and len(vocabulary.readable) != vocab_size:
+            raise SpecjaxError(
+                f"the shared vocabulary is that of {len(vocabulary.readable)} target tokens, not "
+                f"of {vocab_size}; load the draft for this target"
             )
         if mismatch := shape_mismatches(params["draft"], self.draft):
             raise SpecjaxError(
@@ -136,7 +153,8 @@ class DraftModel(Drafter):
 
     def init(self, start: Start) -> DraftState:
         prompt, batch = start.prompt, len(start.prompt.length)
-        weights, tokens = start.params.drafter["draft"], self._readable(prompt.tokens, start.target)
+        weights = start.params.drafter["draft"]
+        tokens = self._readable(prompt.tokens, start.target, start.params)
         cache = self.draft.new_cache(weights, batch, start.num_slots, prompt.length)
         length = prompt.length - 1
         _, cache = prefill(weights, tokens, length, cache, self.draft, Taps(logits=False))
@@ -159,20 +177,26 @@ class DraftModel(Drafter):
         )
         max_length = jnp.where(state.is_finished, 0, max_length)
         sizes = self.draft.config.vocab_size, target.config.vocab_size
-        if sizes[0] != sizes[1]:
+        vocabulary = params.drafter.get("vocabulary")
+        if vocabulary is not None:
+            draw = draw.restricted_to(vocabulary.target_ids, sizes[1])
+        elif sizes[0] != sizes[1]:
             draw = draw.restricted_to(jnp.arange(min(sizes)), sizes[1])
 
         def draft_one(draft: Draft, fed: Int[Array, "B Q"], count: Int[Array, " B"]) -> Draft:
             """Feeds the first `count` tokens of `fed` and draws the next one."""
-            rows = causal_rows(self._readable(fed, target), draft.cache.length)
+            rows = causal_rows(self._readable(fed, target, params), draft.cache.length)
             output, cache = self.draft.run(params.drafter["draft"], rows, draft.cache)
             assert output.logits is not None
             logits = jnp.take_along_axis(output.logits, count[:, None, None] - 1, axis=1)
-            if sizes[0] > sizes[1]:
+            if vocabulary is not None:
+                logits = logits[..., vocabulary.draft_ids]
+            elif sizes[0] > sizes[1]:
                 logits = logits[..., : sizes[1]]
             place = draft.num_passes
             at = (context.length + place)[:, None]
             token = best_token((draw.perturbed(logits, at) if self.is_drawn else logits)[:, 0])
+            token = token if vocabulary is None else vocabulary.target_ids[token]
             last = LastDrafted(
                 probs=jax.nn.softmax(logits[:, 0], axis=-1),
                 token=token,
@@ -231,8 +255,12 @@ class DraftModel(Drafter):
             is_finished=outcome.num_committed == 0,
         )
 
-    def _readable(self, tokens: Int[Array, "B S"], target: Target) -> Int[Array, "B S"]:
-        """Replaces tokens beyond the draft's vocabulary, which a gather would clip silently."""
+    def _readable(
+        self, tokens: Int[Array, "B S"], target: Target, params: Params
+    ) -> Int[Array, "B S"]:
+        """Replaces tokens that the draft lacks, which a gather would clip silently."""
+        if (vocabulary := params.drafter.get("vocabulary")) is not None:
+            return vocabulary.readable[tokens]
         vocab_size = self.draft.config.vocab_size
         is_whole = vocab_size >= target.config.vocab_size
         return tokens if is_whole else jnp.minimum(tokens, vocab_size - 1)
