@@ -27,6 +27,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
+from specjax.decoding.drafters.recycling import Recycling
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
@@ -156,5 +157,6 @@ PAPER_METHODS: dict[str, PaperMethod] = {
     "draft-model": _entry(_draft_model, ("Vicuna-7B (Spec-Bench)", 2.28, 1.52)),
     "hydra": _entry(_hydra, ("Vicuna-7B (Spec-Bench)", 3.26, 2.07)),
     "lookahead": _entry(lambda _: Made(Lookahead()), ("Vicuna-7B (Spec-Bench)", 1.64, 1.34)),
+    "recycling": _entry(lambda _: Made(Recycling()), ("Vicuna-7B (Spec-Bench)", 2.73, 2.22)),
     "rest": _entry(_rest, ("Vicuna-7B (Spec-Bench)", 1.82, 1.48)),
 }

@@ -1,6 +1,7 @@
 """Token recycling: its table against a dictionary, its tree against the table, and its seed."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import jax
@@ -11,7 +12,14 @@ import pytest
 import specjax
 from specjax.decoding.drafter import Context, Outcome, Params
 from specjax.decoding.drafters._trees import levels_of
-from specjax.decoding.drafters.recycling import EMPTY, Recycling, Successors, successors_of
+from specjax.decoding.drafters.recycling import (
+    EMPTY,
+    Recycling,
+    Successors,
+    successors_of,
+    with_prompt,
+)
+from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import NO_PARENT, DraftTree, Verification, sorted_choices
 from specjax.loading import parts
@@ -80,6 +88,25 @@ def test_the_table_is_a_dictionary_that_prefers_the_path_then_the_first():
             assert known == expected[row]
             np.testing.assert_array_equal(np.isinf(state.logits[row, :, 0]), table[:, 0] == EMPTY)
     assert num_repeated > 30 and num_preferred > 10
+
+
+def test_what_follows_a_token_in_the_prompt_comes_first():
+    """Row 0 of the table knows half of the tokens, and the prompts end at different places."""
+    numbers = np.random.default_rng(2)
+    prompt = Prompt(jnp.asarray(numbers.integers(0, TOKENS, (BATCH, 60))), jnp.array([60, 31]))
+    tokens = numbers.permuted(np.tile(np.arange(TOKENS), (BATCH, TOKENS, 1)), axis=-1)[..., :RANKS]
+    tokens[0, ::2] = EMPTY
+    logits = np.where(tokens == EMPTY, -np.inf, -np.arange(RANKS)).astype(np.float32)
+    table = jax.jit(with_prompt)(Successors(jnp.asarray(tokens), jnp.asarray(logits)), prompt)
+    expected = tokens.tolist()
+    for row in range(BATCH):
+        text = prompt.tokens[row, : int(prompt.length[row])].tolist()
+        for token, after in pairwise(text):
+            others = [other for other in expected[row][token] if other != after]
+            expected[row][token] = [after, *others][:RANKS]
+    np.testing.assert_array_equal(table.tokens, expected)
+    assert (table.logits[..., 1:] <= table.logits[..., :-1]).all()
+    np.testing.assert_array_equal(np.isinf(table.logits), table.tokens == EMPTY)
 
 
 # ---- The tree ----------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Published(Recycling):
     """Drafts the authors' tree, from a table that knows every token."""
 
     seeded: bool = True
+    from_prompt: bool = False
 
     @property
     def choices(self) -> Choices:

@@ -15,6 +15,7 @@ from specjax.core.ranking import best_tokens
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters._trees import Choices, assemble, levels_of
+from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import sorted_choices
 from specjax.models.target import Taps, Target, causal_rows
@@ -63,6 +64,8 @@ class Recycling(Drafter):
     seeded: bool = False
     """Start with the target's successors of each token alone; true or false. They are computed once
     per target, in a pass over its vocabulary, and kept in the cache folder."""
+    from_prompt: bool = True
+    """Put what follows each token in the prompt before its other successors; true or false."""
 
     taps = Taps()
     num_successors: ClassVar[int] = 8
@@ -93,9 +96,10 @@ class Recycling(Drafter):
     def init(self, start: Start) -> Successors:
         batch = len(start.prompt.length)
         shape = (batch, *self._shape(start.target))
-        if not self.seeded:
-            return Successors(jnp.full(shape, EMPTY), jnp.full(shape, -jnp.inf))
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), start.params.drafter)
+        table = Successors(jnp.full(shape, EMPTY), jnp.full(shape, -jnp.inf))
+        if self.seeded:
+            table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), start.params.drafter)
+        return with_prompt(table, start.prompt) if self.from_prompt else table
 
     def propose(
         self, target: Target, params: Params, state: Successors, context: Context, draw: Draw
@@ -119,11 +123,41 @@ class Recycling(Drafter):
             outcome.output.logits[:, : tree.num_nodes], self.num_successors
         )
         at = jnp.where(is_kept(outcome), tree.tokens, vocab_size)
-        write = jax.vmap(lambda table, at, rows: table.at[at].set(rows, mode="drop"))
-        return Successors(write(state.tokens, at, tokens), write(state.logits, at, logits))
+        return _written(state, at, tokens, logits)
 
     def _shape(self, target: Target) -> tuple[int, int]:
         return target.config.vocab_size, self.num_successors
+
+
+def with_prompt(table: Successors, prompt: Prompt) -> Successors:
+    """Puts what follows each token in a prompt before its other successors, the last first.
+
+    It gets the logit of the likeliest so far.
+    """
+    count = table.tokens.shape[-1]
+
+    def follow(step: Int[Array, ""], table: Successors) -> Successors:
+        at, after = prompt.tokens[:, step], prompt.tokens[:, step + 1]
+        at = jnp.where(step + 1 < prompt.length, at, table.tokens.shape[1])
+        tokens, logits = (
+            jax.vmap(lambda rows, at: rows.at[at].get(mode="clip"))(leaf, at)
+            for leaf in (table.tokens, table.logits)
+        )
+        same = tokens == after[:, None]
+        rank = jnp.where(jnp.any(same, axis=1), jnp.argmax(same, axis=1), count - 1)
+        moved = jnp.arange(count)[None, :] <= rank[:, None]
+        best = jnp.maximum(logits[:, 0], jnp.where(tokens[:, 0] == EMPTY, 0.0, -jnp.inf))
+        before = lambda first, row: jnp.concatenate([first[:, None], row[:, :-1]], axis=1)  # noqa: E731
+        tokens = jnp.where(moved, before(after, tokens), tokens)
+        return _written(table, at, tokens, jnp.where(moved, before(best, logits), logits))
+
+    return jax.lax.fori_loop(0, jnp.max(prompt.length) - 1, follow, table)
+
+
+def _written(table: Successors, at: Array, tokens: Array, logits: Array) -> Successors:
+    """Writes the successors of the tokens `at`; those beyond the vocabulary are dropped."""
+    write = jax.vmap(lambda table, at, rows: table.at[at].set(rows, mode="drop"))
+    return Successors(write(table.tokens, at, tokens), write(table.logits, at, logits))
 
 
 def _ranked(
