@@ -157,6 +157,8 @@ def load_parts(request: Request) -> Loaded:
     """Loads a drafter made of other methods, which `Method.parts` names."""
     method = request.method
     defaults = {**method.settings, **method.fitted(request.target.config)}
+    if request.source is None and request.target.name != POCKET:
+        defaults |= method.untrained
     settings, of_parts = method.split({**defaults, **request.settings})
     loaded = {}
     for part, option in method.parts.items():
@@ -234,6 +236,7 @@ class Method:
     search_space: SearchSpace = ()
     # Settings that name other methods, each with the setting that is its source ("": --drafter).
     parts: Mapping[str, str] = field(default_factory=dict)
+    untrained: Mapping[str, str] = field(default_factory=dict)  # parts for a target without a head
 
     @property
     def is_trained(self) -> bool:

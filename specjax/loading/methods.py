@@ -240,12 +240,13 @@ _ROWS = {
     ),
     "hybrid": Method(
         Hybrid,
-        "what two other methods draft, in one tree; by default `pld-plus` and `hass`",
-        "what both need",
+        "what two others draft: `pld-plus` and `hass`, or without a head `pld` and `recycling`",
+        "a head, or nothing",
         "two methods in one tree",
         on_cpu=TREE_OF_8,
         load=load_parts,
         parts={"copy": "copy_source", "head": ""},
+        untrained={"copy": "pld", "head": "recycling"},
     ),
     "auto": Method(
         Auto,

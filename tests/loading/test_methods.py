@@ -1,6 +1,7 @@
 """The registry: settings are checked and parsed by the fields of each method's drafter."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -122,6 +123,16 @@ def trace(target: specjax.LoadedTarget, method: str, settings: dict[str, Any]) -
 )
 def test_parts_of_a_hybrid_may_be_deeper_than_its_tree(pocket, settings):
     assert trace(pocket, "hybrid", settings)
+
+
+def test_a_hybrid_without_a_head_copies_and_recycles(pocket):
+    other = replace(pocket, name="another target")
+    assert specjax.load_drafter("hybrid", other)[0].parts == (
+        specjax.load_drafter("pld", other)[0],
+        specjax.load_drafter("recycling", other)[0],
+    )
+    with pytest.raises(SpecjaxError, match="name a folder"):
+        specjax.load_drafter("hybrid", other, head="hass")
 
 
 @pytest.mark.slow
