@@ -61,7 +61,8 @@ class HydraTraining(HeadTraining):
 
     def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, positions, segments = step.places
-        cache = KVCache.create(head.config.layers, *tokens.shape, step.features.dtype)
+        batch, width = tokens.shape
+        cache = KVCache.create(head.config.layers, batch, width, step.features.dtype)
 
         def prefixed(params: Any) -> Float[Array, "B T D"]:
             rows = QueryRows(tokens, positions, text_before(segments))
