@@ -22,6 +22,7 @@ from specjax.models.shapes import shape_mismatches
 from specjax.models.sharding import on_host
 
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # as GGUF calls them
+Q8_0 = "Q8_0"  # int8 with a scale for each 32 inputs
 ROPE_TYPES = ("default", "linear", "llama3")  # those that llama.cpp has too
 
 
@@ -44,7 +45,10 @@ def check_writable_as_gguf(config: TransformerConfig, params: Mapping[str, Any])
 def save_gguf(
     path: Path, config: TransformerConfig, params: Mapping[str, Any], dtype: DTypeLike
 ) -> None:
-    """Writes a Llama model without its tokenizer: matrices in `dtype`, vectors in float32."""
+    """Writes a Llama model without its tokenizer: vectors in float32, matrices in `dtype`.
+
+    With `dtype` Q8_0, matrices whose width is not a multiple of 32 remain float32.
+    """
     from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 
     check_writable_as_gguf(config, params)
@@ -56,10 +60,13 @@ def save_gguf(
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for at, leaf in cast(Any, flatten_dict(unpack_params(params), sep=".")).items():
         name = cast(str, table.get_name(huggingface_name(at), (".weight", ".bias")))
-        values = np.asarray(cast_floats(on_host(leaf), jnp.float32 if leaf.ndim == 1 else dtype))
-        _add_tensor(writer, name, _in_pairs(values, heads.get(at.split(".")[-2], 0)))
+        held = jnp.float32 if leaf.ndim == 1 or dtype == Q8_0 else dtype
+        is_quantised = dtype == Q8_0 and leaf.ndim > 1 and leaf.shape[-1] % 32 == 0
+        values = np.asarray(cast_floats(on_host(leaf), held))
+        kind = Q8_0 if is_quantised else KINDS[values.dtype.name]
+        _add_tensor(writer, name, _in_pairs(values, heads.get(at.split(".")[-2], 0)), kind)
     if config.rope.rope_type == "llama3":
-        _add_tensor(writer, ROPE_DIVISORS, rope_divisors(config.rope, config.head_dim))
+        _add_tensor(writer, ROPE_DIVISORS, rope_divisors(config.rope, config.head_dim), "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -82,11 +89,12 @@ def _add_config(writer: Any, config: TransformerConfig) -> None:
     writer.add_tokenizer_model(NO_TOKENIZER)
 
 
-def _add_tensor(writer: Any, name: str, values: np.ndarray) -> None:
-    from gguf import GGMLQuantizationType
+def _add_tensor(writer: Any, name: str, values: np.ndarray, kind: str) -> None:
+    from gguf import GGMLQuantizationType, quants
 
-    kind = GGMLQuantizationType[KINDS[values.dtype.name]]
-    writer.add_tensor(name, np.ascontiguousarray(values).view(np.uint8), raw_dtype=kind)
+    raw = GGMLQuantizationType[kind]
+    values = quants.quantize(values, raw) if kind == Q8_0 else np.ascontiguousarray(values)
+    writer.add_tensor(name, values.view(np.uint8), raw_dtype=raw)
 
 
 def _in_pairs(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from specjax.bench.measure import Contestant
 from specjax.core.provenance import num_cores
 from specjax.run.runner import GeneratedText, Trial
 
-from .gguf_writer import check_writable_as_gguf, save_gguf
+from .gguf_writer import Q8_0, check_writable_as_gguf, save_gguf
 from .peer import PLD_TOKENS, Peer, Work, replayed, until_eos
 
 DRAFT_LENGTH = 5  # tokens of a draft model: as many as ours by default
@@ -35,7 +35,7 @@ def check(target: LoadedTarget) -> None:
 def make(work: Work) -> list[Contestant]:
     """Makes the contestants of llama.cpp: plain, prompt lookup, and drafts by the draft model.
 
-    A target from a GGUF file also runs with the weights as that file stores them.
+    A target from a GGUF file also runs with the weights as that file stores them, and in Q8_0.
     """
     from llama_cpp.llama_speculative import (  # pyright: ignore[reportMissingImports]
         LlamaPromptLookupDecoding,
@@ -53,8 +53,9 @@ def make(work: Work) -> list[Contestant]:
         for name, model in zip(drafters, models, strict=True)
     ]
     if (file := Path(work.target.name)).suffix == ".gguf":
-        [model] = _load(work.target, work, [None], file)
-        contestants.append(LlamaCpp("llama.cpp stored", work, model, "stored"))
+        for weights, source in (("stored", file), (Q8_0, None)):
+            [model] = _load(work.target, work, [None], source, weights)
+            contestants.append(LlamaCpp(f"llama.cpp {weights}", work, model, weights))
     for contestant in contestants:
         finalize(contestant, contestant.model.close)  # by itself it fails when Python ends
     return [*contestants]
@@ -123,7 +124,11 @@ class LlamaCpp(Peer):
 
 
 def _load(
-    model: LoadedTarget, work: Work, drafters: Sequence[Drafts | None], file: Path | None = None
+    model: LoadedTarget,
+    work: Work,
+    drafters: Sequence[Drafts | None],
+    file: Path | None = None,
+    weights: str = "",
 ) -> list[Any]:
     """Loads the model, or a file of it, once for each drafter; the weights are in memory once."""
     from llama_cpp import (  # pyright: ignore[reportMissingImports]
@@ -137,7 +142,7 @@ def _load(
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = file or Path(folder) / "model.gguf"
         if file is None:
-            save_gguf(path, model.config, model.params, model.dtype)
+            save_gguf(path, model.config, model.params, weights or model.dtype)
         return [
             Llama(
                 str(path),

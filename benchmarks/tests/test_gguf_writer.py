@@ -1,6 +1,7 @@
 """GGUF files that we write: read again, they are the same model."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,17 @@ def test_what_is_written_is_read(tmp_path, dtype, changes):
     assert found.config == config
     jax.tree.map(np.testing.assert_array_equal, found.params, params)
     assert found.dtype == dtype
+
+
+def test_matrices_are_written_in_8_bits(tmp_path):
+    pytest.importorskip("gguf")
+    params = random_params(CONFIG)
+    save_gguf(tmp_path / "m.gguf", CONFIG, params, "Q8_0")
+    found = specjax.load(tmp_path / "m.gguf", dtype="float32", packed=False).params
+    jax.tree.map(partial(np.testing.assert_allclose, atol=0.02), found, params)
+    embedding, norm = found["embed_tokens"]["weight"], found["norm"]["weight"]
+    assert np.any(embedding != params["embed_tokens"]["weight"])
+    np.testing.assert_array_equal(norm, params["norm"]["weight"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import specjax
 from benchmarks import peers as peers_module
 from benchmarks.peers import PEERS, check_peer, peers
+from benchmarks.peers.gguf_writer import save_gguf
 from benchmarks.peers.peer import Work, replayed, until_eos
 from specjax.bench.measure import Contestant, GeneratedText, Program
 from specjax.core.errors import SpecjaxError
@@ -188,6 +189,15 @@ def test_llama_cpp_has_the_dtype_of_the_target(dtype):
     sizes = [leaf.size * (4 if leaf.ndim == 1 else leaf.itemsize) for leaf in leaves]
     assert llama_cpp.llama_model_size(plain.model.model) == sum(sizes)
     assert len(generate(lookup, ROWS[2])[0].tokens) == NUM_TOKENS
+
+
+def test_llama_cpp_also_runs_a_file_as_it_is_and_in_8_bits(target, ours, tmp_path):
+    pytest.importorskip("llama_cpp")
+    save_gguf(tmp_path / "m.gguf", CONFIG, target.params, "float32")
+    *_, stored, quantised = made("llama.cpp", replace(target, name=str(tmp_path / "m.gguf")))
+    assert [each.name for each in (stored, quantised)] == ["llama.cpp stored", "llama.cpp Q8_0"]
+    assert generate(stored, ROWS[0])[0].tokens == ours[0][0]
+    assert len(generate(quantised, ROWS[0])[0].tokens) == NUM_TOKENS
 
 
 def test_packages_and_batches_are_checked_first(monkeypatch):

@@ -181,7 +181,11 @@ def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -
 
 
 def _with_lines(steps: Iterable[Step], doing: str, count: int | None) -> Iterator[Step]:
-    note = throttled()
+    note, started = throttled(), time.monotonic()
     for number, step in enumerate(steps):
-        note(f"{doing}: {number}" if count is None else f"{doing}: {number} of {count}")
+        text = f"{doing}: {number}"
+        if count is not None and number:
+            left = (time.monotonic() - started) / number * (count - number)
+            text += f" of {count} (about {left:.0f} s left)"
+        note(text)
         yield step

@@ -215,4 +215,8 @@ def test_a_long_job_prints_a_line_now_and_then_without_a_terminal(monkeypatch, c
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     assert list(with_progress(range(7), "measuring", 7)) == list(range(7))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["measuring: 2 of 7, 30 s", "measuring: 5 of 7, 60 s"]
+    assert lines == [
+        "measuring: 1 of 7 (about 120 s left), 40 s",
+        "measuring: 3 of 7 (about 80 s left), 80 s",
+        "measuring: 5 of 7 (about 40 s left), 120 s",
+    ]

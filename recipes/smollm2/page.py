@@ -1,0 +1,340 @@
+"""Writes the results of SmolLM2: page, chart, and the figures of the README and the start page."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax import SpecjaxError
+from specjax.bench.measure import PLAIN
+from specjax.bench.summary import ALL
+from specjax.core.files import readable, writable, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "results" / "smollm2.json"
+TEMPLATE = Path(__file__).with_name("page.md")
+CHART = "smollm2.svg"
+QUOTED = {"README.md": "docs/results/", "docs/index.md": "results/"}  # and the folder of the chart
+CLAIMS = "docs/results/papers.md"
+MARKED = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- /figures -->)", re.DOTALL)
+PEERS = {"transformers": "float32", "llama.cpp": "bfloat16"}  # and their weights
+TASKS = {
+    **{"MT-bench": "MT-bench", "qa": "QA", "math_reasoning": "maths", "MBPP": "MBPP"},
+    **{"translation": "translation", "summarization": "summaries", "rag": "RAG"},
+    **{"code edit": "code edits", "text edit": "text edits", ALL: "all"},
+}
+SHOWN = ("MT-bench", "math_reasoning", "summarization", "code edit", "text edit", ALL)
+CONDITIONS = {  # part, temperature, batch
+    "T=0": ("greedy", 0.0, 1),
+    "T=1": ("sampled", 1.0, 1),
+    "T=0, four at a time": ("batches", 0.0, 4),
+    "T=1, four at a time": ("batches", 1.0, 4),
+}
+COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the published one
+    ("PLD+ accepts more than PLD", "pld-plus", "pld", "accepted", 1, "more for every draft length"),
+    ("and is faster", "pld-plus", "pld", "speed", 1, "1.46"),
+    ("PLD+ is faster than EAGLE, a trained head", "pld-plus", "eagle", "speed", 1, "1.33"),
+    ("PLD+ is faster than Lookahead", "pld-plus", "lookahead", "speed", 1, "2.52"),
+    ("EAGLE-2 accepts more than EAGLE", "eagle2", "eagle", "accepted", 1, "1.22"),
+    ("HASS accepts more than EAGLE-2", "hass", "eagle2", "accepted", 1, "1.12"),
+    ("and is faster", "hass", "eagle2", "speed", 1, "1.15"),
+    ("ParallelSpec accepts 0.95 of EAGLE", "parallel-eagle", "eagle", "accepted", 0.95, "0.98"),
+    ("and is faster", "parallel-eagle", "eagle", "speed", 1, "1.17"),
+    ("ParallelSpec accepts more than Medusa", "parallel-medusa", "medusa", "accepted", 1, "1.38"),
+    ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
+)
+NUM_BARS = 4
+GREY = "#767676"  # readable on white and on black
+COLOURS = {"transformers": "#c2583c", "llama.cpp": "#3c7dc2"}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All figures, as docs/results/smollm2.json holds them."""
+
+    about: Mapping[str, Any]
+    rows: Sequence[Row]
+
+    def row(
+        self, method: str, task: str = ALL, part: str = "greedy", t: float = 0.0, batch: int = 1
+    ) -> Row:
+        """Returns the figures of a method."""
+        key = method, task, part, t, batch
+        for row in self.rows:
+            if key == tuple(row[x] for x in ("method", "task", "part", "temperature", "batch")):
+                return row
+        raise SpecjaxError(f"no figures of {method} on {task}, part {part}; measure again")
+
+    def ranked(self, task: str = ALL, peers: bool = False, part: str = "greedy") -> list[str]:
+        """Returns our methods (or the peers' ways), the fastest first."""
+        rows = [row for row in self.rows if (row["part"], row["task"]) == (part, task)]
+        rows = [row for row in rows if row["method"] != PLAIN and _is_peer(row) == peers]
+        rows.sort(key=lambda row: -row["speed"])
+        return list(dict.fromkeys(row["method"] for row in rows))
+
+
+def write_pages(figures: Figures, root: Path) -> list[Path]:
+    """Writes the page and its chart, and the figures between the marks of other pages."""
+    from matplotlib import rc_context
+
+    folder = root / "docs" / "results"
+    written = {folder / "smollm2.md": page(figures)}
+    for name, charts in QUOTED.items():
+        written[root / name] = quoted(root / name, summary(figures, charts))
+    written[root / CLAIMS] = quoted(root / CLAIMS, claim_table(figures) + "\n")
+    for path, text in written.items():
+        with writable(path):
+            write_whole(path, text.encode())
+    drawing = folder / CHART
+    with rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}):
+        chart(figures).savefig(drawing, transparent=True, metadata={"Date": None})
+    return [*written, drawing]
+
+
+def quoted(path: Path, text: str) -> str:
+    """Returns a page with this text between its marks."""
+    with readable(path):
+        before = path.read_text(encoding="utf-8")
+    if not MARKED.search(before):
+        raise SpecjaxError(f"{path} has no `<!-- figures -->` and `<!-- /figures -->`; add them")
+    return MARKED.sub(lambda match: text, before)
+
+
+# ---- Text ---------------------------------------------------------------------------------------
+
+
+def summary(figures: Figures, charts: str) -> str:
+    """Returns the chart, and the figures that a reader sees first."""
+    best = figures.ranked()[0]
+    return (
+        f"![Speed of the best methods over plain decoding]({charts}{CHART})\n\n"
+        f"{_where(figures)}, tokens per second over {figures.about['num_prompts']} questions, "
+        f"prefill included:\n\n"
+        f"{peer_table(figures)}\n\n"
+        f"{_gain(figures, best)} {_sameness(figures)}\n"
+    )
+
+
+def page(figures: Figures) -> str:
+    """Returns the page."""
+    about, best = figures.about, figures.ranked()[0]
+    ranked = figures.ranked()
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        where=_where(figures),
+        num_prompts=about["num_prompts"],
+        max_new_tokens=about["max_new_tokens"],
+        revision=about["revision"][:12],
+        command=about["command"],
+        bandwidth=f"{about['bandwidth'] / 1e9:.0f}",
+        peers=peer_table(figures),
+        gain=_gain(figures, best),
+        sameness=_sameness(figures),
+        num_faster=sum(figures.row(method)["speed"] > 1 for method in ranked),
+        num_methods=len(ranked),
+        speeds=speed_table(figures),
+        accepted=accepted_table(figures),
+        conditions=condition_table(figures),
+        weights=weight_table(figures),
+        choice=choice_table(figures),
+        heads=head_table(figures),
+    )
+
+
+def _where(figures: Figures) -> str:
+    about = figures.about
+    name = str(about["target"]).split(".Q")[0]
+    return f"{name} in {about['dtype']} on a CPU ({about['machine']})"
+
+
+def _gain(figures: Figures, best: str) -> str:
+    low, high = figures.row(best)["quartiles"]
+    top = max(TASKS, key=lambda task: figures.row(figures.ranked(task)[0], task)["speed"])
+    first = figures.ranked(top)[0]
+    which = "It" if first == best else f"`{first}`"
+    return (
+        f"`{best}` is the fastest method over all questions: {figures.row(best)['speed']:.2f}x "
+        f"plain decoding (median; quartiles {low:.2f} to {high:.2f}). {which} reaches "
+        f"{figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
+    )
+
+
+def _sameness(figures: Figures) -> str:
+    rows = [row for row in figures.rows if row["task"] == ALL]
+    counts = [row["different"] for row in rows if row["different"] is not None]
+    if not sum(counts):
+        return "All texts equal those of plain decoding, token for token."
+    return f"{sum(counts)} texts differ from those of plain decoding."
+
+
+# ---- Tables -------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Writes a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def speed_table(figures: Figures) -> str:
+    """Lists the speed over plain decoding by kind of text; our fastest is bold."""
+
+    def cell(method: str, task: str) -> str:
+        text = f"{figures.row(method, task)['speed']:.2f}x"
+        return f"**{text}**" if method == figures.ranked(task)[0] else text
+
+    methods = [*figures.ranked(), *filter(_way, figures.ranked(peers=True))]
+    rows = [[_name(method), *(cell(method, task) for task in SHOWN)] for method in methods]
+    return table(["", *(TASKS[task] for task in SHOWN)], rows)
+
+
+def accepted_table(figures: Figures) -> str:
+    """Lists the accepted length, and the cost of a round."""
+    tasks = [task for task in SHOWN if task != "summarization"]
+    methods = sorted(figures.ranked(), key=lambda method: -figures.row(method)["accepted"])
+    rows = [
+        [
+            _name(method),
+            *(f"{figures.row(method, task)['accepted']:.2f}" for task in tasks),
+            f"{figures.row(method)['round']:.2f}",
+        ]
+        for method in methods
+    ]
+    return table(["", *(TASKS[task] for task in tasks), "a round, in plain steps"], rows)
+
+
+def condition_table(figures: Figures) -> str:
+    """Lists speed and accepted length at two temperatures and batch sizes."""
+
+    def cell(method: str, part: str, temperature: float, batch: int) -> str:
+        row = figures.row(method, ALL, part, temperature, batch)
+        return f"{row['speed']:.2f}x, {row['accepted']:.2f}"
+
+    methods = figures.ranked(part="batches")
+    rows = [
+        [_name(m), *(cell(m, *condition) for condition in CONDITIONS.values())] for m in methods
+    ]
+    return table(["", *CONDITIONS], rows)
+
+
+def weight_table(figures: Figures) -> str:
+    """Lists tokens per second with quantised weights, beside llama.cpp."""
+    rows = []
+    for weights, part, peer in (
+        ("bfloat16", "greedy", "llama.cpp"),
+        ("int8; Q8_0", "int8", "llama.cpp Q8_0"),
+        ("int4; Q4_1", "int4", "llama.cpp stored"),
+    ):
+        found = [figures.row(m, part=part) for m in (PLAIN, "pld-plus")] + [figures.row(peer)]
+        rows.append([weights, *(f"{row['tokens_per_second']:.1f}" for row in found)])
+    return table(["weights", "plain", "`pld-plus`", "llama.cpp"], rows)
+
+
+def choice_table(figures: Figures) -> str:
+    """Lists the fastest methods for each kind of text."""
+    rows = []
+    for task, name in TASKS.items():
+        first, second = figures.ranked(task)[:2]
+        best, plain = figures.row(first, task), figures.row(PLAIN, task)
+        speeds = (f"{row['tokens_per_second']:.0f}" for row in (plain, best))
+        second = f"{_name(second)}, {figures.row(second, task)['speed']:.2f}x"
+        rows.append([name, _name(first), f"{best['speed']:.2f}x", second, *speeds])
+    header = ["text", "fastest", "speed", "next", "plain, tokens/s", "fastest, tokens/s"]
+    return table(header, rows)
+
+
+def peer_table(figures: Figures) -> str:
+    """Lists tokens per second of plain decoding and of the best drafts, ours and the peers'."""
+    rows = []
+    for peer, weights in PEERS.items():
+        drafting = figures.row(f"{peer} pld")["tokens_per_second"]
+        plain = figures.row(peer)["tokens_per_second"]
+        rows.append([f"{peer} ({weights})", f"{plain:.0f}", f"{drafting:.0f} (prompt lookup)"])
+    best = max(figures.ranked(), key=lambda method: figures.row(method)["tokens_per_second"])
+    speeds = [figures.row(method)["tokens_per_second"] for method in (PLAIN, best)]
+    rows.append(
+        [
+            f"**specjax** ({figures.about['dtype']})",
+            f"**{speeds[0]:.0f}**",
+            f"**{speeds[1]:.0f}** (`{best}`)",
+        ]
+    )
+    return table(["", "plain decoding", "with drafts"], rows)
+
+
+def claim_table(figures: Figures) -> str:
+    """Lists the papers' comparisons of two methods, with a verdict on the kinds of questions."""
+    rows = []
+    for claim, first, second, figure, bar, published in COMPARED:
+        if {first, second} <= set(figures.ranked()):
+            ratios = {
+                task: figures.row(first, task)[figure] / figures.row(second, task)[figure]
+                for task in TASKS
+            }
+            num_true = sum(ratios[task] > bar for task in TASKS if task != ALL)
+            verdict = "holds" if num_true >= 8 else "does not" if num_true <= 1 else "undecided"
+            cells = f"{ratios[ALL]:.2f}", f"{num_true} of {len(TASKS) - 1}", published
+            rows.append([claim, *cells, verdict])
+    return table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
+
+
+def head_table(figures: Figures) -> str:
+    """Lists how long the heads in the repository were trained, and what they reached."""
+    rows = [
+        [_name(name), str(head["step"]), f"{head['score']:.2f}"]
+        for name, head in figures.about["heads"].items()
+    ]
+    return table(["head", "steps of its last training", "accepted length, held-out texts"], rows)
+
+
+def _name(method: str) -> str:
+    return method if method.startswith(tuple(PEERS)) else f"`{method}`"
+
+
+def _is_peer(row: Row) -> bool:
+    return row["method"].startswith(tuple(PEERS))
+
+
+# ---- Chart --------------------------------------------------------------------------------------
+
+
+def chart(figures: Figures) -> "Figure":
+    """Draws the best methods' speed over plain decoding by kind of text, and each peer's best."""
+    from matplotlib.figure import Figure
+
+    methods = figures.ranked()[:NUM_BARS]
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    grid = figure.subplots(2, 5, sharex=True, sharey=True)
+    for axes, (task, title) in zip(grid.flat, TASKS.items(), strict=True):
+        speeds = [figures.row(method, task)["speed"] for method in methods]
+        colours = ["#2f8f63" if speed > 1 else "#8a8a8a" for speed in speeds]
+        axes.barh(methods, speeds, color=colours)
+        for at, speed in enumerate(speeds):
+            axes.text(0.06, at, f"{speed:.2f}x", va="center", color="white", fontsize=9)
+        axes.axvline(1, color=GREY, linestyle="--", linewidth=1, label="plain decoding")
+        for peer in PEERS:
+            ways = [way for way in figures.ranked(task, peers=True) if _way(way) == peer]
+            best = figures.row(ways[0], task)["speed"]
+            axes.axvline(best, color=COLOURS[peer], linewidth=1.5, label=f"{peer}, its best")
+        axes.set_title(title, color=GREY, fontsize=10, fontweight="bold" if task == ALL else None)
+        axes.tick_params(colors=GREY, labelsize=8)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(GREY)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.05 * max(row["speed"] for row in figures.rows if row["method"] in methods))
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=3, frameon=False, labelcolor=GREY
+    )
+    figure.suptitle("speed over plain decoding (bars: specjax)", color=GREY, fontsize=10)
+    return figure
+
+
+def _way(method: str) -> str:
+    """Returns the peer, for its ways to run the same weights; "" for quantised ones."""
+    return method.removesuffix(" pld") if method.removesuffix(" pld") in PEERS else ""

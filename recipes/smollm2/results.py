@@ -1,0 +1,194 @@
+"""Measures SmolLM2-135M-Instruct with all methods, beside other libraries, and writes the results.
+
+    python -m recipes.smollm2.results --target TARGET --data FOLDER --out FOLDER [--quick]
+
+The data folder holds `spec_bench.jsonl`, `mbpp.jsonl` and an English text, `wiki_demo.txt`. The
+questions are first turns of Spec-Bench's six groups, MBPP's problems, and edits: rename a function,
+correct the spelling of a text. The command takes 40 minutes on two cores, with `--quick` (few
+methods, a question of each kind) less than ten. It goes on where it was interrupted, unless the
+revision or the machine has changed. At the end it writes docs/results/smollm2.json and, from it,
+the page, the chart, and the figures of README.md and docs/index.md.
+Without options it only writes the latter again.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from recipes.smollm2.page import FIGURES, ROOT, Figures, write_pages
+from recipes.smollm2.questions import PER_KIND, questions_in
+from specjax import SpecjaxError, load
+from specjax.bench.options import BenchOptions
+from specjax.bench.results import read_results
+from specjax.bench.run import run_bench
+from specjax.bench.summary import Measurement
+from specjax.cli.environment import use_compilation_cache
+from specjax.core.errors import exit_code
+from specjax.core.files import expand_user, read_json, writable, write_whole
+from specjax.core.folder import RunFolder
+from specjax.core.provenance import machine, revision, versions
+
+HEADS = Path(__file__).with_name("heads")
+UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
+FOLDERS = {  # what a method reads
+    **{name: name for name in ("medusa", "parallel-medusa", "eagle", "parallel-eagle", "eagle3")},
+    **{"eagle2": "eagle", "hass": "hass", "hybrid": "hass"},
+    **{"rest": "datastore", "draft-model": "draft/model"},
+}
+SAMPLED = ("pld-plus", "pld+recycling", "hass", "hybrid")
+QUICK = ("pld-plus", "recycling", "hass", "hybrid")
+TREE = "((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))"
+SETTINGS = {  # others have the defaults of a CPU
+    "lookahead": {"window_length": 3, "num_guesses": 3, "ngram_length": 3},
+    "recycling": {"seeded": True},
+    "pld+recycling": {"copy": "pld", "head": "recycling", "head.seeded": True},
+    "eagle": {"choices": TREE},
+}
+
+
+class Part(NamedTuple):
+    """A benchmark: its methods, the options that differ, and the weights."""
+
+    methods: tuple[str, ...]
+    options: Mapping[str, str] = {}
+    quantize: str | None = None
+
+
+PARTS = {  # the first is the one that the others need
+    "greedy": Part((*UNTRAINED, *FOLDERS), {"peers": "transformers,llama.cpp"}),
+    "int8": Part(("pld-plus",), quantize="int8"),
+    "int4": Part(("pld-plus",), quantize="int4"),
+    "sampled": Part(SAMPLED, {"temperature": "1"}),
+    "batches": Part(SAMPLED, {"temperature": "0,1", "batch": "4"}),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure SmolLM2 with all methods, and write the results."""
+
+    target: str = ""
+    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("prompts")
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs/results")
+    runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    """The folder of drafters that do not ship: EAGLE-3, the draft model, the datastore."""
+    quick: bool = False
+    """Measure four methods on a question of each kind, with 32 new tokens."""
+
+    def run(self) -> None:
+        """Measures, if there is a target, and writes figures, pages and chart."""
+        if self.target:
+            figures = json_of(self.measured())
+            with writable(FIGURES):
+                write_whole(FIGURES, figures.encode())
+        for path in write_pages(Figures(**read_json(FIGURES)), ROOT):
+            print(f"written to {path}")
+
+    def measured(self) -> dict[str, Any]:
+        """Measures what is missing, and returns all figures."""
+        use_compilation_cache()
+        folder = RunFolder(expand_user(self.out), "results.json")
+        with folder.lock():
+            about = {"revision": revision(), "machine": machine(), "versions": versions()}
+            about |= {"target": Path(self.target).name, "quick": self.quick}
+            folder.claim(about)
+            questions = map(json.dumps, questions_in(expand_user(self.data)))
+            folder.write("questions.jsonl", "\n".join(questions) + "\n")
+            sources = sources_at(expand_user(self.runs))
+            for number, name in enumerate(PARTS, 1):
+                print(f"part {number} of {len(PARTS)}: {name}", file=sys.stderr, flush=True)
+                self._measure(name, sources, folder.path)
+        return figures_of(folder)
+
+    def _measure(self, name: str, sources: Mapping[str, Path], out: Path) -> None:
+        part = PARTS[name]
+        methods = [
+            method
+            for method in part.methods
+            if (method in sources or method not in FOLDERS) and (method in QUICK or not self.quick)
+        ]
+        settings = [
+            f"{method}.{key}={value}"
+            for method in methods
+            for key, value in SETTINGS.get(method, {}).items()
+        ]
+        options = BenchOptions(
+            methods=",".join(f"{method}=hybrid" if "+" in method else method for method in methods),
+            drafter=tuple(f"{method}={sources[method]}" for method in methods if method in sources),
+            set=tuple(settings),
+            tasks=str(out / "questions.jsonl"),
+            limit=1 if self.quick else PER_KIND,
+            max_new_tokens=32 if self.quick else 64,
+            runs=1,
+            out=out / name,
+            **part.options,
+        )
+        run_bench(partial(load, self.target, quantize=part.quantize), options)
+
+
+def sources_at(runs: Path) -> dict[str, Path]:
+    """Returns the folder of each method whose drafter exists; prints what is missing."""
+    sources = {}
+    for method, name in FOLDERS.items():
+        folders = [HEADS / name, runs / name / "head", runs / name]
+        if existing := [folder for folder in folders if folder.exists()]:
+            sources[method] = existing[0]
+        else:
+            print(f"without {method}: {folders[-1]} is not there", file=sys.stderr)
+    return sources
+
+
+def figures_of(folder: RunFolder) -> dict[str, Any]:
+    """Returns the figures of all parts, and what they are about."""
+    parts = {name: read_results(folder.path / name) for name in PARTS}
+    about = read_json(folder.path / folder.config)
+    flags = "--data prompts --out runs/results" + " --quick" * about["quick"]
+    about["command"] = f"python -m recipes.smollm2.results --target {about['target']} {flags}"
+    first = parts["greedy"].about
+    if others := [name for name in parts if parts[name].about["revision"] != about["revision"]]:
+        raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
+    names = ("dtype", "num_prompts", "max_new_tokens", "bandwidth")
+    about |= {name: first[name] for name in names}
+    about["heads"] = {
+        path.parent.name: {key: read_json(path)["specjax"][key] for key in ("step", "score")}
+        for path in sorted(HEADS.glob("*/config.json"))
+    }
+    rows = [row_of(name, row) for name, part in parts.items() for row in part.rows]
+    return {"about": about, "rows": [row for row in rows if _is_shown(row)]}
+
+
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    return row["part"] == "greedy" or row["task"] == "all"
+
+
+def row_of(part: str, row: Measurement) -> dict[str, Any]:
+    """Returns the figures of a measurement that the pages show."""
+    return {
+        "part": part,
+        "method": row.method,
+        "task": row.task,
+        "temperature": row.temperature,
+        "batch": row.batch,
+        "speed": round(row.ratio, 3),
+        "quartiles": [round(value, 3) for value in row.ratio_quartiles],
+        "tokens_per_second": round(row.tokens_per_second, 2),
+        "accepted": round(row.mean_accepted_length, 3),
+        "round": row.round_overhead and round(row.round_overhead, 3),
+        "different": row.num_near_ties + row.num_different if row.is_compared else None,
+    }
+
+
+def json_of(figures: Mapping[str, Any]) -> str:
+    """Writes figures as JSON, a row in each line."""
+    rows = ",\n".join(map(json.dumps, figures["rows"]))
+    return f'{{"about": {json.dumps(figures["about"], indent=1)},\n"rows": [\n{rows}\n]}}\n'
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(tyro.cli(Options, description=__doc__).run))

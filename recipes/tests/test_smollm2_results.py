@@ -1,0 +1,129 @@
+"""SmolLM2's questions, their measurement, and the pages written from the figures."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recipes.smollm2 import page, results
+from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, Figures, write_pages
+from recipes.smollm2.questions import (
+    MT_BENCH,
+    NUM_EDITED_WORDS,
+    PER_KIND,
+    correction,
+    questions_in,
+    renaming,
+)
+from recipes.smollm2.results import PARTS, SETTINGS, figures_of, json_of, sources_at
+from specjax.bench.results import Results
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import read_json
+from specjax.core.folder import RunFolder
+from specjax.loading.methods import METHODS
+from tests.bench.test_report import rows_at
+
+PROGRAM = "def area(r):\r\n    return 3 * r * r"
+
+
+def test_a_task_to_rename_names_the_one_function_and_shows_the_program():
+    task = renaming(PROGRAM)
+    assert "function `area` to `solve`" in task and "def area(r):\n    return" in task
+    assert renaming(PROGRAM + "\ndef other(): pass") is None
+
+
+def test_a_text_to_correct_differs_from_the_right_one_in_a_tenth_of_its_words():
+    words = [f"word{number}" for number in range(200)]
+    garbled = correction(" ".join(words)).split("\n\n")[1].split()
+    wrong = [place for place, word in enumerate(garbled) if word != words[place]]
+    assert len(garbled) == NUM_EDITED_WORDS and wrong == [4, 14, 24, 34, 44, 54]
+
+
+def test_every_kind_has_its_questions_and_a_missing_or_bad_file_is_named(tmp_path):
+    kinds = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
+    asked = [{"category": kind, "turns": [f"{kind} {n}"]} for kind in kinds for n in range(5)]
+    problems = [
+        {"task_id": 11 + n, "text": f"Do {n}.", "code": PROGRAM, "test_list": ["assert area(0)"]}
+        for n in range(5)
+    ]
+    for name, rows in (("spec_bench", asked), ("mbpp", problems)):
+        lines = "\n".join(map(json.dumps, rows))
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    with pytest.raises(SpecjaxError, match="wiki_demo"):
+        list(questions_in(tmp_path))
+    (tmp_path / "wiki_demo.txt").write_text("\n".join(["One text."] * 5), encoding="utf-8")
+    kinds = [question["category"] for question in questions_in(tmp_path)]
+    assert set(kinds) | {"all"} == set(TASKS)
+    assert all(kinds.count(kind) == PER_KIND for kind in kinds)
+    (tmp_path / "spec_bench.jsonl").write_bytes(b"{")
+    with pytest.raises(SpecjaxError, match="is not JSONL"):
+        list(questions_in(tmp_path))
+
+
+def test_drafters_that_are_not_trained_are_left_out_and_named(tmp_path, capsys):
+    (tmp_path / "draft" / "model").mkdir(parents=True)
+    sources = sources_at(tmp_path)
+    assert "draft-model" in sources and "hass" in sources and "rest" not in sources
+    assert "without rest" in capsys.readouterr().err
+
+
+def test_all_settings_belong_to_their_methods():
+    for name, settings in SETTINGS.items():
+        method = "hybrid" if "+" in name else name
+        METHODS.read_settings(method, [f"{key}={value}" for key, value in settings.items()])
+
+
+def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
+    """The figures of a command whose benchmarks write made-up rows."""
+
+    def bench(load, options):
+        about = dict.fromkeys(("dtype", "peers"), "x") | {"revision": "abc", "max_new_tokens": 64}
+        folder = RunFolder(options.out, "run.json")
+        folder.path.mkdir(exist_ok=True)
+        folder.write_json("run.json", about | {"num_prompts": 2})
+        folder.append("bandwidth.jsonl", {"bytes_per_second": 3e10})
+        Results(folder).write_rows(rows_at(0.0))
+
+    monkeypatch.setattr(results, "run_bench", bench)
+    monkeypatch.setattr(results, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(results, "revision", lambda: revision)
+    monkeypatch.setattr(results, "questions_in", lambda folder: iter([{"turns": ["Why?"]}]))
+    return results.Options("model.gguf", out.parent, out, runs=out).measured()
+
+
+def test_a_command_measures_all_parts_and_keeps_to_one_revision(tmp_path, monkeypatch):
+    figures = measured(tmp_path / "out", monkeypatch)
+    assert measured(tmp_path / "out", monkeypatch) == figures == json.loads(json_of(figures))
+    assert {row["part"] for row in figures["rows"]} == set(PARTS)
+    medusa = Figures(**figures).row("medusa", "one")
+    assert (medusa["speed"], medusa["accepted"], medusa["different"]) == (1.667, 2.0, 0)
+    with pytest.raises(SpecjaxError, match="revision was 'abc', now 'other'"):
+        measured(tmp_path / "out", monkeypatch, "other")
+    RunFolder(tmp_path / "out" / "int8").write_json("run.json", {"revision": "other"})
+    with pytest.raises(SpecjaxError, match="int8 has another revision"):
+        figures_of(RunFolder(tmp_path / "out", "results.json"))
+
+
+def test_all_pages_quote_the_figures_of_the_repository(tmp_path):
+    pages = [*QUOTED, CLAIMS]
+    for name in (*pages, "docs/results/smollm2.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    figures = Figures(**read_json(FIGURES))
+    changed = [{**row, "speed": row["speed"] + 1} for row in figures.rows]
+    for shown, is_same in ((Figures(figures.about, changed), False), (figures, True)):
+        *written, drawing = write_pages(shown, tmp_path)
+        same = [
+            path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text() for path in written
+        ]
+        assert set(same) == {is_same} and len(same) == len(pages) + 1
+    best = figures.ranked()[0]
+    for path in (drawing, ROOT / drawing.relative_to(tmp_path)):
+        assert f"{figures.row(best)['speed']:.2f}x" in path.read_text()
+
+
+def test_a_page_without_marks_is_named(tmp_path):
+    (tmp_path / "README.md").write_text("# Nothing")
+    with pytest.raises(SpecjaxError, match="has no `<!-- figures -->`"):
+        page.quoted(tmp_path / "README.md", "text")
