@@ -56,7 +56,7 @@ class Part(NamedTuple):
     """A benchmark: its methods, the options that differ, and the weights."""
 
     methods: tuple[str, ...]
-    options: Mapping[str, str] = {}
+    options: Mapping[str, Any] = {}
     quantize: str | None = None
 
 
