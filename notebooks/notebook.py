@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from specjax.bench.rounds import PARTS, round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import device_bytes
@@ -66,6 +65,7 @@ document.addEventListener("mouseover", event => light(event.target, true));
 document.addEventListener("mouseout", event => light(event.target, false));
 </script></html>
 """
+PARTS = ("draft", "verify", "rest")
 PART_STYLES: dict[str, dict[str, Any]] = {
     "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
     "verify": {"facecolor": "0.55", "edgecolor": "black"},
@@ -280,21 +280,18 @@ def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) ->
     """Draws rounds of each method, and below them plain decoding's steps for the same tokens.
 
     Plain decoding comes first. Bars are as long as the medians; the number on a round is how many
-    tokens it committed (ParallelSpec, figures 1 and 5). The rounds are consecutive ones whose
-    accepted length is closest to the average.
+    tokens it committed (ParallelSpec, figures 1 and 5).
     """
-    plain, *others = (round_figures(name, rounds) for name, rounds in methods.items())
+    plain, *others = methods
+    step = sum(_milliseconds(methods[plain]).values())
     figure = Figure(figsize=(10, 1.2 + 1.2 * len(others)), layout="constrained")
     axes = figure.add_subplot()
     labels = []
-    for method in others:
-        tokens = [one.num_tokens for one in methods[method["method"]]]
-        runs = [tokens[at : at + num_rounds] for at in range(max(1, len(tokens) - num_rounds + 1))]
-        excerpt = min(runs, key=lambda run: abs(fmean(run) - method["accepted_length"]))
-        _draw_rounds(axes, len(labels), method, excerpt)
-        labels.append(method["method"])
-        _draw_steps(axes, len(labels), 1e3 * plain["round_seconds"], sum(excerpt))
-        labels.append(f"plain, {sum(excerpt)} tokens")
+    for name in others:
+        excerpt = _typical([one.num_tokens for one in methods[name]], num_rounds)
+        _draw_rounds(axes, len(labels), _milliseconds(methods[name]), excerpt)
+        _draw_steps(axes, len(labels) + 1, step, sum(excerpt))
+        labels += [name, f"plain, {sum(excerpt)} tokens"]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
@@ -305,15 +302,25 @@ def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) ->
     return figure
 
 
-def _draw_rounds(axes: Axes, row: int, method: Mapping[str, Any], excerpt: Sequence[int]) -> None:
-    length = 1e3 * method["round_seconds"]
+def _typical(tokens: Sequence[int], count: int) -> Sequence[int]:
+    """Returns the tokens of `count` consecutive rounds, those closest to the average."""
+    runs = [tokens[at : at + count] for at in range(max(1, len(tokens) - count + 1))]
+    return min(runs, key=lambda run: abs(fmean(run) - fmean(tokens)))
+
+
+def _milliseconds(rounds: Sequence[Round]) -> dict[str, float]:
+    """Returns the median time of each part."""
+    return {part: 1e3 * median(getattr(one, part) for one in rounds) for part in PARTS}
+
+
+def _draw_rounds(axes: Axes, row: int, parts: Mapping[str, float], excerpt: Sequence[int]) -> None:
+    length = sum(parts.values())
     place, offset = (row - BAR_HEIGHT / 2, BAR_HEIGHT), 0.0
-    for part in PARTS:
-        width = 1e3 * method[f"{part}_seconds"]
+    for part, width in parts.items():
         bars = [(number * length + offset, width) for number in range(len(excerpt))]
         axes.broken_barh(bars, place, linewidth=0.8, label=part, **PART_STYLES[part])
         offset += width
-    middle = 1e3 * (method["draft_seconds"] + method["verify_seconds"] / 2)
+    middle = parts["draft"] + parts["verify"] / 2
     for number, num_tokens in enumerate(excerpt):
         box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
         text = {"ha": "center", "va": "center", "fontsize": 8, "bbox": box}

@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 import numpy as np
 
 from specjax import notebook
-from specjax.bench.rounds import PARTS
 from specjax.run.attribution import Span
 from specjax.run.runner import Round
 
@@ -63,7 +62,7 @@ def test_rounds_are_drawn_to_scale_above_plain_steps():
         row = round((corners[..., 1].min() + corners[..., 1].max()) / 2)
         starts, ends = corners[..., 0].min(axis=1), corners[..., 0].max(axis=1)
         drawn[row, bars.get_label()] = np.stack([starts, ends], axis=1)
-    assert len(drawn) == len(axes.collections) == 2 * (len(PARTS) + 1)
+    assert len(drawn) == len(axes.collections) == 2 * (len(notebook.PARTS) + 1)
     rounds, steps = 8.0 * np.arange(3)[:, None], 5.0 * np.arange(8)[:, None]
     for row in (0, 2):
         np.testing.assert_allclose(drawn[row, "draft"], np.add(rounds, (0, 3)))

@@ -1,11 +1,10 @@
 """The tables of a report, for the terminal and for Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specjax.bench.checks import same
 from specjax.bench.results import Point
-from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import Sampling
 
@@ -154,21 +153,6 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
         "Acceptance rate by depth: of the rounds that got that far, the share that accepted more"
     )
     return Grid(caption, header, cells)
-
-
-def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
-    """Makes the table of a round's parts, in milliseconds."""
-    parts = [f"{part}_seconds" for part in (*PARTS, "round")]
-    cells = [
-        [
-            method["method"],
-            *(number(1e3 * method[part], 3) for part in parts),
-            number(method["accepted_length"]),
-        ]
-        for method in methods
-    ]
-    header = ["method", *PARTS, "sum", "accepted length"]
-    return Grid("Milliseconds per round: medians", header, cells)
 
 
 def sweep_table(title: str, setting: str, points: Sequence[Point]) -> Grid:
