@@ -239,7 +239,7 @@ def test_evidence_is_read_from_a_finished_benchmark(folder):
     assert AcceptsMore("eagle", PLAIN)(found).spread.figure == pytest.approx(6.0)
     assert SameTokens(0.0)(found).verdict == Verdict.HOLDS
     assert found.trace("eagle")["num_rounds"] == 3
-    assert found.point("K", "new", 10, "").accepted_length == 2.0
+    assert found.point("K", "new", 10).accepted_length == 2.0
 
 
 def test_missing_evidence_names_the_command_that_measures_it(folder):

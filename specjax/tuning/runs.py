@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any, Literal
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
@@ -9,7 +10,9 @@ from specjax.bench.results import Point
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
+from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
+from specjax.run.tasks import read_tasks, task_prompts
 
 Ids = Sequence[int]  # a prompt in tokens
 Goal = Literal["accepted-length", "speed"]
@@ -24,6 +27,19 @@ class Workload:
     prompts: Sequence[Ids]
     max_new_tokens: int
     sampling: Sampling = Sampling()
+
+    @classmethod
+    def of_tasks(
+        cls, target: LoadedTarget, source: str, limit: int, max_new_tokens: int
+    ) -> "Workload":
+        """Reads validation tasks, `limit` of each kind; the kinds alternate."""
+        tasks = read_tasks(source, limit, is_validation=True)
+        by_kind: dict[str, list[Ids]] = {}
+        answer = answers_of(target, max_new_tokens)
+        for prompt in task_prompts(tasks, target, max_new_tokens, answer):
+            by_kind.setdefault(prompt.kind, []).append(prompt.ids)
+        in_turn = chain.from_iterable(zip_longest(*by_kind.values()))
+        return cls(target, [ids for ids in in_turn if ids is not None], max_new_tokens)
 
     def runner(self, name: str, drafter: Drafter, params: Any = None) -> Runner:
         """Returns the runner of a drafter, after compiling everything and running it once."""
