@@ -3,13 +3,16 @@
 import io
 import re
 import shlex
+import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from matplotlib.axes import Axes
@@ -20,14 +23,17 @@ from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import device_bytes
 from specjax.core.text import token_texts
-from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafter import Drafter, Params, Proposal
+from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.state import Generation
+from specjax.decoding.state import Generation, LoopState
+from specjax.decoding.tree import DraftTree, Verification
 from specjax.loading.hub import POCKET
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
+from specjax.models.target import ModelOutput
 from specjax.run.attribution import Span, sources_in_prompt, spans_of
-from specjax.run.runner import Round, Runner
+from specjax.run.runner import Runner
 
 if TYPE_CHECKING:
     from IPython.display import HTML, Markdown
@@ -75,6 +81,22 @@ PART_STYLES: dict[str, dict[str, Any]] = {
 PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
 BAR_HEIGHT = 0.7
 Node = tuple[int, int, int, str]  # parent, depth, token and kind
+
+
+class Round(NamedTuple):
+    """One round of a single sequence: its tree, what was accepted, and the seconds of its parts."""
+
+    draft: float
+    verify: float  # the target pass and the verification
+    rest: float  # the commit and the drafter's update
+    num_tokens: int  # committed, bonus included
+    tree: DraftTree | None = None
+    verification: Verification | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all parts."""
+        return self.draft + self.verify + self.rest
 
 
 def fitting(memory: int | None) -> tuple[str, str | None]:
@@ -185,8 +207,47 @@ def trace_rounds(
     method = "", target, drafter, drafter_params
     runner = Runner.for_prompts(*method, [ids], max_new_tokens)
     for _ in range(2):  # the first run compiles
-        rounds = list(runner.rounds(runner.prepare([ids])))
+        rounds = list(timed_rounds(runner, ids))
     return rounds
+
+
+def timed_rounds(runner: Runner, ids: Sequence[int]) -> Iterator[Round]:
+    """Continues a single prompt and times the parts of every round.
+
+    Separate parts take a little longer than a round in one program: each is started from the
+    host and must write its results.
+    """
+    engine, params = runner.engine, runner.params
+    state = runner.prefill(runner.prepare([ids]))
+    while not bool(state.is_done[0]):
+        length, times = int(state.length[0]), [time.perf_counter()]
+        state, proposal = jax.block_until_ready(_propose(engine, params, state))
+        times.append(time.perf_counter())
+        state, output, verification = jax.block_until_ready(
+            _verify(engine, params, state, proposal)
+        )
+        times.append(time.perf_counter())
+        state = jax.block_until_ready(
+            _commit(engine, params, state, proposal.tree, output, verification)
+        )
+        times.append(time.perf_counter())
+        drafting, verifying, rest = (after - before for before, after in pairwise(times))
+        num_tokens = int(state.length[0]) - length
+        tree, verification = jax.device_get((proposal.tree, verification))
+        yield Round(drafting, verifying, rest, num_tokens, tree, verification)
+
+
+# The state is donated, as decoding's own loop changes its caches in place.
+_part = partial(jax.jit, static_argnums=0, donate_argnames="state")
+_propose, _commit = map(_part, (Engine.propose, Engine.commit))
+
+
+@_part
+def _verify(
+    engine: Engine, params: Params, state: LoopState, proposal: Proposal
+) -> tuple[LoopState, ModelOutput, Verification]:
+    output, verification, cache = engine.verify(params, state, proposal)
+    return replace(state, cache=cache), output, verification
 
 
 def mixed_round(rounds: Sequence[Round]) -> Round:

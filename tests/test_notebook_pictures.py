@@ -6,7 +6,6 @@ import numpy as np
 
 from specjax import notebook
 from specjax.run.attribution import Span
-from specjax.run.runner import Round
 
 
 class Reader(HTMLParser):
@@ -42,9 +41,12 @@ def test_the_page_shows_both_sides_and_escapes_them():
     assert "2 of 4 output tokens" in page
 
 
-def by_hand(draft: float, lengths: list[int]) -> list[Round]:
+def by_hand(draft: float, lengths: list[int]) -> list[notebook.Round]:
     """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
-    return [Round(9.0, 9.0, 9.0, 1), *(Round(draft, 4e-3, 1e-3, length) for length in lengths)]
+    return [
+        notebook.Round(9.0, 9.0, 9.0, 1),
+        *(notebook.Round(draft, 4e-3, 1e-3, length) for length in lengths),
+    ]
 
 
 PLAIN = by_hand(0.0, [1, 1, 1, 1])

@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import at_least_1, main, requests_for, table
-from specjax import load
+from specjax import load, notebook
 from specjax.bench.measure import with_progress
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
 from specjax.bench.run import make_contestants
 from specjax.core.files import read_json, writable_folder
 from specjax.core.folder import RunFolder
-from specjax.run.runner import Round, Runner
+from specjax.run.runner import Runner
 
 TRACES = "traces.json"
-PARTS = ("draft", "verify", "rest")
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,19 @@ class TraceOptions:
 def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Times all methods in turn on every prompt, after compiling; returns their figures."""
     for runner in with_progress(runners, "Compiling the parts of rounds", len(runners)):
-        _rounds(runner, prompts[0])
-    timed = [[_rounds(runner, ids) for runner in runners] for ids in prompts]
+        list(notebook.timed_rounds(runner, prompts[0]))
+    timed = [[list(notebook.timed_rounds(runner, ids)) for runner in runners] for ids in prompts]
     return [
         round_figures(runner.name, list(chain(*of_method)))
         for runner, of_method in zip(runners, zip(*timed, strict=True), strict=True)
     ]
 
 
-def round_figures(name: str, rounds: Sequence[Round]) -> dict[str, Any]:
+def round_figures(name: str, rounds: Sequence[notebook.Round]) -> dict[str, Any]:
     """Returns the figures of a method's rounds; seconds are medians."""
-    seconds = {f"{part}_seconds": median(getattr(one, part) for one in rounds) for part in PARTS}
+    seconds = {
+        f"{part}_seconds": median(getattr(one, part) for one in rounds) for part in notebook.PARTS
+    }
     shares = [one.draft / one.seconds for one in rounds]
     return {
         "method": name,
@@ -83,14 +84,10 @@ def run(options: TraceOptions) -> None:
     methods = trace(runners, [prompt.ids for prompt in prompts])
     RunFolder(folder).write_json(TRACES, {"methods": methods})
     rows = [
-        [one["method"], *(f"{1e3 * one[f'{part}_seconds']:.3f}" for part in PARTS)]
+        [one["method"], *(f"{1e3 * one[f'{part}_seconds']:.3f}" for part in notebook.PARTS)]
         for one in methods
     ]
-    print(table(["ms per round, medians", *PARTS], rows))
-
-
-def _rounds(runner: Runner, ids: Sequence[int]) -> list[Round]:
-    return list(runner.rounds(runner.prepare([ids])))
+    print(table(["ms per round, medians", *notebook.PARTS], rows))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Sweeps the rules of a draft model for the fastest one (DISCO, section 5 and appendix D)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +23,30 @@ def tune_length(workload: Workload, drafter: DraftModel, params: Any, report: Re
     title = f"Draft length, rule {name}, over "
     if not isinstance(rule, ThresholdRule):
         lengths = {n: (replace(drafter, length=n, max_length=n), params) for n in LENGTHS}
-        return {"rule": name, "length": workload.pick(title + "lengths", "length", lengths, report)}
+        return {
+            "rule": name,
+            "length": _fastest(workload, title + "lengths", "length", lengths, report),
+        }
 
     def with_threshold(value: float) -> Settings:
         return {**params, "rule": {"threshold": jnp.float32(value), "rule": params["rule"]}}
 
     start = replace(drafter, rule=AnyThreshold(rule), max_length=max(MAX_LENGTHS))
     thresholds = {value: (start, with_threshold(value)) for value in THRESHOLDS}
-    threshold = workload.pick(title + "thresholds", "threshold", thresholds, report)
+    threshold = _fastest(workload, title + "thresholds", "threshold", thresholds, report)
     best = with_threshold(threshold)
     longest = {n: (replace(start, max_length=n), best) for n in MAX_LENGTHS}
-    max_length = workload.pick(title + "the longest draft", "max_length", longest, report)
+    max_length = _fastest(workload, title + "the longest draft", "max_length", longest, report)
     return {"rule": name, "threshold": threshold, "max_length": max_length}
+
+
+def _fastest(
+    workload: Workload,
+    title: str,
+    setting: str,
+    candidates: Mapping[Any, tuple[DraftModel, Any]],
+    report: Report,
+) -> Any:
+    points = workload.sweep(candidates)
+    report(title, setting, points)
+    return max(points, key=lambda point: point.tokens_per_second).value

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from tyro.conf import UseAppendAction, arg
 
@@ -101,14 +101,13 @@ class TuneMachine(TuneCommand):
 class TunePldPlus(TuneCommand):
     """Pick the layer and the number of tokens of PLD+ by hidden states.
 
-    specjax tune pld-plus --by speed
+    Both maximise the accepted length; `tune machine` looks for speed.
+
+      specjax tune pld-plus
     """
 
-    by: Literal["accepted-length", "speed"] = "accepted-length"
-    """Maximise new tokens per round, or per second."""
-
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        return Tuned({"pld-plus": tune_hidden(workload, self.by, show_sweep)})
+        return Tuned({"pld-plus": tune_hidden(workload, show_sweep)})
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class TunePldPlusAttention(TunePldPlus):
         is_ranked = bool(earlier.induction_heads)
         heads = Tuned() if is_ranked else TuneInductionHeads().tune(workload, earlier)
         ranking = earlier.updated(heads).induction_heads
-        settings = tune_attention(workload, ranking, self.by, show_sweep)
+        settings = tune_attention(workload, ranking, show_sweep)
         return replace(heads, settings={"pld-plus-attention": settings})
 
 

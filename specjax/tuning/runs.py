@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any, Literal
+from typing import Any
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
 from specjax.bench.results import Point
@@ -15,7 +15,6 @@ from specjax.run.runner import Runner
 from specjax.run.tasks import read_tasks, task_prompts
 
 Ids = Sequence[int]  # a prompt in tokens
-Goal = Literal["accepted-length", "speed"]
 Report = Callable[[str, str, Sequence[Point]], None]  # called with title, setting and points
 
 
@@ -69,22 +68,14 @@ class Workload:
         setting: str,
         candidates: Mapping[Any, tuple[Drafter, Any]],
         report: Report,
-        goal: Goal = "speed",
         tolerance: float = 1.0,
     ) -> Any:
-        """Sweeps a setting, reports the points, and returns the best value; see `best`."""
+        """Sweeps a setting and reports the points; returns the first value whose accepted length is
+        at least `tolerance` times the highest."""
         points = self.sweep(candidates)
         report(title, setting, points)
-        return best(points, goal, tolerance)
-
-
-def best(points: Sequence[Point], goal: Goal, tolerance: float = 1.0) -> Any:
-    """Returns the value of the highest speed, or the first whose accepted length is at least
-    `tolerance` times the highest."""
-    if goal == "speed":
-        return max(points, key=lambda point: point.tokens_per_second).value
-    enough = tolerance * max(point.accepted_length for point in points)
-    return next(point.value for point in points if point.accepted_length >= enough)
+        enough = tolerance * max(point.accepted_length for point in points)
+        return next(point.value for point in points if point.accepted_length >= enough)
 
 
 def samples_by_prompt(

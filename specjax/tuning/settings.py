@@ -10,7 +10,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import (
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.tuning.runs import Goal, Report, Workload
+from specjax.tuning.runs import Report, Workload
 
 Settings = dict[str, Any]
 
@@ -22,7 +22,7 @@ NUM_HEADS = (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 200, 300)
 TOLERANCE = 0.97
 
 
-def tune_hidden(workload: Workload, goal: Goal, report: Report) -> Settings:
+def tune_hidden(workload: Workload, report: Report) -> Settings:
     """Tunes PLD+ by hidden states: the layer, then the number of drafted tokens."""
     start = PromptLookupPlus(num_tokens=FIRST_NUM_TOKENS)
     layers = range(1, workload.target.config.num_hidden_layers + 1)
@@ -31,14 +31,13 @@ def tune_hidden(workload: Workload, goal: Goal, report: Report) -> Settings:
         "layer",
         {layer: (replace(start, layer=layer), None) for layer in layers},
         report,
-        goal,
     )
     best = replace(start, layer=layer)
-    return {"layer": layer, "num_tokens": _num_tokens("PLD+ (h)", best, workload, goal, report)}
+    return {"layer": layer, "num_tokens": _num_tokens("PLD+ (h)", best, workload, report)}
 
 
 def tune_attention(
-    workload: Workload, ranked: Sequence[tuple[int, int, int]], goal: Goal, report: Report
+    workload: Workload, ranked: Sequence[tuple[int, int, int]], report: Report
 ) -> Settings:
     """Tunes PLD+ by attention: the number of ranked heads, then the number of drafted tokens."""
     heads: Heads = tuple((layer, head) for layer, head, _ in ranked)
@@ -52,10 +51,9 @@ def tune_attention(
         "number of heads",
         {count: (replace(start, heads=heads[:count]), None) for count in head_counts(heads)},
         report,
-        goal,
     )
     best = replace(start, heads=heads[:count])
-    num_tokens = _num_tokens("PLD+ (a)", best, workload, goal, report)
+    num_tokens = _num_tokens("PLD+ (a)", best, workload, report)
     return {"heads": best.heads, "num_tokens": num_tokens}
 
 
@@ -64,7 +62,7 @@ def head_counts(heads: Sequence) -> list[int]:
     return [count for count in NUM_HEADS if count < len(heads)] + [len(heads)]
 
 
-def _num_tokens(name: str, drafter: Any, workload: Workload, goal: Goal, report: Report) -> int:
+def _num_tokens(name: str, drafter: Any, workload: Workload, report: Report) -> int:
     candidates = {count: (replace(drafter, num_tokens=count), None) for count in NUM_TOKENS}
     title = f"{name} over K (Figure 4)"
-    return workload.pick(title, "num_tokens", candidates, report, goal, TOLERANCE)
+    return workload.pick(title, "num_tokens", candidates, report, TOLERANCE)

@@ -88,7 +88,7 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found,
     for setting, values in (("layer", (1, 2)), ("num_tokens", (3, 6))):
         assert re.search(rf"{setting} +accepted length +tokens/s", printed)
         assert all(re.search(rf"^ *{value} +[1-9]\.\d\d +\d+", printed, re.M) for value in values)
-    assert tune("pld-plus-attention", "--by", "speed") == 0
+    assert tune("pld-plus-attention") == 0
     assert found()["induction_heads"] == heads
     hidden, attention = (found()["settings"][name] for name in ("pld-plus", "pld-plus-attention"))
     assert hidden["layer"] in (1, 2)
